@@ -11,7 +11,7 @@ from tito_audit.evidence.first_prompt import FirstPrompt
 from tito_audit.identify import DepartureKind, Explanation, NamedTemplate, explain_head
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
-from tito_audit.settings.model import RECORDED, Settings
+from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -20,8 +20,8 @@ ARGUMENTS, DATE, TOOLS = "REC011", "TPL210", "TPL212"
 """The codes of the finding that a log was written otherwise."""
 _ADOPTED = frozenset((DepartureKind.CLOCK_VARIES, DepartureKind.STATED_UNUSED))
 """What can be adopted although no flag says it."""
-_STATED = 3
-"""Most stated arguments to name."""
+_DATES = 3
+"""Most dates to name."""
 
 
 def change_of(
@@ -49,7 +49,7 @@ class Change:
         varies = kinds.get(DepartureKind.CLOCK_VARIES)
         self._dates = varies.values if varies is not None else ()
         self.own_dates = varies is not None or (settings.clock == RECORDED and explanation.clock is not None)
-        self._stated = _stated(prompts) if self._unused else ()
+        self._stated = _stated(prompts) if self._unused else {}
         self._parts = list(self._changes())
 
     def renderer(self, renderer: Renderer) -> Renderer:
@@ -84,24 +84,28 @@ class Change:
     def _changes(self) -> Iterator[tuple[str, str, str]]:
         """Each difference from the settings: the rule that says it, its cause, and the words for it."""
         new, old = self._explanation, self._settings
-        for name in sorted({*new.template_args, *old.template_args}):
-            now = _argument(new.template_args, name)
-            if now != (was := _argument(old.template_args, name)):
-                yield ARGUMENTS, now, f"with {now}, not with {was}" if name in old.template_args else f"with {now}"
-        if self._unused:
-            stated = listed(self._stated)
-            yield ARGUMENTS, "stated arguments not used", f"without {stated}, which the rows state"
+        yield from self._arguments()
         if new.tool_arguments != old.tool_arguments:
             form = "texts" if new.tool_arguments == "string" else "objects"
             yield ARGUMENTS, f"tool arguments as {form}", f"with the arguments of tool calls as {form}"
         if self._dates:
-            yield DATE, "other dates", f"on {listed(self._dates)}, not on the date that the template writes now"
+            yield DATE, "other dates", f"{_on(self._dates)}, not on the date that the template writes now"
         elif new.clock is not None and not self.own_dates and new.clock != old.clock:
             known = isinstance(old.clock, datetime)
             given = f"{old.clock:%Y-%m-%d}, as --clock says" if known else f"{datetime.now():%Y-%m-%d}, as now"
             yield DATE, f"written on {new.clock:%Y-%m-%d}", f"on {new.clock:%Y-%m-%d}, not on {given}"
-        if new.without_tools and old.tools_file is None:
+        if new.without_tools and old.tools != NO_TOOLS:
             yield TOOLS, "all tools missing", "without the tools that the rows state"
+
+    def _arguments(self) -> Iterator[tuple[str, str, str]]:
+        """The arguments of the template that differ from those that are given or stated."""
+        new, old = self._explanation.template_args, self._settings.template_args
+        for name in sorted({*new, *old} | {*self._stated}):
+            now, stated = _argument(new, name), self._stated.get(name)
+            if self._unused and stated is not None and now != stated:
+                yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
+            elif now != (was := _argument(old, name)):
+                yield ARGUMENTS, now, f"with {now}, not with {was}" if name in old else f"with {now}"
 
     def _flags(self) -> Sequence[str]:
         old = self._settings
@@ -120,9 +124,17 @@ def _argument(arguments: Mapping[str, object], name: str) -> str:
     return f"{name}={json.dumps(arguments[name], ensure_ascii=False, default=str)}"
 
 
-def _stated(prompts: Sequence[FirstPrompt]) -> Sequence[str]:
-    """The arguments that the rows state, some of them."""
-    stated = dict.fromkeys(
-        _argument(kwargs, name) for one in prompts for kwargs in (one.rollout.template_kwargs,) for name in kwargs
-    )
-    return list(stated)[:_STATED]
+def _stated(prompts: Sequence[FirstPrompt]) -> Mapping[str, str]:
+    """The arguments that the rows state, as the first row that has them does."""
+    stated: dict[str, str] = {}
+    for one in prompts:
+        for name in one.rollout.template_kwargs:
+            stated.setdefault(name, _argument(one.rollout.template_kwargs, name))
+    return stated
+
+
+def _on(dates: Sequence[str]) -> str:
+    """`on 2024-07-26 and 2024-07-27`; of many, the first ones."""
+    if len(dates) <= _DATES:
+        return f"on {listed(dates)}"
+    return f"on many dates, {listed(dates[:_DATES])} among them"
