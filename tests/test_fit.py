@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -127,6 +128,22 @@ def test_rules_that_would_repeat_it_are_held_back_and_counted(tmp_path: Path) ->
     assert scan.summary.skipped["TOK101"].because == {because: 20}
     assert scan.summary.skipped["TPL203"].because == {because: 20}
     assert because not in scan.summary.skipped["SEQ301"].because
+
+
+def test_the_finding_names_what_is_on_this_machine_and_what_to_run_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = written(tmp_path / "my log.jsonl", [row(BPE, number, model="Toy/Model-1B") for number in range(4)])
+    (finding,) = results_of(log, METASPACE)[0].findings
+    assert finding.hit.message.endswith(f"; `tito-audit identify '{log}'` tries those on this machine")
+    assert "-t Toy/Model-1B" not in finding.hit.message
+    snapshot = tmp_path / "hub" / "models--Toy--Model-1B" / "snapshots" / "1"
+    shutil.copytree(path_of(BPE), snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (finding,) = results_of(log, METASPACE)[0].findings
+    assert "pass -t Toy/Model-1B, which is on this machine, or else pass the tokenizer" in finding.hit.message
 
 
 def test_the_finding_says_what_the_log_names(tmp_path: Path) -> None:

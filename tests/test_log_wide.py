@@ -92,7 +92,7 @@ CAUSES: dict[str, tuple[str, Callable[[int], dict[str, Any]], str, str]] = {
     "dates": (
         "TPL210",
         lambda number: row(number, datetime(2024, 7, 1 + number), WITH),
-        "on 2024-07-0",
+        "on many dates, 2024-07-01, 2024-07-02 and 2024-07-03 among them",
         "--clock recorded",
     ),
     "tools": ("TPL212", row, "without the tools that the rows state", "--tools none"),

@@ -33,7 +33,8 @@ def another_tokenizer(evidence: Evidence) -> Iterator[Hit]:
     ```text
     0 of 14 logged texts are found in what the ids decode to, 31% of the ids lie outside the vocabulary and
     encoding that text again gives 57% of the ids back: this log was not written with the tokenizer smollm2;
-    the log names its tokenizer 'qwen2.5-coder'; pass the tokenizer of the model that sampled it (-t NAME)
+    the log names its tokenizer 'qwen2.5-coder'; pass the tokenizer of the model that sampled it (-t NAME);
+    `tito-audit identify run.jsonl` tries those on this machine
     ```
 
     ## Repair

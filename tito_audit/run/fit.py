@@ -6,6 +6,7 @@ whether the control tokens of the template occur in the rows.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +17,9 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
+from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed
+from tito_audit.tokens.hub_cache import cached_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 CODE = "REC007"
@@ -28,6 +31,8 @@ ROWS = 16
 _RENDERED = 6
 """Most rows to render."""
 _NAME = 100
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""The name of a model on the Hugging Face hub."""
 
 
 def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer | None) -> Finding | None:
@@ -120,10 +125,21 @@ def _what(cause: str, tokenizer: Tokenizer) -> str:
 
 
 def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:
-    """What the log names, and what to pass."""
+    """What the log names, what to pass, and what to run next."""
     named = names_of_log(rollouts)
     says = listed([f"its {key} '{name}'" for key, name in named.items()])
     said = f"the log names {says}; " if says else ""
+    here = next((one for one in map(_on_this_machine, named.values()) if one is not None), None)
+    if here is not None:
+        said += f"pass -t {shell_word(here)}, which is on this machine, or else "
+    identify = f"`tito-audit identify {shell_word(rollouts[0].place.file)}` tries those on this machine"
     if cause == TOKENIZER:
-        return f"{said}pass the tokenizer of the model that sampled it (-t NAME)"
-    return f"{said}pass the template that the sampler used (--chat-template FILE), or that tokenizer (-t NAME)"
+        return f"{said}pass the tokenizer of the model that sampled it (-t NAME); {identify}"
+    sampler = "pass the template that the sampler used (--chat-template FILE), or that tokenizer (-t NAME)"
+    return f"{said}{sampler}; {identify}"
+
+
+def _on_this_machine(name: str) -> str | None:
+    """What `-t` takes for a tokenizer that a log names, if the hub client has downloaded it; else None."""
+    cached = cached_tokenizer(name) if _REPOSITORY.fullmatch(name) and ".." not in name else None
+    return None if cached is None else cached.name
