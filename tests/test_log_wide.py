@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import shlex
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,12 @@ import pytest
 
 from tests import toy
 from tests.command import run
+from tests.tiers import some
+from tito_audit import RepairSettings, Settings, repair_rollouts, scan_rollouts
+from tito_audit.record.rollout import Place
+from tito_audit.run.workers import can_fork
+from tito_audit.settings.model import Override
+from tito_audit.tokens.load import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
@@ -118,3 +130,251 @@ def test_what_differs_in_every_prompt_is_said_once_with_the_flags_to_pass(tmp_pa
 
 def test_a_log_that_comes_out_as_given_is_none_of_it(tmp_path: Path) -> None:
     assert findings(log_of(tmp_path, [row(number, tools=WITH) for number in range(ROWS)]), *flags(tmp_path)) == []
+
+
+def test_arguments_that_rows_state_but_were_not_used_are_named(tmp_path: Path) -> None:
+    rows = [
+        row(number, tools=WITH, stated={"enable_thinking": True}, enable_thinking=False) for number in range(6)
+    ]
+    (found,) = findings(log_of(tmp_path, rows), *flags(tmp_path))
+    assert found["code"] == "REC011"
+    assert "with enable_thinking=false, where the rows state enable_thinking=true" in found["message"]
+    assert "log the arguments that were used, or leave the stated ones out and pass -t" in found["message"]
+
+
+def test_what_is_given_and_wrong_is_named_as_well(tmp_path: Path) -> None:
+    log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(6)])
+    given = "--clock", "2025-01-02", "--template-arg", "enable_thinking=false"
+    (found,) = findings(log, *flags(tmp_path), *given)
+    assert found["code"] == "REC011"
+    assert "no enable_thinking, not with enable_thinking=false" in found["message"]
+    assert "on 2024-07-26, not on 2025-01-02, as --clock says" in found["message"]
+
+
+# What is left to its rows
+
+
+def test_rows_that_differ_from_most_are_told_one_by_one(tmp_path: Path) -> None:
+    """The other rows of an adopted log, and the odd ones of a log that is right."""
+    for usual, odd in ((WITH, None), (None, WITH)):
+        rows = [row(number, THEN, odd if number in (7, 12) else usual) for number in range(ROWS)]
+        found = findings(log_of(tmp_path, rows), *flags(tmp_path))
+        assert [one["code"] for one in found if one["where"] == "log"] == ["REC011" if usual is None else "TPL210"]
+        assert {one["row"] for one in found if one["where"] != "log"} == {7, 12}
+        if usual is WITH:
+            assert {one["code"] for one in found} == {"TPL210", "TPL212"}
+
+
+def test_a_row_of_another_day_in_a_right_log_is_a_date(tmp_path: Path) -> None:
+    rows = [row(number, THEN if number == 3 else NOW, WITH) for number in range(8)]
+    found = findings(log_of(tmp_path, rows), *flags(tmp_path))
+    assert {(one["code"], one["row"]) for one in found} == {("TPL210", 3)}
+    assert "the prompt was written on 2024-07-26" in found[0]["message"]
+
+
+def test_few_rows_prove_nothing_of_their_log(tmp_path: Path) -> None:
+    rows = [row(number, THEN, WITH) for number in range(2)]
+    found = findings(log_of(tmp_path, rows), *flags(tmp_path))
+    assert {(one["code"], one["where"]) for one in found} == {("TPL210", "prompt")}
+
+
+def test_prompts_that_nothing_explains_stay_as_they_are(tmp_path: Path) -> None:
+    rows = [row(number, tools=WITH) for number in range(8)]
+    for one in rows:
+        for call in one["calls"]:
+            call["prompt_token_ids"] = toy.toy_tokenizer().encode("No template wrote this.").tolist()
+    found = findings(log_of(tmp_path, rows), *flags(tmp_path))
+    assert found
+    assert not [one for one in found if one["code"] in ("REC011", "TPL210") or one["where"] == "log"]
+
+
+def test_who_ignores_it_has_the_log_audited_as_given(tmp_path: Path) -> None:
+    rows = [row(number, tools=WITH, enable_thinking=False) for number in range(ROWS)]
+    found = findings(log_of(tmp_path, rows), *flags(tmp_path), "--ignore", "REC011")
+    assert {one["row"] for one in found} == set(range(ROWS))
+    assert not [one for one in found if one["where"] == "log"]
+
+
+# Every way to run it
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+def test_processes_say_what_one_says_of_logs_with_settings_of_their_own(tmp_path: Path) -> None:
+    logs = [
+        log_of(
+            tmp_path, [row(number, datetime(2024, 7, 1 + number % 9), WITH) for number in range(ROWS)], "a.jsonl"
+        ),
+        log_of(
+            tmp_path, ["x", *(row(number, tools=WITH, enable_thinking=False) for number in range(ROWS))], "b.jsonl"
+        ),
+        log_of(tmp_path, [row(number) for number in range(ROWS)], "c.jsonl"),
+        log_of(tmp_path, [row(number, tools=WITH) for number in range(ROWS)], "d.jsonl"),
+    ]
+    overrides = (Override((logs[2],), {"tools": "none"}),)
+    told = []
+    for jobs, chunk in ((1, None), (2, 8_000), (3, 20_000)):
+        settings = Settings(
+            tokenizer=BPE, chat_template=str(tmp_path / "toy.jinja"), jobs=jobs, overrides=overrides
+        )
+        scan = scan_rollouts(logs, settings)
+        scan.chunk_bytes = chunk
+        told.append([(one.place, one.findings, one.skips, one.of_log) for one in scan])
+    assert told[0] == told[1] == told[2]
+    of_logs = [(place.file, found[0].code) for place, found, _, of_log in told[0] if of_log]
+    assert of_logs == [(logs[0], "TPL210"), (logs[1], "REC011")]
+    assert [
+        found for place, found, _, of_log in told[0] if not of_log and found and place != Place(logs[1], 0)
+    ] == []
+
+
+def test_a_sample_a_limit_and_a_row_do_not_change_what_the_log_was_written_with(tmp_path: Path) -> None:
+    log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(40)])
+    for more in (("--limit", "1"), ("--sample", "0.2")):
+        assert [one["code"] for one in findings(log, *flags(tmp_path), *more)] == ["TPL210"]
+
+
+def test_a_pipe_is_not_looked_at(tmp_path: Path) -> None:
+    log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(6)])
+    lines, pipe = Path(log).read_text(), tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    feeder = threading.Thread(target=pipe.write_text, args=(lines,), daemon=True)
+    feeder.start()
+    settings = Settings(tokenizer=BPE, chat_template=str(tmp_path / "toy.jinja"))
+    results = list(scan_rollouts(str(pipe), settings))
+    feeder.join(10)
+    assert not [one for one in results if one.of_log]
+    assert {finding.code for one in results for finding in one.findings} == {"TPL210"}
+
+
+def test_a_baseline_knows_it_by_what_the_log_was_written_with(tmp_path: Path) -> None:
+    log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(6)])
+    known = "--baseline", str(tmp_path / "known.json")
+    assert run("scan", log, *flags(tmp_path), *known, "--update-baseline")[0] == 0
+    log_of(tmp_path, [row(number, THEN, WITH) for number in range(ROWS)])
+    assert run("scan", log, *flags(tmp_path), *known)[0] == 0
+    log_of(tmp_path, [row(number, datetime(2024, 7, 27), WITH) for number in range(6)])
+    assert run("scan", log, *flags(tmp_path), *known)[0] == 1
+
+
+def test_a_repair_sees_what_a_scan_sees(tmp_path: Path) -> None:
+    rows = [row(number, THEN, WITH) for number in range(8)]
+    log, out = log_of(tmp_path, rows), tmp_path / "out.jsonl"
+    settings = Settings(tokenizer=BPE, chat_template=str(tmp_path / "toy.jinja"), fail_on="warning")
+    for jobs in (1, 2) if can_fork() else (1,):
+        repair = repair_rollouts(log, out, replace(settings, jobs=jobs), RepairSettings(force=True))
+        outcomes = list(repair)
+        assert not [one for outcome in outcomes for one in outcome.before if one.findings]
+        assert [json.loads(line) for line in out.read_text().splitlines()] == rows
+        assert repair.failing == 1, "the written log is told the same"
+
+
+def test_a_row_is_shown_as_it_was_written_with_that_said(tmp_path: Path) -> None:
+    log = log_of(tmp_path, [row(number, datetime(2024, 7, 1 + number), WITH) for number in range(6)])
+    code, page, _ = run("show", f"{log}:4", *flags(tmp_path))
+    assert code == 0
+    assert "TPL210: the prompts of this log were written on many dates" in page
+    assert "canonical" not in page
+
+
+@pytest.mark.parametrize("report", ["text", "concise", "github", "jsonl", "markdown", "junit", "sarif", "html"])
+def test_reports_say_it_before_what_rows_show(tmp_path: Path, report: str) -> None:
+    rows = [row(number, THEN, None if number in (4, 9) else WITH) for number in range(ROWS)]
+    out = run("scan", log_of(tmp_path, rows), *flags(tmp_path), "-f", report, "--fail-on", "note")[1]
+    said = out.find("were written on 2024-07-26")
+    assert said > 0
+    assert said < out.find("are missing from the prompt") or report in ("html", "sarif")
+
+
+# A template that rewrites history
+
+THINKS = TEMPLATE.replace(
+    "m.content",
+    "(('<think>' + m.reasoning_content + '</think>') if m.reasoning_content and loop.last else '') + m.content",
+)
+
+
+def test_a_template_that_strips_reasoning_is_one_note_for_the_log(tmp_path: Path) -> None:
+    rows = [row(number, tools=WITH) for number in range(ROWS)]
+    for number, one in enumerate(rows):
+        one["messages"][1]["reasoning_content"] = "It rains." if number % 2 else None
+    log = log_of(tmp_path, rows)
+    (tmp_path / "toy.jinja").write_text(THINKS)
+    notes = [one for one in findings(log, *flags(tmp_path)) if one["code"] == "TPL213"]
+    assert [(one["severity"], one["where"], one["row"]) for one in notes] == [("note", "log", 1)]
+    assert (
+        "for 4 of the first 8 conversations: after the answer in message 1 of row 1 it writes"
+        in notes[0]["message"]
+    )
+    assert "`tito-audit template" in notes[0]["message"]
+    assert not [one for one in findings(log, *flags(tmp_path), "--ignore", "TPL213") if one["code"] == "TPL213"]
+
+
+# Real logs, where they are at hand
+
+SHARED = toy.ROOT.parent / "shared"
+TODAYS = (
+    "{{- bos_token }}{{- '<|start_header_id|>system<|end_header_id|>\n\nToday Date: ' }}"
+    "{%- if date_string is defined %}{{- date_string }}{%- else %}{{- strftime_now('%d %b %Y') }}{%- endif %}"
+    "{{- '<|eot_id|>' }}{%- for m in messages %}{{- '<|start_header_id|>' + m.role }}"
+    "{{- '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+REAL: dict[str, tuple[str, str | None, Mapping[str, Any], tuple[str, ...]]] = {
+    "qwen3 without thinking": ("qwen3", None, {"enable_thinking": False}, ("REC011",)),
+    "qwen3 as it is": ("qwen3", None, {}, ()),
+    "llama on a date": ("llama-3.1", TODAYS, {"strftime_now": THEN.strftime}, ("TPL210",)),
+    "llama with a date as text": ("llama-3.1", TODAYS, {"date_string": "26 July 2019"}, ("REC011",)),
+    "llama today": ("llama-3.1", TODAYS, {"strftime_now": NOW.strftime}, ()),
+    "deepseek as it is": ("deepseek-v3", None, {}, ()),
+}
+
+
+def first_calls(folder: Path, template: str | None, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The first calls of real conversations, their prompts rendered by Jinja alone."""
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    source = environment.from_string(template or config["chat_template"])
+    encode = load_tokenizer(str(folder)).encode
+    bos = config.get("bos_token")
+    special = {"bos_token": bos["content"] if isinstance(bos, dict) else bos or ""}
+    rows = []
+    with gzip.open(SHARED / "rollouts" / "smollm2" / "tito.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for line in islice(lines, 8):
+            messages = json.loads(line)["messages"]
+            at = next(place for place, one in enumerate(messages) if one["role"] == "assistant")
+            text = source.render(
+                messages=messages[:at], add_generation_prompt=True, tools=None, **special, **given
+            )
+            ids = {"prompt_token_ids": encode(text).tolist(), "generation_token_ids": encode("Yes.").tolist()}
+            rows.append({"messages": [*messages[:at], {"role": "assistant", "content": "Yes."}], "calls": [ids]})
+    return rows
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
+@pytest.mark.parametrize("case", some(sorted(REAL), 3))
+def test_real_conversations_are_told_how_they_were_rendered(tmp_path: Path, case: str) -> None:
+    name, template, given, wanted = REAL[case]
+    folder = SHARED / "tokenizers" / name
+    log, more = tmp_path / "log.jsonl", list[str]()
+    log.write_text("".join(json.dumps(one) + "\n" for one in first_calls(folder, template, given)))
+    if template is not None:
+        (tmp_path / "its.jinja").write_text(template)
+        more = ["--chat-template", str(tmp_path / "its.jinja")]
+    found = findings(log, "-t", str(folder), *more)
+    assert tuple(one["code"] for one in found if one["severity"] != "note") == wanted
+    if wanted:
+        words = shlex.split(found[0]["message"].rpartition("; pass ")[2])
+        assert not [one for one in findings(log, *words) if one["severity"] != "note"]
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
+def test_a_llama_log_scanned_with_the_qwen_tokenizer_says_so_first(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = first_calls(SHARED / "tokenizers" / "llama-3.1", None, {})
+    log.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    found = findings(log, "-t", str(SHARED / "tokenizers" / "qwen3"))
+    assert (found[0]["code"], found[0]["where"]) == ("REC007", "log")
+    assert f"`tito-audit identify {log}` tries those on this machine" in found[0]["message"]
+    assert not [one for one in found[1:] if one["severity"] == "error"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tito_audit.evidence.first_prompt import FirstPrompt, first_prompt
 from tito_audit.evidence.own_date import at, own_date
@@ -15,6 +16,9 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.settings.model import RECORDED, Settings
 from tito_audit.terminal.words import many
 from tito_audit.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tito_audit.run.change import Change
 
 CODES = frozenset(("REC011", "TPL210", "TPL212"))
 """The codes of the finding that a log was written otherwise."""
@@ -54,20 +58,25 @@ def adopted(
     given = _Reading(tokenizer, renderer, own_dates=settings.clock == RECORDED)
     if len(prompts) < _LEAST or given.fits(prompts):
         return None
-    from tito_audit.run.change import change_of  # slow to import, and rarely needed
+    from tito_audit.run.change import changes_of  # slow to import, and rarely needed
 
-    change = change_of(rollouts, prompts, tokenizer, renderer, settings)
-    if change is None:
-        return None
-    reading = replace(given, renderer=change.renderer(renderer), own_dates=change.own_dates)
-    exact = reading.exact(prompts)
-    if change.code not in codes or exact < _SHARE * len(prompts):
-        return None
-    right = sum(map(given.writes, prompts))
-    counts = (
-        f"{exact:,} of the first {many(len(prompts), 'prompt')} come out exactly, and {right or 'none'} as given"
+    for change in changes_of(rollouts, prompts, tokenizer, renderer, settings):
+        reading = replace(given, renderer=change.renderer(renderer), own_dates=change.own_dates)
+        exact = reading.exact(prompts)
+        if exact >= _SHARE * len(prompts):
+            return _adopted(change, reading, exact, prompts, given) if change.code in codes else None
+    return None
+
+
+def _adopted(
+    change: Change, reading: _Reading, exact: int, prompts: Sequence[FirstPrompt], given: _Reading
+) -> Adopted:
+    """A change, adopted, with the finding that says so."""
+    right, of = sum(map(given.writes, prompts)) or "none", many(len(prompts), "prompt")
+    message = (
+        f"{change.says}: so {exact:,} of the first {of} come out exactly, and {right} as given; the log is "
+        f"audited by that; {change.advice}"
     )
-    message = f"{change.says}: so {counts}; the log is audited by that; {change.advice}"
     hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=Severity.ERROR)
     finding = Finding(change.code, Severity.ERROR, prompts[0].rollout.place, hit)
     return Adopted(finding, reading.renderer, reading.own_dates)

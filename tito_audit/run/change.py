@@ -20,22 +20,25 @@ ARGUMENTS, DATE, TOOLS = "REC011", "TPL210", "TPL212"
 """The codes of the finding that a log was written otherwise."""
 _ADOPTED = frozenset((DepartureKind.CLOCK_VARIES, DepartureKind.STATED_UNUSED))
 """What can be adopted although no flag says it."""
+_PARTS = 4
+"""In how many parts the rollouts are looked at if nothing explains all of them."""
 _DATES = 3
 """Most dates to name."""
 
 
-def change_of(
+def changes_of(
     head: Sequence[Rollout],
     prompts: Sequence[FirstPrompt],
     tokenizer: Tokenizer,
     renderer: Renderer,
     settings: Settings,
-) -> Change | None:
-    """The change of the settings that surely explains the first rollouts of a log; None if none does."""
-    explanation = explain_head(head, tokenizer, renderer)
-    if explanation is None or any(one.kind not in _ADOPTED for one in explanation.departures):
-        return None
-    return Change(explanation, settings, prompts)
+) -> Iterator[Change]:
+    """The changes of the settings that surely explain the first rollouts of a log, or a part of them: some rows may
+    differ from the others."""
+    for part in (head, *(head[start::_PARTS] for start in range(_PARTS))):
+        explanation = explain_head(part, tokenizer, renderer)
+        if explanation is not None and all(one.kind in _ADOPTED for one in explanation.departures):
+            yield Change(explanation, settings, prompts)
 
 
 class Change:
