@@ -1,0 +1,279 @@
+"""Rules of weights, images, units and trainers' columns: what formats hand them, and what holds for every row."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests import toy
+from tests.tiers import examples, some
+from tito_audit.evidence.gather import gather
+from tito_audit.evidence.images import FAMILIES, Frame, ImageTokens, frames_in, image_tokens
+from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.column import MovePolicy
+from tito_audit.record.finding import Finding, Hit, Where
+from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.rules import rule_of
+from tito_audit.rules.lpr507_low_logprobs_where_tokens_drifted import _chance
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
+from tito_audit.tokens.load import load_tokenizer
+
+TOY = str(toy.TOKENIZERS / "toy_bpe")
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
+NEW = ("REC008", "REC010", "LPR507", "LPR508", "LPR509")
+IDS = [2001, 314, 257, 198, 54, 71, 2002, 198]
+VALUES = [-0.5, -0.25, -0.5, -1.0, -2.0, -0.125, -0.75, -0.01]
+
+
+def findings(tmp_path: Path, row: Mapping[str, Any], *codes: str) -> list[Finding]:
+    """What a scan of a log with one row finds."""
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(orjson.dumps(row) + b"\n")
+    results = scan_rollouts(log, Settings(tokenizer=TOY, select=codes or NEW))
+    return [finding for result in results for finding in result.findings]
+
+
+def hits(code: str, rollout: Rollout) -> list[Hit]:
+    """What a rule says of a rollout without a tokenizer."""
+    rule = rule_of(code)
+    assert rule is not None
+    assert rule.check is not None
+    return list(rule.check(gather(rollout, None, None)))
+
+
+def row_of(logprobs: Any, mask: Any = None, **columns: Any) -> Rollout:
+    """A training row with these columns; every token is trained unless a mask is given."""
+    size = len(logprobs)
+    row = training_row(
+        np.arange(10, 10 + size, dtype=np.int32),
+        mask=("loss_mask", np.ones(size, np.int64) if mask is None else mask),
+        logprobs=("logprobs", logprobs),
+        other={name: (values, MovePolicy.MOVE) for name, values in columns.items()},
+    )
+    return Rollout(Place("made up", 0), "toy", training_row=row)
+
+
+# What formats hand to the rules.
+
+
+@pytest.mark.parametrize("trainer", ["old_log_probs", "log_probs", "prox_logp", "old_per_token_logps"])
+def test_a_trainers_column_is_not_taken_for_the_samplers(trainer: str, tmp_path: Path) -> None:
+    off = [value - 0.5 for value in VALUES]
+    row = {"token_ids": IDS, "loss_mask": [1] * 8, trainer: off, "rollout_log_probs": VALUES}
+    (found,) = findings(tmp_path, row)
+    assert (found.code, found.severity.word) == ("LPR509", "warning")
+    assert f"`{trainer}` is not `rollout_log_probs`: over 8 tokens" in found.hit.message
+    assert "trainer minus sampler is -0.5 in the mean" in found.hit.message
+
+
+def test_the_only_column_of_logprobs_is_the_samplers(tmp_path: Path) -> None:
+    assert findings(tmp_path, {"token_ids": IDS, "loss_mask": [1] * 8, "old_log_probs": VALUES}) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input_ids": IDS, "loss_mask": [0, 1] * 4, "logprobs": VALUES, "versions": [-1, 6] * 2 + [-1, 7] * 2},
+        {"tokens": IDS, "response_length": 2, "rollout_log_probs": VALUES[:2], "weight_versions": ["6", "7"]},
+        {
+            "prompt_ids": IDS,
+            "completion_ids": IDS[:2],
+            "completion_logprobs": VALUES[:2],
+            "weight_versions": ["6", "7"],
+        },
+        {"input_tokens": IDS, "output_tokens": IDS[:2], "output_logprobs": VALUES[:2], "output_versions": [6, 7]},
+        {"token_ids": IDS, "loss_mask": [0, 1] * 4, "logprobs": VALUES, "weight_versions": ["6", "6", "6", "7"]},
+    ],
+    ids=["AReaL row", "slime row", "one call", "AReaL call", "generic row"],
+)
+def test_versions_are_read_wherever_logs_have_them(row: dict[str, Any], tmp_path: Path) -> None:
+    (found,) = findings(tmp_path, row, "REC008")
+    assert "2 versions of the weights: 6" in found.hit.message
+    assert " and 7" in found.hit.message
+
+
+ALTERNATIVES = [[-0.0458, -1.3010, -1.5229], [-0.3010, -0.5229, -1.0], [-0.1549, -0.6990, -1.3010]]
+"""In base 10."""
+
+
+def as_openai(tops: list[list[float]]) -> dict[str, Any]:
+    """Logprobs of a chat answer with the alternatives of each token."""
+    content = [
+        {"token": "", "logprob": top[0], "bytes": [], "top_logprobs": [{"token": "", "logprob": v} for v in top]}
+        for top in tops
+    ]
+    return {"content": content}
+
+
+def as_completions(tops: list[list[float]]) -> dict[str, Any]:
+    """The same of a completion."""
+    named = [{str(k): value for k, value in enumerate(top)} for top in tops]
+    return {"token_logprobs": [top[0] for top in tops], "top_logprobs": named}
+
+
+@pytest.mark.parametrize("shape", [as_openai, as_completions, lambda tops: tops])
+def test_alternatives_are_read_in_every_form_and_tell_the_base(shape: Any, tmp_path: Path) -> None:
+    row = {"prompt_ids": IDS, "completion_ids": IDS[:3]}
+    (found,) = findings(tmp_path, {**row, "logprobs": shape(ALTERNATIVES)}, "LPR508")
+    assert found.hit.cause == "base 10"
+    natural = [[value * math.log(10) for value in top] for top in ALTERNATIVES]
+    assert findings(tmp_path, {**row, "logprobs": shape(natural)}, "LPR508") == []
+
+
+def test_the_sampled_token_among_its_alternatives_counts_once(tmp_path: Path) -> None:
+    tops = [[-0.2, -0.2, -1.8], [-0.3, -0.3, -1.6], [-0.1, -0.1, -2.5]]
+    row = {"prompt_ids": IDS, "completion_ids": IDS[:3], "logprobs": as_openai(tops)}
+    assert findings(tmp_path, row, "LPR508") == []
+
+
+def test_images_are_skipped_where_the_vocabulary_has_no_tokens_for_them(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "4"}]
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(orjson.dumps({"messages": messages, "token_ids": IDS, "loss_mask": [1] * 8}))
+    (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
+    assert [skip.because for skip in result.skips] == [
+        "messages hold images, and how the tokenizer writes images is not known"
+    ]
+
+
+# What holds for every row.
+
+LOGPROBS = st.lists(st.floats(-12, -1e-4), min_size=2, max_size=60)
+
+
+@settings(max_examples=examples(60, 400))
+@given(LOGPROBS, st.integers(0, 999))
+def test_right_rows_are_silent(values: list[float], seed: int) -> None:
+    logprobs = np.random.default_rng(seed).permutation(values)
+    assume((np.diff(logprobs) > 0).any())
+    noise = np.random.default_rng(seed).normal(0, 0.01, len(values))
+    rollout = row_of(logprobs, old_log_probs=np.minimum(logprobs + noise, 0), versions=np.full(len(values), 4))
+    assert [hit for code in NEW for hit in hits(code, rollout)] == []
+
+
+@settings(max_examples=examples(60, 400))
+@given(LOGPROBS, st.integers(0, 999), st.floats(0, 2))
+def test_the_numbers_of_two_columns_are_those_of_the_simple_form(
+    values: list[float], seed: int, width: float
+) -> None:
+    noise = np.random.default_rng(seed).normal(0, width, len(values)).tolist()
+    trainer = [min(value + apart, 0.0) for value, apart in zip(values, noise, strict=True)]
+    found = hits("LPR509", row_of(values, old_log_probs=trainer))
+    differences = [b - a for a, b in zip(values, trainer, strict=True)]
+    far = sum(abs(one) > 1 for one in differences)
+    mean = sum(map(abs, differences)) / len(differences)
+    assert len(found) == 1 if far else len(found) <= (mean > math.log(1.05))
+    for hit in found:
+        assert f"{sum(differences) / len(differences):+.3g} in the mean and {mean:.3g} in size" in hit.message
+        k3 = sum(math.exp(d) - 1 - d for d in differences) / len(differences)
+        assert f"k3 {k3:.3g}" in hit.message
+        worst = max(range(len(differences)), key=lambda at: abs(differences[at]))
+        assert abs(differences[hit.start]) == abs(differences[worst])
+
+
+@settings(max_examples=examples(60, 400))
+@given(st.lists(st.floats(-3, -1e-3), min_size=13, max_size=50), st.integers(0, 999))
+def test_sums_are_told_from_logprobs(values: list[float], seed: int) -> None:
+    (found,) = hits("LPR508", row_of(np.cumsum(values)))
+    assert (found.cause, found.start, found.end) == ("sums", 0, len(values))
+    shuffled = np.random.default_rng(seed).permutation(values)
+    assume((np.diff(shuffled) > 0).any())
+    assert hits("LPR508", row_of(shuffled)) == []
+
+
+@settings(max_examples=examples(60, 400))
+@given(
+    st.lists(st.floats(-9, -0.2), min_size=12, max_size=40),
+    st.sampled_from((2, 10)),
+    st.booleans(),
+    st.integers(0, 999),
+)
+def test_a_base_is_read_from_two_columns_and_reported_once(
+    values: list[float], base: int, of_trainer: bool, seed: int
+) -> None:
+    dice = np.random.default_rng(seed)
+    exact = dice.permutation(values)
+    right, wrong = exact * dice.normal(1, 2e-3, len(values)), exact / math.log(base)
+    assume((np.diff(wrong) > 0).any())
+    sampler, trainer = (right, wrong) if of_trainer else (wrong, right)
+    rollout = row_of(sampler, old_log_probs=trainer)
+    (found,) = hits("LPR508", rollout)
+    assert found.cause == f"base {base}"
+    assert f"`{'old_log_probs' if of_trainer else 'logprobs'}` holds logarithms of base {base}" in found.message
+    assert hits("LPR509", rollout) == []
+
+
+@settings(max_examples=examples(60, 400))
+@given(st.lists(st.tuples(st.booleans(), st.integers(-1, 3)), min_size=1, max_size=40))
+def test_every_sampled_token_is_counted_for_its_version(tokens: list[tuple[bool, int]]) -> None:
+    mask, versions = [int(sampled) for sampled, _ in tokens], [version for _, version in tokens]
+    assume(len(tokens) > 1)
+    want = Counter(version for sampled, version in tokens if sampled and version >= 0)
+    found = hits("REC008", row_of(np.full(len(mask), -0.5), mask, versions=np.array(versions)))
+    assert bool(found) == (len(want) > 1)
+    for hit in found:
+        assert all(f"{v} ({n} token{'s' * (n > 1)})" in hit.message for v, n in want.items())
+        first = next(at for at, (sampled, version) in enumerate(tokens) if sampled and version >= 0)
+        assert all(not s or v in (-1, versions[first]) for s, v in tokens[: hit.start])
+        assert versions[hit.start] != versions[first]
+
+
+@given(st.lists(st.sampled_from(("3", "4", "5")), min_size=1, max_size=6))
+def test_calls_of_several_versions_are_one_note_where_the_second_begins(versions: list[str]) -> None:
+    turns = []
+    for version in versions:
+        ids = np.arange(5, dtype=np.int32)
+        values, columns = call_columns(ids, logprobs=("logprobs", VALUES[:5]))
+        turns.append(Turn(ids, ids, values, weight_versions=(version,), columns=columns))
+    found = hits("REC008", Rollout(Place("made up", 0), "toy", turns=tuple(turns)))
+    other = next((number for number, one in enumerate(versions) if one != versions[0]), None)
+    assert [(hit.where, hit.turn) for hit in found] == ([] if other is None else [(Where.COMPLETION, other)])
+
+
+@given(st.integers(1, 4), st.integers(0, 8), st.data())
+def test_the_chance_of_low_values_is_that_of_dealing_them_out(
+    drifted: int, others: int, data: st.DataObject
+) -> None:
+    size = drifted + others
+    values = data.draw(st.lists(st.sampled_from((-9.0, -1.0)), min_size=size, max_size=size))
+    low = sum(value < -8 for value in values[:drifted])
+    hands = list(combinations(range(len(values)), drifted))
+    as_good = sum(sum(values[at] < -8 for at in hand) >= low for hand in hands)
+    want = math.log10(as_good / len(hands))
+    assert math.isclose(_chance(np.array(values[:drifted]), np.array(values[drifted:])), want, abs_tol=1e-9)
+
+
+TOKENS = ImageTokens(FAMILIES[0], pad=5, start=3, end=4, video=6)
+
+
+@settings(max_examples=examples(60, 400))
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.booleans(), st.integers(0, 3)), max_size=6))
+def test_images_are_found_as_they_were_written(images: list[tuple[int, int, bool, int]]) -> None:
+    ids, want = [7], []
+    for depth, pads, video, gap in images:
+        start = len(ids)
+        ids += [TOKENS.start] * depth + [TOKENS.video if video else TOKENS.pad] * pads + [TOKENS.end] * depth
+        want.append(Frame(start, len(ids), pads, depth, video and pads > 0))
+        ids += [8] * gap
+    assert frames_in(np.array(ids, np.int32), TOKENS) == want
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="no tokenizers beside the checkout")
+@pytest.mark.parametrize(
+    ("name", "family"), some([("qwen3", "Qwen-VL"), ("smollm2", None), ("gemma-3", "Gemma 3")], 2)
+)
+def test_families_are_known_by_the_tokens_of_published_vocabularies(name: str, family: str | None) -> None:
+    found = image_tokens(load_tokenizer(str(SHARED / name)).vocabulary)
+    assert (None if found is None else found.family.name) == family
