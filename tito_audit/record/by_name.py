@@ -51,8 +51,9 @@ def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
     row, stated, trainers = rollout.training_row, rollout.stated, False
     versions = bool(stated.policy_versions) or "weight_versions" in stated.facts
     # Asked of every rollout: loops, without generators.
-    for holder in rollout.turns if row is None else (row, *rollout.turns):
-        for column in holder.columns:
+    columns = [turn.columns for turn in rollout.turns]
+    for group in columns if row is None else (row.columns, *columns):
+        for column in group:
             if column.name in TRAINERS:
                 trainers = trainers or _fits(column)
             elif column.name in VERSIONS:
