@@ -23,8 +23,9 @@ from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.rules import rule_of
+from tito_audit.rules import all_rules, rule_of
 from tito_audit.rules.lpr507_low_logprobs_where_tokens_drifted import _chance
+from tito_audit.run.check import check
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
@@ -252,6 +253,25 @@ def test_the_chance_of_low_values_is_that_of_dealing_them_out(
     as_good = sum(sum(values[at] < -8 for at in hand) >= low for hand in hands)
     want = math.log10(as_good / len(hands))
     assert math.isclose(_chance(np.array(values[:drifted]), np.array(values[drifted:])), want, abs_tol=1e-9)
+
+
+def test_images_that_a_processor_expanded_are_as_the_template_writes_them() -> None:
+    opened = ["<|im_start|>", "us", "er", "\n", "<|vision_start|>", *["<|image_pad|>"] * 6, "<|vision_end|>", "2"]
+    prompt = [*opened, "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]
+    said = ["4", "!", "<|im_end|>"]
+    messages = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "2"}]},
+        {"role": "assistant", "content": "4!"},
+    ]
+    case: dict[str, Any] = {"tokenizer_name": "toy_vision", "messages": messages}
+    call = {**case, "turns": [{"prompt": prompt, "completion": said, "logprobs": VALUES[:3]}]}
+    row = {**case, "row": [*prompt, *said, "\n"], "mask": "0" * len(prompt) + "1110", "prompt_length": len(prompt)}
+    every = frozenset(rule.code for rule in all_rules())
+    for one in (call, row, {**call, **row}):
+        found, _ = check(toy.evidence_of(one), all_rules(), every)
+        assert [finding.hit.message for finding in found] == []
+    wrong = {**call, "turns": [{**call["turns"][0], "prompt": [*prompt[:5], "<|image_pad|>", "3", *prompt[6:]]}]}
+    assert check(toy.evidence_of(wrong), all_rules(), every)[0]
 
 
 TOKENS = ImageTokens(FAMILIES[0], pad=5, start=3, end=4, video=6)

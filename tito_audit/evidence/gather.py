@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
-from tito_audit.evidence.images import image_tokens, states_images
+from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
@@ -80,6 +80,7 @@ def gather(
             differences += _uncovered(reencoded_differences(rollout, answer, reference), differences)
         if texts:
             differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
+        differences = _without_expansions(differences, reference)
         if differences:
             differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
@@ -205,6 +206,12 @@ def _without_doubles(differences: list[Difference]) -> list[Difference]:
         else:
             kept.setdefault(key, one)
     return list(kept.values())
+
+
+def _without_expansions(differences: list[Difference], reference: Reference) -> list[Difference]:
+    """The differences without images that a processor expanded."""
+    tokens = image_tokens(reference.vocabulary) if differences else None
+    return differences if tokens is None else [one for one in differences if not is_expansion(one, tokens)]
 
 
 def _uncovered(new: list[Difference], known: list[Difference]) -> list[Difference]:

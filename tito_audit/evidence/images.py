@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tito_audit.evidence.model import Against, Difference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
@@ -150,6 +151,16 @@ def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
             if not depth:
                 found.append(Frame(opened, place + 1, pads, deepest, video))
     return found
+
+
+def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
+    """Whether a difference is only that a processor wrote more placeholders where the template writes one."""
+    own = difference.recorded
+    if difference.against is not Against.TEMPLATE or len(difference.canonical.ids) or not len(own.ids):
+        return False
+    pads = [one for one in (tokens.pad, tokens.video) if one >= 0 and (own.ids == one).all()]
+    piece = own.data[: len(own.data) // len(own.ids)]
+    return bool(pads) and (own.before.endswith(piece) or own.after.startswith(piece))
 
 
 def _identity(part: Mapping[str, Any]) -> str:
