@@ -238,6 +238,7 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
     """What the evidence has of what rules need."""
     turns, line = rollout.turns, rollout.training_row
     versions, trainers = versions_and_trainers(rollout)
+    images = states_images(rollout)
     return _needs(
         (Needs.MESSAGES, bool(rollout.messages) or any(turn.prompt_messages for turn in turns)),
         (Needs.PROMPTS, any(turn.prompt_ids is not None for turn in turns)),
@@ -256,7 +257,8 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         (Needs.WEIGHT_VERSIONS, versions),
         (Needs.HIDDEN, hidden_and_trained(line) is not None),
         (Needs.TRAINER_LOGPROBS, trainers),
-        (Needs.IMAGE_TOKENS, not states_images(rollout) or _writes_images(reference)),
+        (Needs.IMAGES, images),
+        (Needs.IMAGE_TOKENS, not images or _writes_images(reference)),
     )
 
 

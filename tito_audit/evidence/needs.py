@@ -25,8 +25,9 @@ class Needs(Flag):
     WEIGHT_VERSIONS = auto()
     HIDDEN = auto()
     TRAINER_LOGPROBS = auto()
+    IMAGES = auto()
     IMAGE_TOKENS = auto()
-    """Image tokens that are known, or messages without images."""
+    """Image tokens that are known, or a log without images."""
 
 
 _WORDS = {

@@ -114,6 +114,10 @@ def _rises_at_once(evidence: Evidence) -> bool:
     if row is None or row.logprobs is None:
         return True
     if evidence.row is not None and evidence.row.spans:
+        first = evidence.row.spans[0]
+        few = row.logprobs[first.start : first.ends[0]][:3].tolist()
+        if few != sorted(few, reverse=True):
+            return True
         return any(_rises(row.logprobs[span.start : span.ends[0]]) for span in evidence.row.spans)
     start = 0 if row.loss_mask is None else int(row.loss_mask.argmax())
     inside = row.logprobs[start : start + _FIRST]

@@ -12,7 +12,6 @@ from tito_audit.evidence.images import (
     frames_in,
     image_tokens,
     pictured,
-    states_images,
 )
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
@@ -80,7 +79,7 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
     None: the log does not hold the missing image. Log the ids that the server was given, after its processor.
     """
     tokens = image_tokens(evidence.vocabulary) if evidence.vocabulary is not None else None
-    if tokens is None:
+    if tokens is None or not (evidence.present & Needs.IMAGES or _opens_one(evidence, tokens)):
         return
     reported: set[str] = set()
     for pictures in _sequences(evidence, tokens):
@@ -90,13 +89,20 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
                 yield hit
 
 
+def _opens_one(evidence: Evidence, tokens: ImageTokens) -> bool:
+    """Whether the row, or else the last prompt, holds a token that opens an image."""
+    row, turns = evidence.rollout.training_row, evidence.rollout.turns
+    ids = row.token_ids if row is not None else turns[-1].prompt_ids if turns else None
+    return ids is not None and bool((ids == (tokens.start if tokens.start >= 0 else tokens.pad)).any())
+
+
 def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
     """Every prompt and the row; without images in the messages only the longest, for what is written twice."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
     prompts = [
         (number, turn.prompt_ids) for number, turn in enumerate(rollout.turns) if turn.prompt_ids is not None
     ]
-    stated = states_images(rollout)
+    stated = bool(evidence.present & Needs.IMAGES)
     if not stated:
         prompts = [] if row is not None else prompts[-1:]
     generated = False
