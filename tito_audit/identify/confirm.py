@@ -74,11 +74,17 @@ def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
     return share
 
 
-def equal_ways(best: Confirmed, seen: Sequence[Observation]) -> tuple[list[Way], list[str]]:
-    """Other values of arguments that write the same, and the arguments of which every value does."""
+def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: bool) -> tuple[list[Way], list[str]]:
+    """Other values of arguments that write the same, and the arguments of which every value does.
+
+    With `calls_tools`, whether tool-call arguments are objects or texts is such a value too.
+    """
     writer, way = best.writer, best.way
     few = [seen[at] for at in sorted(best.written)[:_NEIGHBOURS]]
-    equal = [other for other in _same_date(best) if _same(writer, way, other, few)]
+    others = [*_same_date(best), *(replace(way, tool_arguments=form) for form in ("auto", "string"))]
+    equal = [other for other in others if other != way and _same(writer, way, other, few)]
+    if not calls_tools:
+        equal = [other for other in equal if other.tool_arguments == way.tool_arguments]
     undetermined: list[str] = []
     for argument in writer.arguments.arguments:
         if argument.name in way.varies:

@@ -254,13 +254,14 @@ def _identified(
         return replace(
             known, unsure_because=_unsure(ranked, searched, rest), endings=ends, left=_unwritten(best, rest)
         )
+    calls = any(message.tool_calls for rollout in rollouts for message in rollout.messages)
     found: list[Found] = []
     told: set[frozenset[int]] = set()
     for one in ranked:
         if one.written and one.written not in told:
             told.add(one.written)
             same = [other for other in ranked if other is not one and other.written == one.written]
-            found.append(_found(one, same, rest))
+            found.append(_found(one, same, rest, calls_tools=calls))
     because = _unsure(ranked, searched, rest)
     tokenizer = best.writer.tokenizer
     return replace(
@@ -275,9 +276,9 @@ def _identified(
     )
 
 
-def _found(one: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation]) -> Found:
+def _found(one: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation], *, calls_tools: bool) -> Found:
     """An explanation with what else writes the same."""
-    ways, undetermined = equal_ways(one, rest)
+    ways, undetermined = equal_ways(one, rest, calls_tools=calls_tools)
     equal = [explanation_of(way, one.writer, one.template, rest) for way in ways]
     equal += [explanation_of(other.way, other.writer, other.template, rest) for other in same]
     mine = explanation_of(one.way, one.writer, one.template, rest)

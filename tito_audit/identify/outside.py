@@ -14,6 +14,8 @@ from tito_audit.record.arrays import Ids
 
 _CORE = re.compile(r"[^\n]*?(?=\n|<think|\Z)")
 """The part of a generation prompt that every answer begins with."""
+_ROLE = re.compile(r"(?i)\W(user|system|observation|developer|human|assistant)\W")
+"""In control tokens that begin the message of a role."""
 _Spans = list[tuple[int, int]]
 
 
@@ -42,13 +44,16 @@ def _answers(writer: Writer, way: Way, one: Observation) -> re.Pattern[str] | No
     if core is None or not core[0]:
         return None
     vocabulary = writer.tokenizer.vocabulary
-    ends = sorted(vocabulary.piece(token) for token in Reference(writer.tokenizer, None).end_ids())
-    return _pattern(core[0], tuple(ends)) if ends else None
+    ends = tuple(sorted(vocabulary.piece(token) for token in Reference(writer.tokenizer, None).end_ids()))
+    roles = tuple(sorted(token for token in writer.renderer.control_texts if _ROLE.search(token)))
+    return _pattern(core[0], ends, roles) if ends or roles else None
 
 
 @lru_cache(maxsize=64)
-def _pattern(core: str, ends: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(f"(?<={re.escape(core)}).*?(?:{'|'.join(map(re.escape, ends))})", re.DOTALL)
+def _pattern(core: str, ends: tuple[str, ...], roles: tuple[str, ...]) -> re.Pattern[str]:
+    """From the core up to the first of `ends`, or to the next message where answers end without a token."""
+    closers = [*map(re.escape, ends), *(f"(?={re.escape(token)})" for token in roles)]
+    return re.compile(f"(?<={re.escape(core)}).*?(?:{'|'.join(closers)})", re.DOTALL)
 
 
 def _spans(pattern: re.Pattern[str], text: str) -> _Spans:
