@@ -285,6 +285,8 @@ def test_dates_that_differ_are_read_from_each_prompt() -> None:
     assert identified.best is not None
     assert identified.best.share.all_prompts
     assert best(identified).clock in dates
+    assert best(identified).flags()[-2:] == ("--clock", "recorded")
+    assert best(identified).config()["clock"] == best(identified).settings(Settings()).clock == "recorded"
 
 
 def test_a_system_prompt_that_the_messages_lack_is_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TypeAlias
 
 from tito_audit.errors import SetupError
@@ -27,9 +28,10 @@ from tito_audit.identify.outside import differs_in_answers
 from tito_audit.identify.search import Search
 from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, share_back, tested
 from tito_audit.identify.told import explanation_of
-from tito_audit.identify.ways import Way, Writer
+from tito_audit.identify.ways import CLOCK, Way, Writer
 from tito_audit.record.finding import Finding
-from tito_audit.record.rollout import Rollout
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.terminal.words import many
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -302,10 +304,13 @@ def _left(
     if not missing or audit is None:
         return _unwritten(best, rest)
     tokenizer = best.writer.tokenizer
-    renderer = explanation.renderer(tokenizer)
+    given = explanation.renderer(tokenizer)
+    own = _own_dates(best, rest)
     numbers: Counter[str] = Counter()
     first: dict[str, Finding] = {}
     for rollout in [one for one in rollouts if one.place in missing][:_AUDITED]:
+        date = own.get(rollout.place)
+        renderer = given if date is None else replace(given, clock=Clock(date))
         for finding in audit(rollout, tokenizer, renderer):
             cause = f"{finding.code} {finding.hit.cause}".rstrip()
             numbers[cause] += 1
@@ -314,6 +319,14 @@ def _left(
         Left(cause, number, first[cause].place, first[cause].hit.turn) for cause, number in numbers.most_common()
     )
     return found or _unwritten(best, rest)
+
+
+def _own_dates(best: Confirmed, rest: Sequence[Observation]) -> dict[Place, datetime | None]:
+    """The date of each rollout, where dates vary."""
+    if CLOCK not in best.way.varies:
+        return {}
+    own = ((one.place, best.writer.resolved(best.way, one)) for one in rest)
+    return {place: way.clock for place, way in own if way is not None}
 
 
 def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]:

@@ -13,7 +13,7 @@ from tito_audit.record.rollout import Place
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
 from tito_audit.render.template import TIME_LIMIT
-from tito_audit.settings.model import NO_TOOLS, Settings
+from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.settings.readers import json_or_text
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -53,7 +53,10 @@ class Candidate:
 
 
 class DepartureKind(StrEnum):
-    """How a sampler's prompts depart from what the template writes for the logged messages: no flag can say it."""
+    """How a sampler's prompts depart from what the template writes for the logged messages and one set of arguments.
+
+    Only of dates that vary a flag can tell: `--clock recorded`.
+    """
 
     SYSTEM_ADDED = "system prompt not in the messages"
     SYSTEM_REPLACED = "another system prompt than in the messages"
@@ -110,9 +113,21 @@ class Explanation:
             **given,
             template_args=dict(self.template_args),
             tool_arguments=self.tool_arguments,
-            clock=self.clock,
+            clock=RECORDED if self.dates_vary else self.clock,
             tools=NO_TOOLS if self.without_tools else base.tools,
         )
+
+    @property
+    def dates_vary(self) -> bool:
+        """Whether prompts have dates of their own; `clock` is then the most frequent one."""
+        return any(one.kind is DepartureKind.CLOCK_VARIES for one in self.departures)
+
+    @property
+    def _clock(self) -> str | None:
+        """The date as `--clock` reads it; None for the current one."""
+        if self.dates_vary:
+            return RECORDED
+        return _moment(self.clock) if self.clock is not None else None
 
     def flags(self) -> tuple[str, ...]:
         """The flags for `scan` and `repair`, as words of a command, not quoted."""
@@ -121,8 +136,8 @@ class Explanation:
             words += ["--template-arg", f"{name}={_as_flag(value)}"]
         if self.tool_arguments != "auto":
             words += ["--tool-arguments", self.tool_arguments]
-        if self.clock is not None:
-            words += ["--clock", _moment(self.clock)]
+        if self._clock is not None:
+            words += ["--clock", self._clock]
         if self.without_tools:
             words += ["--tools", NO_TOOLS]
         return tuple(words)
@@ -138,8 +153,8 @@ class Explanation:
             keys["template-args"] = dict(self.template_args)
         if self.tool_arguments != "auto":
             keys["tool-arguments"] = self.tool_arguments
-        if self.clock is not None:
-            keys["clock"] = _moment(self.clock)
+        if self._clock is not None:
+            keys["clock"] = self._clock
         if self.without_tools:
             keys["tools"] = NO_TOOLS
         return keys
