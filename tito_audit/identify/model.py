@@ -53,7 +53,7 @@ class Candidate:
 
 
 class DepartureKind(StrEnum):
-    """How a sampler's prompts depart from what the template writes for the logged messages and one set of arguments.
+    """How prompts depart from what the template writes for the logged messages with one set of arguments.
 
     Only of dates that vary a flag can tell: `--clock recorded`.
     """
