@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tito_audit.identify.model import NamedTemplate, Share
-from tito_audit.identify.observe import Observation, Part
+from tito_audit.identify.observe import Observation, Part, for_search
 from tito_audit.identify.readings import parsed
 from tito_audit.identify.ways import CLOCK, Way, Writer
 
@@ -24,6 +24,11 @@ class Confirmed:
     way: Way
     written: frozenset[int]
     """The positions of these observations."""
+
+    @property
+    def name(self) -> str:
+        """The name of its tokenizer."""
+        return self.writer.tokenizer.name
 
     def rank(self, seen: Sequence[Observation]) -> tuple[int, int, int]:
         """How good it is: first prompts written, then all prompts, then how little it claims."""
@@ -80,7 +85,7 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
     With `calls_tools`, whether tool-call arguments are objects or texts is such a value too.
     """
     writer, way = best.writer, best.way
-    few = [seen[at] for at in sorted(best.written)[:_NEIGHBOURS]]
+    few = for_search([seen[at] for at in sorted(best.written)], _NEIGHBOURS)
     others = [*_same_date(best), *(replace(way, tool_arguments=form) for form in ("auto", "string"))]
     equal = [other for other in others if other != way and _same(writer, way, other, few)]
     if not calls_tools:

@@ -26,7 +26,14 @@ from tito_audit.identify.model import (
 from tito_audit.identify.observe import Observation, Part, for_search, observations
 from tito_audit.identify.outside import differs_in_answers
 from tito_audit.identify.search import Search
-from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, share_back, tested
+from tito_audit.identify.tokenizer_fit import (
+    Tested,
+    not_read,
+    not_the_tokenizer,
+    share_back,
+    tested,
+    unknown_ids,
+)
 from tito_audit.identify.told import explanation_of
 from tito_audit.identify.ways import CLOCK, Way, Writer
 from tito_audit.record.finding import Finding
@@ -66,7 +73,7 @@ def identify(
     rows = tested(rollouts[: 4 * _TESTED])[:_TESTED]
     if not rows:
         return Identified(lack=Lack.NO_IDS)
-    fits = [_fit(rows, one.tokenizer) for one in candidates]
+    fits = _fits(rows, [one.tokenizer for one in candidates])
     fitting = [one for one, fit in zip(candidates, fits, strict=True) if fit.fits]
     known = Identified(tokenizers=tuple(fits))
     if not fitting:
@@ -117,6 +124,15 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     if best is None or best.way == start or _unsure(found[::-1], searched, rest):
         return None
     return explanation_of(best.way, writer, GIVEN_TEMPLATE, rest)
+
+
+def _fits(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[TokenizerFit]:
+    """Whether each tokenizer can have written the ids; those that clearly cannot are not loaded."""
+    whys = not_read(rows, tokenizers)
+    return [
+        _fit(rows, one) if why is None else TokenizerFit(one.name, False, why)
+        for one, why in zip(tokenizers, whys, strict=True)
+    ]
 
 
 def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
@@ -249,14 +265,16 @@ def _identified(
     rollouts: Sequence[Rollout],
     audit: Audit | None,
 ) -> Identified:
-    ranked = sorted(all_found, key=lambda one: one.rank(rest), reverse=True)
+    unknown = {one.name: unknown_ids(rollouts, one.writer.tokenizer) for one in all_found}
+    ranked = sorted(all_found, key=lambda one: (*one.rank(rest), -unknown[one.name]), reverse=True)
     best = ranked[0]
     if not best.written:
         ends = endings(rollouts, Reference(best.writer.tokenizer, None))
         return replace(
             known, unsure_because=_unsure(ranked, searched, rest), endings=ends, left=_unwritten(best, rest)
         )
-    calls = any(message.tool_calls for rollout in rollouts for message in rollout.messages)
+    said = (call for rollout in rollouts for message in rollout.messages for call in message.tool_calls)
+    calls = any(isinstance(call.arguments, str) for call in said)
     found: list[Found] = []
     told: set[frozenset[int]] = set()
     for one in ranked:

@@ -282,7 +282,7 @@ class TokenizerFit:
     because: str = ""
     """Why it cannot have written the ids."""
     same: float = 0.0
-    """The share of the ids that were not sampled which encoding their text gives back."""
+    """The share of the ids that were not sampled which encoding their text gives back; 0 if not asked."""
 
 
 @dataclass(frozen=True, slots=True)

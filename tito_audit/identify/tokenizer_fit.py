@@ -39,6 +39,8 @@ _REAL = 12
 """Different ids that a sequence needs not to be a placeholder."""
 _FOUND = 0.2
 """Up to this share of texts found, the texts speak against the tokenizer."""
+_READ = 0.9
+"""From this share of texts found on, a tokenizer reads the log."""
 _SAME = 0.95
 """Up to this share of ids that come back, the ids speak against it too, and together they prove the misfit."""
 _SAME_ALONE = 0.91
@@ -80,6 +82,23 @@ def tested(rollouts: Sequence[Rollout]) -> Tested:
 def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
     """Why the tokenizer cannot have written these ids; None if it can."""
     return _why_not(rows, _look(rows, reference.tokenizer), reference)
+
+
+def not_read(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
+    """For each tokenizer why it cannot have written the ids, if another one reads the texts of the log in them.
+
+    That needs no encoding, so that tokenizers are told apart without being loaded.
+    """
+    seen = [_look(rows, tokenizer) for tokenizer in tokenizers]
+    if not any(one.texts > _IN_PIECES and one.found >= _READ * one.texts for one in seen):
+        return [None] * len(seen)
+    return [listed(_counted(one)) if one.found <= _FOUND * one.texts else None for one in seen]
+
+
+def unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
+    """How many ids of a log are not in the vocabulary."""
+    known = tokenizer.vocabulary.known
+    return sum(int(np.count_nonzero(~known(ids))) for _, all_ids in tested(rollouts) for ids in all_ids)
 
 
 def share_back(rows: Tested, reference: Reference) -> float:
