@@ -340,6 +340,43 @@ def test_tools_that_only_another_template_writes_are_no_system_prompt() -> None:
     assert "another template is likelier" in identified.unsure_because
 
 
+@pytest.mark.parametrize(
+    ("shown", "kind"), [("dropped", DepartureKind.REASONING_DROPPED), ("kept", DepartureKind.REASONING_IN_CONTENT)]
+)
+def test_reasoning_that_a_sampler_moved_or_dropped_is_told(shown: str, kind: DepartureKind) -> None:
+    source = SOURCE.replace("(keep_thinking or loop.last)", "false" if shown == "kept" else "true")
+    written, rollouts = Written(source), []
+    for row, messages in enumerate(conversations(random.Random(7), 12, calls=True)):
+        sent = []
+        for message in messages:
+            thought = message.get("reasoning_content")
+            bare = {key: value for key, value in message.items() if key != "reasoning_content"}
+            if thought and shown == "kept":
+                bare["content"] = f"<think>\n{thought}\n</think>\n\n{bare['content']}"
+            sent.append(bare)
+        read = as_messages(messages, "messages")
+        rollouts.append(replace(written.rollout(row, sent, TOOLS), messages=read))
+    identified = found(rollouts, NamedTemplate("other", source, "other.jinja"))
+    assert [departure.kind for departure in best(identified).departures] == [kind]
+    assert identified.sure, identified.unsure_because
+
+
+def test_rows_without_a_mask_may_differ_in_their_answers() -> None:
+    rollouts = [as_row(one, masked=False) for one in log(Written())]
+    spoiled = []
+    for one in rollouts:
+        assert one.training_row is not None
+        ids = one.training_row.token_ids
+        (at,) = np.flatnonzero(ids == toy_tokenizer().encode("<|im_end|>")[0])[-1:]
+        text = toy_tokenizer().vocabulary.text(ids[at - 2 : at])
+        pieces = [toy_tokenizer().encode(char) for char in text]
+        assert len(pieces) > 2
+        row = replace(one.training_row, token_ids=np.concatenate([ids[: at - 2], *pieces, ids[at:]]))
+        spoiled.append(replace(one, training_row=row))
+    identified = found(spoiled)
+    assert identified.sure, identified.unsure_because
+
+
 def test_rows_of_two_ways_are_explained_by_both_and_neither_is_sure() -> None:
     on, off = log(Written(args={"reasoning_effort": "low"})), log(Written(args={"enable_thinking": False}), seed=2)
     identified = found([*on, *off])

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from tito_audit.identify.model import NamedTemplate, Share
 from tito_audit.identify.observe import Observation, Part, for_search
+from tito_audit.identify.outside import differs_in_answers
 from tito_audit.identify.readings import parsed
 from tito_audit.identify.ways import CLOCK, Way, Writer
 
@@ -49,7 +50,11 @@ def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[
 
 
 def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset[int]:
-    return frozenset(at for at, one in enumerate(seen) if writer.writes(way, one))
+    return frozenset(
+        at
+        for at, one in enumerate(seen)
+        if writer.writes(way, one) or (one.part is Part.WHOLE and differs_in_answers(writer, way, one))
+    )
 
 
 def _varied(best: Confirmed) -> Iterator[Way]:

@@ -66,6 +66,7 @@ class DepartureKind(StrEnum):
     BOS_ADDED = "another BOS token before the text"
     BOS_MISSING = "no BOS token where the template writes one"
     REASONING_DROPPED = "reasoning of earlier answers not rendered"
+    REASONING_IN_CONTENT = "reasoning of earlier answers as part of their content"
     CLOCK_VARIES = "the date differs from row to row"
     ARGUMENT_VARIES = "an argument differs from row to row"
     STATED_UNUSED = "the template arguments that the log states were not used"
@@ -207,7 +208,8 @@ class Share:
     """First prompts of rollouts."""
     of_prompts: int = 0
     turns: int = 0
-    """Prompts of later calls, with the answers before them."""
+    """Prompts of later calls, with the answers before them; training rows that do not say where their prompts end
+    count if only their answers differ."""
     of_turns: int = 0
     tokens: int = 0
     """Tokens of all these prompts."""

@@ -10,8 +10,10 @@ from math import prod
 from typing import NamedTuple
 
 from tito_audit.identify.observe import Observation, Part
-from tito_audit.identify.ways import CLOCK, Way, Writer
-from tito_audit.render.arguments import Argument
+from tito_audit.identify.ways import CLOCK, Way, Writer, has_reasoning
+
+if TYPE_CHECKING:
+    from tito_audit.render.arguments import Argument
 
 _PRODUCT = 128
 """Most combinations of arguments to try one by one."""
@@ -127,8 +129,8 @@ class Search:
             yield lambda way: (replace(way, tool_arguments=form) for form in ("auto", "string", "object"))
         if any(one.stated for one in seen):
             yield lambda way: (replace(way, uses_stated=not way.uses_stated),)
-        if any(message.reasoning for one in seen for message in one.messages):
-            yield lambda way: (replace(way, drops_reasoning=not way.drops_reasoning),)
+        if any(has_reasoning(message) for one in seen for message in one.messages):
+            yield lambda way: (replace(way, reasoning=what) for what in ("as logged", "dropped", "in content"))
         yield self._system_prompts
         if any(one.opens for one in seen):
             yield lambda way: (replace(way, opens=not way.opens, prefill=""),)
@@ -225,7 +227,7 @@ def _lighter(way: Way) -> Iterator[Way]:
     yield replace(way, without_tools=False)
     yield replace(way, uses_stated=True)
     yield replace(way, system=None, drops_system=False)
-    yield replace(way, drops_reasoning=False)
+    yield replace(way, reasoning="as logged")
     yield replace(way, opens=True)
     yield replace(way, prefill="")
     yield replace(way, bos=0)

@@ -48,8 +48,8 @@ def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> It
         yield Departure(kind.PREFILL, way.prefill)
     if way.bos:
         yield Departure(kind.BOS_ADDED if way.bos > 0 else kind.BOS_MISSING)
-    if way.drops_reasoning:
-        yield Departure(kind.REASONING_DROPPED)
+    if way.reasoning != "as logged":
+        yield Departure(kind.REASONING_DROPPED if way.reasoning == "dropped" else kind.REASONING_IN_CONTENT)
     if not way.uses_stated:
         yield Departure(kind.STATED_UNUSED)
     for name in sorted(way.varies):

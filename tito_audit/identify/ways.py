@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tito_audit.errors import RenderError
 from tito_audit.identify.observe import Observation
@@ -18,6 +20,10 @@ from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments
 from tito_audit.tokens.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from tito_audit.render.arguments import TemplateArguments
+
+Reasoning: TypeAlias = Literal["as logged", "dropped", "in content"]
 CLOCK = "strftime_now"
 """What stands for the clock among the names of things that vary."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -27,6 +33,7 @@ _CHARACTERS = 16
 """Characters of a text that was read that count as much as a flag."""
 _REST = 64
 """Characters that a template may write after the end of a recorded row."""
+_THOUGHT = re.compile(r"\A\s*(<think>)?.*?</think>\s*", re.DOTALL)
 _FEW = 1 << 14
 
 
@@ -46,7 +53,8 @@ class Way:
     system: str | None = None
     """The system prompt in place of that of the messages."""
     drops_system: bool = False
-    drops_reasoning: bool = False
+    reasoning: Reasoning = "as logged"
+    """What becomes of the reasoning of earlier answers."""
     varies: frozenset[str] = frozenset()
     """Arguments, or the clock, that each row has its own value of."""
 
@@ -68,7 +76,7 @@ class Way:
     def departs(self) -> int:
         """How many things it does that no flag can say."""
         told = (not self.uses_stated, not self.opens, self.prefill, self.bos, self.system is not None)
-        return sum(map(bool, (*told, self.drops_system, self.drops_reasoning))) + len(self.varies)
+        return sum(map(bool, (*told, self.drops_system, self.reasoning != "as logged"))) + len(self.varies)
 
     @property
     def cost(self) -> int:
@@ -166,17 +174,17 @@ class Writer:
     def spells(self, way: Way, one: Observation) -> bool:
         """Whether it writes the text of the recorded ids."""
         text = self.text(way, one)
-        return text is not None and self._cut(text, one) == self.recorded(one)
+        return text is not None and self.cut(text, one) == self.recorded(one)
 
     def writes(self, way: Way, one: Observation) -> bool:
         """Whether what it writes encodes as exactly the recorded ids."""
         text = self.text(way, one)
         if text is None:
             return False
-        cut = self._cut(text, one)
+        cut = self.cut(text, one)
         return cut == self.recorded(one) and _same(self.tokenizer.encode(cut), one.ids)
 
-    def _cut(self, text: str, one: Observation) -> str:
+    def cut(self, text: str, one: Observation) -> str:
         """A text without what a template writes after the last token of a whole row."""
         recorded = self.recorded(one)
         longer = not one.opens and text.startswith(recorded) and len(text) - len(recorded) <= _REST
@@ -226,15 +234,27 @@ def _sent(way: Way, messages: Sequence[Message]) -> Sequence[Message]:
         sent = [as_message({"role": role, "content": way.system}, "system prompt"), *sent[has_system:]]
     elif way.drops_system and has_system:
         sent = sent[1:]
-    if way.drops_reasoning:
-        sent = [_without_reasoning(message) for message in sent]
+    if way.reasoning != "as logged":
+        sent = [_with_reasoning(message, way.reasoning) for message in sent]
     return sent
 
 
-def _without_reasoning(message: Message) -> Message:
-    if message.reasoning is None:
+def has_reasoning(message: Message) -> bool:
+    """Whether an answer holds reasoning, in a field of its own or in its content."""
+    return message.sampled and (message.reasoning is not None or "</think>" in message.text)
+
+
+def _with_reasoning(message: Message, reasoning: Reasoning) -> Message:
+    """An answer without its reasoning, or with that as a part of its content."""
+    if not has_reasoning(message) or not isinstance(message.content, str | None):
         return message
-    wire: Mapping[str, object] = {key: value for key, value in message.wire.items() if key not in _REASONING}
+    wire = {key: value for key, value in message.wire.items() if key not in _REASONING}
+    content = message.content or ""
+    if reasoning == "dropped":
+        wire["content"] = _THOUGHT.sub("", content, count=1)
+    elif message.reasoning is not None:
+        thought = message.reasoning.strip("\n")
+        wire["content"] = f"<think>\n{thought}\n</think>\n\n{content}"
     return replace(message, wire=wire, reasoning=None)
 
 
