@@ -368,10 +368,10 @@ def test_rows_without_a_mask_may_differ_in_their_answers() -> None:
         assert one.training_row is not None
         ids = one.training_row.token_ids
         (at,) = np.flatnonzero(ids == toy_tokenizer().encode("<|im_end|>")[0])[-1:]
-        text = toy_tokenizer().vocabulary.text(ids[at - 2 : at])
+        text = toy_tokenizer().vocabulary.text(ids[at - 3 : at])
         pieces = [toy_tokenizer().encode(char) for char in text]
-        assert len(pieces) > 2
-        row = replace(one.training_row, token_ids=np.concatenate([ids[: at - 2], *pieces, ids[at:]]))
+        assert len(pieces) > 3
+        row = replace(one.training_row, token_ids=np.concatenate([ids[: at - 3], *pieces, ids[at:]]))
         spoiled.append(replace(one, training_row=row))
     identified = found(spoiled)
     assert identified.sure, identified.unsure_because
