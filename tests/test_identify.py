@@ -361,6 +361,31 @@ def test_reasoning_that_a_sampler_moved_or_dropped_is_told(shown: str, kind: Dep
     assert identified.sure, identified.unsure_because
 
 
+def test_a_history_that_is_kept_as_it_was_sampled_leaves_the_template_sure() -> None:
+    """The template writes the last question in another way than earlier ones, which stay as they were."""
+    source = SOURCE.replace(
+        "{{ message.content }}<|im_end|>", "{{ message.content }}{% if loop.last %}!{% endif %}<|im_end|>"
+    )
+    tokenizer, kept = toy_tokenizer(), []
+    for one in log(Written(source)):
+        turns: list[Turn] = []
+        for turn in one.turns:
+            assert turn.prompt_ids is not None
+            text, prompt = tokenizer.vocabulary.text(turn.prompt_ids), turn.prompt_ids
+            if turns:
+                (seen,) = [turns[-1].seen_ids]
+                assert seen is not None
+                at = text.rindex("<|im_end|>\n<|im_start|>user") + len("<|im_end|>")
+                prompt = np.concatenate([seen, tokenizer.encode(text[at:])])
+            turns.append(replace(turn, prompt_ids=prompt))
+        kept.append(replace(one, turns=tuple(turns)))
+    identified = found(kept, NamedTemplate("other", source, "other.jinja"))
+    assert identified.best is not None
+    assert identified.best.share.turns < identified.best.share.of_turns
+    assert identified.sure, identified.unsure_because
+    assert [left.cause for left in identified.left] == ["another text, in answers"]
+
+
 def test_rows_without_a_mask_may_differ_in_their_answers() -> None:
     rollouts = [as_row(one, masked=False) for one in log(Written())]
     spoiled = []

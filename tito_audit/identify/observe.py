@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
 
+import numpy as np
+
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
@@ -39,6 +41,8 @@ class Observation:
     """The template arguments that the log states."""
     ids: Ids
     part: Part
+    begun: int = 0
+    """How many of the first ids are an earlier prompt with its answer, kept as they were sampled."""
 
     @property
     def opens(self) -> bool:
@@ -78,7 +82,7 @@ def observations_of(rollout: Rollout) -> Iterator[Observation]:
     for k, ids in prompts:
         sent = prompt_messages(rollout, k)
         if sent and len(ids):
-            yield _made(rollout, k, sent, ids)
+            yield _made(rollout, k, sent, ids, _kept(rollout, k, ids))
     if not prompts and rollout.training_row is not None and rollout.messages:
         yield from _of_row(rollout, rollout.training_row)
 
@@ -87,8 +91,10 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
     """The starts of a row before each of its answers; the whole row if it does not say where these are."""
     answers = [index for index, message in enumerate(rollout.messages) if message.sampled]
     starts: list[int] = []
+    ends: list[int] = []
     if row.loss_mask is not None:
-        starts = [start for start, _ in trained_runs(row.loss_mask)]
+        runs = trained_runs(row.loss_mask)
+        starts, ends = [start for start, _ in runs], [end for _, end in runs]
     if row.prompt_length and (not starts or len(starts) != len(answers)):
         starts = [row.prompt_length]
         answers = answers[:1]
@@ -97,7 +103,8 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
     pairs = list(zip(answers, starts, strict=True)) if len(starts) == len(answers) else []
     for k, (index, start) in enumerate(pairs):
         if index and start:
-            yield _made(rollout, k, rollout.messages[:index], row.token_ids[:start])
+            begun = ends[k - 1] if k and len(ends) == len(pairs) else 0
+            yield _made(rollout, k, rollout.messages[:index], row.token_ids[:start], begun)
     if not pairs and row.loss_mask is None and len(row.token_ids):
         yield Observation(
             rollout.place,
@@ -110,9 +117,18 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
         )
 
 
-def _made(rollout: Rollout, turn: int, messages: Sequence[Message], ids: Ids) -> Observation:
+def _kept(rollout: Rollout, turn: int, ids: Ids) -> int:
+    """The length of the latest earlier prompt with its answer that a prompt begins with; 0 without one."""
+    for earlier in reversed(rollout.turns[:turn]):
+        seen = earlier.seen_ids
+        if seen is not None and len(seen) < len(ids) and np.array_equal(ids[: len(seen)], seen):
+            return len(seen)
+    return 0
+
+
+def _made(rollout: Rollout, turn: int, messages: Sequence[Message], ids: Ids, begun: int = 0) -> Observation:
     part = Part.LATER if any(message.sampled for message in messages) else Part.FIRST
-    return Observation(rollout.place, turn, messages, rollout.tools, rollout.template_kwargs, ids, part)
+    return Observation(rollout.place, turn, messages, rollout.tools, rollout.template_kwargs, ids, part, begun)
 
 
 def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:

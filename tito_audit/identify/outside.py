@@ -25,6 +25,8 @@ def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
     if text is None:
         return False
     text, recorded = writer.cut(text, one), writer.recorded(one)
+    if one.begun and _goes_on(writer, text, one):
+        return True
     pattern = _answers(writer, way, one)
     if pattern is None:
         return text == recorded
@@ -34,6 +36,13 @@ def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
     canonical = _ids_outside(writer, writer.tokenizer.encode(text), text, mine)
     logged = _ids_outside(writer, one.ids, recorded, theirs)
     return canonical is None or logged is None or np.array_equal(canonical, logged)
+
+
+def _goes_on(writer: Writer, text: str, one: Observation) -> bool:
+    """Whether a prompt that begins with what was sampled goes on as it is written."""
+    new = one.ids[one.begun :]
+    added = writer.tokenizer.vocabulary.text(new)
+    return text.endswith(added) and np.array_equal(writer.tokenizer.encode(added), new)
 
 
 def _answers(writer: Writer, way: Way, one: Observation) -> re.Pattern[str] | None:
