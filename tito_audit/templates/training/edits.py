@@ -1,0 +1,218 @@
+"""Edits of a chat template that may make it keep history, each of one place; which of them do is proved elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import pairwise
+
+from tito_audit.templates.training.source import Tag, Token, conditions, depths, read_tags
+
+_CUTS = frozenset(("trim", "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "replace"))
+_TRIMS = frozenset(("trim", "strip", "lstrip", "rstrip"))
+_PLACES = re.compile(r"\bloop\.|\blast\w*|_ind?e?x|index|_idx|\bns\d?\.")
+_THOUGHTS = re.compile(r"think|reason|thought|channel", re.IGNORECASE)
+
+
+class Kind(IntEnum):
+    """What an edit does, the likelier to be enough first."""
+
+    DROP_CUT = 0
+    """A block that only cuts text is left out."""
+    BY_PLACE = 1
+    """A condition on where a message stands becomes true or false."""
+    BY_THOUGHT = 2
+    """A condition on reasoning becomes true or false."""
+    UNCUT = 3
+    """Text is no longer trimmed or split."""
+    UNCUT_ANSWERS = 4
+    """The same for answers of the model alone."""
+    ANY = 5
+    """Another condition becomes true or false."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One place of a template, and what stands there instead."""
+
+    start: int
+    end: int
+    new: str
+    kind: Kind
+    line: int
+    was: str
+    in_answer: bool = False
+    """Whether it stands where the template writes answers."""
+
+    @property
+    def does(self) -> str:
+        """What it does, in one line."""
+        was = " ".join(self.was.split())
+        if self.kind is Kind.DROP_CUT:
+            return f"leaves out {was}"
+        if self.kind in (Kind.UNCUT, Kind.UNCUT_ANSWERS):
+            whose = " of answers" if self.kind is Kind.UNCUT_ANSWERS else ""
+            return f"writes {was} without cutting the text{whose}"
+        return f"takes {was} for {self.new}"
+
+    def overlaps(self, other: Edit) -> bool:
+        """Whether both change the same text."""
+        return self.start < other.end and other.start < self.end
+
+
+def plain_newlines(source: str) -> str:
+    """The template with the newlines that Jinja makes of its own."""
+    return source.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def apply_edits(source: str, edits: Sequence[Edit]) -> str:
+    """The template with these edits, none of which overlap."""
+    for edit in sorted(edits, key=lambda one: one.start, reverse=True):
+        source = source[: edit.start] + edit.new + source[edit.end :]
+    return source
+
+
+def possible_edits(source: str) -> list[Edit]:
+    """Every edit worth a try, the likelier ones first."""
+    tags = read_tags(source)
+    found = [*_dropped(source, tags), *_conditions(source, tags), *_cuts(source, tags)]
+    unique = {(edit.start, edit.end, edit.new): edit for edit in reversed(found)}
+    answers = _answers(tags)
+    placed = (
+        replace(edit, in_answer=any(start <= edit.start < end for start, end in answers))
+        for edit in unique.values()
+    )
+    return sorted(placed, key=lambda edit: (not edit.in_answer, edit.kind, edit.start, -edit.end))
+
+
+def _answers(tags: Sequence[Tag]) -> list[tuple[int, int]]:
+    """Where the branches for assistant messages begin and end."""
+    found: list[tuple[int, int]] = []
+    opened: list[int | None] = []
+    for tag in tags:
+        if tag.word in ("elif", "else", "endif") and opened:
+            begin = opened.pop()
+            if begin is not None:
+                found.append((begin, tag.start))
+        if tag.word in ("if", "elif", "else"):
+            names_it = any(token.kind == "string" and token.text[1:-1] == "assistant" for token in tag.tokens)
+            opened.append(tag.end if names_it else None)
+    return found
+
+
+def _dropped(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
+    """Blocks `{% if … %}{% set … %}{% endif %}` that cut text and do nothing else."""
+    opened: list[int] = []
+    for i, tag in enumerate(tags):
+        if tag.word == "if":
+            opened.append(i)
+        elif tag.word == "endif" and opened:
+            begin = opened.pop()
+            body, text = tags[begin + 1 : i], source[tags[begin].start : tag.end]
+            only_sets = all(one.word in ("set", "if", "else", "elif", "endif") for one in body)
+            between = all(not source[a.end : b.start].strip() for a, b in pairwise(tags[begin : i + 1]))
+            if only_sets and between and any(_cuts_text(one) for one in body):
+                yield Edit(tags[begin].start, tag.end, "", Kind.DROP_CUT, tags[begin].line, text)
+
+
+def _cuts_text(tag: Tag) -> bool:
+    return any(token.text in _CUTS for token in tag.tokens)
+
+
+def _conditions(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
+    for tag in tags:
+        for run in conditions(tag):
+            start, end = run[0].start, run[-1].end
+            was = source[start:end]
+            if was in ("true", "false"):
+                continue
+            kind = Kind.ANY
+            if _PLACES.search(was):
+                kind = Kind.BY_PLACE
+            elif _THOUGHTS.search(was):
+                kind = Kind.BY_THOUGHT
+            for new in ("true", "false"):
+                yield Edit(start, end, new, kind, source.count("\n", 0, start) + 1, was)
+
+
+def _cuts(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
+    loops: list[str] = []
+    for tag in tags:
+        if tag.word == "for" and len(tag.tokens) > 1:
+            loops.append(tag.tokens[1].text)
+        elif tag.word == "endfor" and loops:
+            loops.pop()
+        if tag.word not in ("", "if", "elif", "set", "for"):
+            continue
+        for begin, cut, end in _cut_chains(tag.tokens):
+            base, whole = source[begin:cut].rstrip(), source[begin:end]
+            line = source.count("\n", 0, begin) + 1
+            for new in (*_half(base, whole[cut - begin :]), base):
+                yield Edit(begin, end, new, Kind.UNCUT, line, whole)
+                if loops:
+                    of_answers = f"({new} if {loops[0]}['role'] == 'assistant' else {whole})"
+                    yield Edit(begin, end, of_answers, Kind.UNCUT_ANSWERS, line, whole)
+
+
+def _half(base: str, cut: str) -> Iterator[str]:
+    """The text cut at its beginning alone, where it was cut at both ends."""
+    if re.fullmatch(r"\.strip\(.*\)", cut):
+        yield base + cut.replace(".strip(", ".lstrip(", 1)
+    elif re.fullmatch(r"\s*\|\s*trim", cut):
+        yield f"{base}.lstrip()"
+
+
+def _cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
+    """Where a text begins that is cut, where its cutting begins, and where that ends."""
+    levels = depths(tokens)
+    for i, token in enumerate(tokens):
+        if token.text not in _CUTS or not i or tokens[i - 1].text not in (".", "|"):
+            continue
+        begin = _base(tokens, levels, i - 1)
+        ends = _ends(tokens, levels, i)
+        if begin is not None:
+            for end in ends:
+                yield tokens[begin].start, tokens[i - 1].start, tokens[end].end
+
+
+def _base(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | None:
+    """The index of the token that the text before a cut begins with."""
+    level, i = levels[before], before - 1
+    while i >= 0:
+        if levels[i] > level or tokens[i].text in ("]", ")"):
+            i -= 1
+            continue
+        follows_name = i > 0 and (tokens[i - 1].text in (".", "|"))
+        if levels[i] == level and follows_name:
+            i -= 2
+            continue
+        opens = tokens[i].text in ("[", "(")
+        if opens and i > 0 and (tokens[i - 1].kind == "name" or tokens[i - 1].text in ("]", ")")):
+            i -= 1
+            continue
+        return i
+    return None
+
+
+def _ends(tokens: Sequence[Token], levels: Sequence[int], at: int) -> Iterator[int]:
+    """The last token of a cut, and of the cuts that follow it at once, the longest first."""
+    found: list[int] = []
+    i = at
+    while True:
+        if i + 1 < len(tokens) and tokens[i + 1].text == "(":
+            i = _closing(levels, i + 1)
+        while i + 1 < len(tokens) and tokens[i + 1].text == "[":
+            i = _closing(levels, i + 1)
+        found.append(i)
+        following = tokens[i + 1].text if i + 1 < len(tokens) else ""
+        if following not in (".", "|") or i + 2 >= len(tokens) or tokens[i + 2].text not in _CUTS:
+            break
+        i += 2
+    return reversed(found)
+
+
+def _closing(levels: Sequence[int], opening: int) -> int:
+    """The index of the bracket that closes one."""
+    return next(i for i in range(opening + 1, len(levels)) if levels[i] == levels[opening])

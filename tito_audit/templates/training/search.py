@@ -1,0 +1,172 @@
+"""The smallest set of edits that makes a chat template keep history as it was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import combinations
+from time import monotonic
+
+from tito_audit.errors import SetupError
+from tito_audit.render.renderer import Renderer
+from tito_audit.templates.probes import CORE, PROBES
+from tito_audit.templates.training.edits import Edit, Kind, apply_edits, plain_newlines, possible_edits
+from tito_audit.templates.training.proof import PARSED, Judged, Original, alone, judge
+
+_MOST_EDITS = 6
+_MOST_SETS = 80
+"""How many sets of edits are tried that each do something."""
+_PAIRED = 20
+"""How many edits are tried two by two if none does anything alone."""
+SECONDS = 60.0
+"""How long a search may take."""
+
+_Set = tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A chat template with edits, and what they do for its history."""
+
+    source: str
+    """The template as it was, with plain newlines."""
+    edits: tuple[Edit, ...]
+    before: Judged
+    after: Judged
+    rejected: tuple[tuple[Edit, str], ...] = ()
+    """Edits that keep more of the history, each with the reason why it cannot be made."""
+
+    @property
+    def text(self) -> str:
+        """The template with the edits."""
+        return apply_edits(self.source, self.edits)
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether every answer that a model samples is still there in the next prompt."""
+        return not self.after.lost
+
+
+def find_variant(renderer: Renderer, seconds: float = SECONDS) -> tuple[Variant, Original]:
+    """The variant of a renderer's template that keeps the most of its history, proved on every probe."""
+    source = plain_newlines(renderer.template(False).source)
+    original = Original(alone(renderer, source, "the template"))
+    search = _Search(original, source, monotonic() + seconds)
+    edits = search.run()
+    before, after = (judge(search.renderer(one), PROBES) for one in ((), edits))
+    return Variant(source, edits, before, after, search.rejected()), original
+
+
+class _Search:
+    """Edits of a template, tried alone, then those that do something together."""
+
+    def __init__(self, original: Original, source: str, deadline: float) -> None:
+        self._original = original
+        self._source = source
+        self._deadline = deadline
+        self._now = judge(original.renderer, CORE)
+        self._best: tuple[_Set, Judged] = (), self._now
+        self._rejected: dict[Edit, tuple[int, str]] = {}
+
+    def run(self) -> _Set:
+        """The edits that keep the most of the history."""
+        edits = possible_edits(self._source) if self._now.faults else []
+        # Where answers are written first: what is found there changes nothing else.
+        for pool in ([one for one in edits if one.in_answer], edits):
+            useful = [(one,) for one in pool if self._is_useful((one,))]
+            self._combine(useful)
+            if self._best[1].lost:
+                self._combine([*useful, *(pair for pair in self._pairs(pool) if self._is_useful(pair))])
+            if not self._best[1].faults:
+                break
+        return self._needed(*self._best)
+
+    def renderer(self, edits: _Set) -> Renderer:
+        """A renderer with these edits; SetupError if they make no template."""
+        if not edits:
+            return self._original.renderer
+        return alone(self._original.renderer, apply_edits(self._source, edits), "the edited template")
+
+    def rejected(self) -> tuple[tuple[Edit, str], ...]:
+        """The edits that would have kept more, but changed what must stay; the best first."""
+        ranked = sorted(self._rejected.items(), key=lambda one: (-one[1][0], one[0].kind))
+        return tuple((edit, why) for edit, (_, why) in ranked[:3])
+
+    def _combine(self, useful: Sequence[_Set]) -> None:
+        """Try sets of what is useful, those with the fewest faults first."""
+        tried: set[frozenset[Edit]] = set()
+        ahead: list[tuple[int, int, int, _Set]] = [(self._now.faults, 0, 0, ())]
+        while ahead and len(tried) < _MOST_SETS and self._best[1].faults:
+            *_, found = heappop(ahead)
+            for more in _added(found, useful):
+                if frozenset(more) in tried or monotonic() > self._deadline:
+                    continue
+                tried.add(frozenset(more))
+                judged = self._tried(more)
+                if judged is None or not self._is_proved(more, judged):
+                    continue
+                outside = sum(not edit.in_answer for edit in more)
+                heappush(ahead, (judged.faults, outside, len(tried), more))
+                if judged.faults < self._best[1].faults:
+                    self._best = more, judged
+
+    def _pairs(self, pool: Iterable[Edit]) -> Iterator[_Set]:
+        """Two conditions at once, for templates where one alone does harm."""
+        likely = [edit for edit in pool if edit.kind in (Kind.BY_PLACE, Kind.DROP_CUT, Kind.BY_THOUGHT)]
+        return (pair for pair in combinations(likely[:_PAIRED], 2) if not pair[0].overlaps(pair[1]))
+
+    def _tried(self, edits: _Set) -> Judged | None:
+        """What becomes of answers with these edits; None if that is no template, or loses what was kept."""
+        if monotonic() > self._deadline:
+            return None
+        try:
+            variant = self.renderer(edits)
+        except SetupError:
+            return None
+        judged = judge(variant, CORE)
+        spoiled = judged.lost | judged.trimmed | judged.unsampled
+        return judged if self._now.kept.isdisjoint(spoiled) else None
+
+    def _is_useful(self, edits: _Set) -> bool:
+        """Whether these edits do something to history, and to nothing else."""
+        judged = self._tried(edits)
+        if judged is None:
+            return False
+        variant = self.renderer(edits)
+        same, changed = self._original.compare(variant, CORE)
+        if judged.faults >= self._now.faults and not (same and changed):
+            return False
+        return self._is_proved(edits, judged)
+
+    def _is_proved(self, edits: _Set, judged: Judged) -> bool:
+        """Whether everything but history is written as it was."""
+        variant = self.renderer(edits)
+        why = ""
+        if not self._original.writes_same(variant):
+            why = "first prompts are no longer what they were"
+        elif not all(self._original.compare(variant, probes)[0] for probes in (CORE, PARSED, PROBES)):
+            why = "an answer, or what follows one, is no longer written as it was"
+        elif not self._original.writes_same(variant, all_of_them=True):
+            why = "first prompts with some argument are no longer what they were"
+        gain = self._now.faults - judged.faults
+        if why and gain > 0 and len(edits) == 1:
+            self._rejected.setdefault(edits[-1], (gain, why))
+        return not why
+
+    def _needed(self, found: _Set, now: Judged) -> _Set:
+        """The edits without those that others made needless."""
+        for edit in found:
+            fewer = tuple(one for one in found if one != edit)
+            judged = self._tried(fewer)
+            if judged is not None and judged.faults <= now.faults and self._is_proved(fewer, judged):
+                found = fewer
+        return found
+
+
+def _added(found: _Set, useful: Sequence[_Set]) -> Iterator[_Set]:
+    """A set of edits with one more of those that are useful."""
+    for more in useful:
+        whole = (*found, *more)
+        if len(whole) <= _MOST_EDITS and not any(a.overlaps(b) for a, b in combinations(whole, 2)):
+            yield whole
