@@ -10,14 +10,21 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given
+from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
     from tito_audit.cli._template_page import Looked
+    from tito_audit.settings.model import Settings
 
 
 @command("template")
 def template(
     given: Given,
+    logs: list[str],
+    shape: str,
+    training: str | None,
+    against: str | None,
+    force: bool,
     named: Annotated[
         Optional[str],  # noqa: UP045 - read by Typer
         typer.Argument(metavar="[TOKENIZER]", help="A folder with tokenizer.json, or a Hugging Face name."),
@@ -36,6 +43,20 @@ def template(
     from tito_audit.cli._template_object import as_object
     from tito_audit.report_objects import as_json
 
+    if training is not None or against is not None:
+        from tito_audit.cli._template_variants import compare, train
+
+        if training is not None and against is not None:
+            raise SetupError("template: --training and --against are two questions.\nAsk one at a time.")
+        settings = _settings(given, named)
+        good = (
+            train(settings, logs, training, shape, force=force)
+            if training is not None
+            else compare(settings, logs, against or "", shape)
+        )
+        if not good:
+            raise typer.Exit(FAILED)
+        return
     looked = _looked(given, named, logs)
     if shape == "json":
         print(as_json(as_object(looked)))
@@ -45,14 +66,17 @@ def template(
         raise typer.Exit(FAILED)
 
 
+def _settings(given: Given, named: str | None) -> Settings:
+    settings = given.settings()
+    return settings if named is None else replace(settings, tokenizer=named)
+
+
 def _looked(given: Given, named: str | None, logs: list[str]) -> Looked:
     from tito_audit.cli._template_page import Looked, OfLog
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.templates import Breaks, append_only, template_facts
 
-    settings = given.settings()
-    if named is not None:
-        settings = replace(settings, tokenizer=named)
+    settings = _settings(given, named)
     opened = open_template(settings)
     of_log = None
     if logs:

@@ -193,6 +193,24 @@ _TEMPLATES = (
     ),
 )
 
+_OF_TEMPLATES = (
+    Option(
+        "training",
+        "Write a variant of the template that keeps history as it was sampled, if edits are proved enough.",
+        ("template",),
+        metavar="FILE",
+        flag_only=FlagOnly.WRITTEN,
+    ),
+    Option(
+        "against",
+        "Compare with the template of another tokenizer, or with a Jinja file.",
+        ("template",),
+        metavar="OTHER",
+        flag_only=FlagOnly.READ,
+    ),
+    Option("force", "Replace an existing file.", ("template",), takes=bool, flag_only=FlagOnly.SAFEGUARD),
+)
+
 _LOOKING_UP = (
     numbered("rows", "Rows to look at.", ("inspect",), "a number of rows", 1, short="-n", default=100),
     Option(
@@ -209,4 +227,4 @@ _LOOKING_UP = (
     Option("markdown", "Print a Markdown table.", ("list",), takes=bool),
 )
 
-OWN_OPTIONS: Final = (*_IDENTIFYING, *_TEMPLATES, *_WRITING, *_SHOWING, *_LOOKING_UP)
+OWN_OPTIONS: Final = (*_IDENTIFYING, *_TEMPLATES, *_OF_TEMPLATES, *_WRITING, *_SHOWING, *_LOOKING_UP)

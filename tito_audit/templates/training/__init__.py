@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from tito_audit.templates.training.search import Variant, find_variant
+from tito_audit.templates.training.edits import Edit
+from tito_audit.templates.training.proof import Judged
+from tito_audit.templates.training.search import OfLog, Variant, find_variant
 
-__all__ = ["Variant", "find_variant"]
+__all__ = ["Edit", "Judged", "OfLog", "Variant", "find_variant"]

@@ -1,4 +1,4 @@
-"""Edits of a chat template that may make it keep history, each of one place; which of them do is proved elsewhere."""
+"""Edits of a chat template that may make it keep history, each of one place; which of them do is proved later."""
 
 from __future__ import annotations
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
 
 from tito_audit.errors import RenderError
-from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.template import Template, compile_template
 from tito_audit.templates.appends import Outcome, Step, append_only, unwritten
-from tito_audit.templates.probes import ANSWER, CORE, PROBES, REASONING, TOOLS, Probe, answer_kind, answering, probe
+from tito_audit.templates.probes import (
+    ANSWER,
+    PROBES,
+    REASONING,
+    TOOLS,
+    Probe,
+    answer_kind,
+    answering,
+    probe,
+)
 
+_THOUGHT = re.compile(r"<\|?(?:begin_of_)?(?:think|thought|thinking)\|?>\s*\Z")
 _SPACED = " \n What is\tthe weather? \n\n"
 _SAID = "It is sunny."
 _ASK = {"role": "user", "content": "What is the weather?"}
@@ -36,24 +48,17 @@ _FIRST: tuple[Probe, ...] = tuple(
 """Prompts of first turns."""
 PARSED: tuple[Probe, ...] = tuple(
     probe(f"a parsed answer {number}", [_ASK, answering(content, reasoning), _ASK])
-    for number, (content, reasoning) in enumerate((
-        (f"\n\n{_SAID}", REASONING),
-        (_SAID, f"\n{REASONING}\n"),
-        (f"\n{_SAID}", f"{REASONING}\n\n"),
-    ))
+    for number, (content, reasoning) in enumerate(
+        (
+            (f"\n\n{_SAID}", REASONING),
+            (_SAID, f"\n{REASONING}\n"),
+            (f"\n{_SAID}", f"{REASONING}\n\n"),
+        )
+    )
 )
 """Answers with the whitespace that parsers leave where reasoning ends: templates that take it away need to go on
 doing so."""
 _SPACES = ("{} \n", "\n\n{}", " {}\n\n", "{}\t")
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation of a log."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...] = ()
-    template_args: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +69,26 @@ class Judged:
     """The answers that the next prompt holds as they were sampled, by name."""
     lost: frozenset[str]
     """Those that it does not hold so."""
+    lost_with_tools: frozenset[str]
+    """Those of them in conversations with tools."""
     trimmed: frozenset[str]
     """Those that it holds without the whitespace at their ends."""
     unsampled: frozenset[str]
-    """Those that the template itself never writes after its generation prompt, so that no model samples them."""
+    """Those without reasoning after a prompt that begins it, so that no model samples them; and those before a
+    system message, which templates may write in another place."""
     steps: tuple[Step, ...] = ()
 
     @property
     def faults(self) -> int:
         """How many answers do not come back as they were sampled."""
         return len(self.lost) + len(self.trimmed)
+
+    def faulty(self, renderer: Renderer) -> list[tuple[Probe, str | None]]:
+        """A conversation for each kind of answer that does not come back, up to the next prompt, with that."""
+        steps = {step.kind: step for step in self.steps if _name(step) in self.lost}
+        found = [replace(step.probe, messages=step.probe.messages[: step.until]) for step in steps.values()]
+        found += [_spaced_probe(space) for space in _SPACES[:2] if self.trimmed]
+        return [(one, rendered(renderer, one)) for one in found]
 
 
 def alone(renderer: Renderer, source: str, where: str) -> Renderer:
@@ -85,22 +100,46 @@ def judge(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool = True) -
     """What becomes of the answers of some conversations; `spaces`: also of whitespace at their ends."""
     steps = append_only(renderer, probes).steps
     has_field = _writes_field(renderer)
-    kept, lost, trimmed, unsampled = set(), set(), set(), set()
+    kept: set[str] = set()
+    lost: set[str] = set()
+    trimmed: set[str] = set()
+    unsampled: set[str] = set()
+    sets = {_Becomes.KEPT: kept, _Becomes.LOST: lost, _Becomes.NOT_SAMPLED: unsampled}
     for step in steps:
-        name = f"{step.probe.name}, answer {step.answer}"
-        if step.outcome is Outcome.KEPT:
-            kept.add(name)
-        elif step.outcome is Outcome.REFUSED or (step.message.reasoning and not has_field):
-            continue
-        elif step.outcome is Outcome.LEFT_OUT and not _cuts_thought(step):
-            continue  # the template has no place for it, wherever it stands
-        elif step.outcome is not Outcome.LEFT_OUT and not step.sampled and not _has_thought(step.message):
-            unsampled.add(name)
-        else:
-            lost.add(name)
+        becomes = _becomes(step, has_field=has_field)
+        if becomes is not None:
+            sets[becomes].add(_name(step))
     for name, held in _spaced(renderer) if spaces else ():
         (kept if held else trimmed).add(name)
-    return Judged(frozenset(kept), frozenset(lost), frozenset(trimmed), frozenset(unsampled), steps)
+    of_tools = {_name(step) for step in steps if step.probe.tools} & lost
+    return Judged(
+        frozenset(kept), frozenset(lost), frozenset(of_tools), frozenset(trimmed), frozenset(unsampled), steps
+    )
+
+
+class _Becomes(Enum):
+    """What an answer counts as."""
+
+    KEPT = 1
+    LOST = 2
+    NOT_SAMPLED = 3
+
+
+def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
+    """What an answer counts as; None if the template has no place for it, wherever it stands."""
+    if step.outcome is Outcome.KEPT:
+        return _Becomes.KEPT
+    if step.outcome is Outcome.REFUSED or (step.message.reasoning and not has_field):
+        return None
+    if step.outcome is Outcome.LEFT_OUT and not _cuts_thought(step):
+        return None
+    before_system = any(one.speaker == "system" for one in step.probe.messages[step.answer : step.until])
+    unopened = not step.sampled and _opens_thought(step) and not _has_thought(step.message)
+    return _Becomes.NOT_SAMPLED if before_system or unopened else _Becomes.LOST
+
+
+def _name(step: Step) -> str:
+    return f"{step.probe.name}, answer {step.answer}"
 
 
 def _writes_field(renderer: Renderer) -> bool:
@@ -114,7 +153,13 @@ def _writes_field(renderer: Renderer) -> bool:
 
 
 def _cuts_thought(step: Step) -> bool:
-    return "<think>" in answer_kind(step.message) and "text" in step.left_out
+    inline = "<think>" in answer_kind(step.message) and not step.message.tool_calls
+    return inline and "text" in step.left_out
+
+
+def _opens_thought(step: Step) -> bool:
+    """Whether the generation prompt begins reasoning, as no answer without it can go on."""
+    return _THOUGHT.search(step.prompt) is not None
 
 
 def _has_thought(message: Message) -> bool:
@@ -135,9 +180,18 @@ def _spaced(renderer: Renderer) -> Iterable[tuple[str, bool]]:
         if leads and not after.startswith(prompt + _SAID):
             continue
         sampled = after[: after.index(_SAID, len(prompt))] + said if _SAID in after[len(prompt) :] else None
-        texts = _texts(renderer, probe("", [_ASK, answering(said), _ASK]))
+        texts = _texts(renderer, _spaced_probe(space))
         if sampled is not None and texts is not None and (leads or trails):
             yield f"an answer as {said!r}", texts[1].startswith(sampled)
+
+
+def _spaced_probe(space: str) -> Probe:
+    return probe("", [_ASK, answering(space.format(_SAID)), _ASK])
+
+
+def rendered(renderer: Renderer, one: Probe) -> str | None:
+    """A prompt that ends with a generation prompt; None if the template refuses it."""
+    return _part(renderer, one, len(one.messages), opens=True)
 
 
 def _texts(renderer: Renderer, one: Probe) -> tuple[str, str] | None:
@@ -161,13 +215,13 @@ def argument_sets(template: Template, given: Mapping[str, object]) -> tuple[Mapp
 class Original:
     """A template as it was, with what it writes for first turns."""
 
-    def __init__(self, renderer: Renderer, log: Sequence[Conversation] = ()) -> None:
+    def __init__(self, renderer: Renderer, log: Sequence[Probe] = ()) -> None:
         self.renderer = renderer
         template = renderer.template(False)
         self.arguments = argument_sets(template, renderer.template_args)
         self._few = [(one, args) for one in _FIRST for args in self.arguments[:1]]
         self._many = [(one, args) for one in (*_FIRST, *_heads(PROBES)) for args in self.arguments]
-        self._log = [(one, {}) for one in _heads(map(_as_probe, log))]
+        self._log: list[tuple[Probe, Mapping[str, object]]] = [(one, {}) for one in _heads(log)]
         self._texts: dict[tuple[int, str], str | None] = {}
         self._answers = {id(one): list(_turns(renderer, one)) for one in (*PROBES, *PARSED)}
 
@@ -179,6 +233,11 @@ class Original:
     def writes_same(self, variant: Renderer, *, all_of_them: bool = False) -> bool:
         """Whether first prompts are byte for byte what they were; a few of them, or all."""
         return all(self._same(variant, *one) for one in (self._many if all_of_them else self._few))
+
+    @property
+    def firsts_of_log(self) -> int:
+        """How many first prompts of the log are compared."""
+        return len(self._log)
 
     def same_in_log(self, variant: Renderer) -> int:
         """How many first prompts of the log are what they were."""
@@ -196,10 +255,6 @@ class Original:
         if key not in self._texts:
             self._texts[key] = _first(self.renderer, one, args)
         return _first(variant, one, args) == self._texts[key]
-
-
-def _as_probe(conversation: Conversation) -> Probe:
-    return Probe("a log's", conversation.messages, conversation.tools, conversation.template_args)
 
 
 def _heads(probes: Iterable[Probe]) -> list[Probe]:
@@ -239,14 +294,15 @@ def _turns(renderer: Renderer, one: Probe) -> Iterator[_Turn]:
     for answer, until in pairwise([*answers, len(one.messages)]):
         prompt, after = (_part(renderer, one, count, opens=True) for count in (answer, until))
         closed = _part(renderer, one, answer + 1, opens=False)
-        if prompt is None or closed is None or not closed.startswith(prompt):
-            yield _Turn(None, None, after)
-        elif unwritten(one.messages[answer], closed[len(prompt) :]):
+        last = None
+        if prompt is not None and closed is not None and closed.startswith(prompt):
+            last = closed[len(prompt) :]
+        if closed is None or last is None or unwritten(one.messages[answer], last):
             yield _Turn(None, None, after)
         else:
             whole = closed.rstrip()
             rest = after[len(whole) :] if after is not None and after.startswith(whole) else None
-            yield _Turn(closed[len(prompt) :], rest, after)
+            yield _Turn(last, rest, after)
 
 
 def _agree(before: _Turn, after: _Turn) -> bool:

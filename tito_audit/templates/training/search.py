@@ -10,19 +10,31 @@ from time import monotonic
 
 from tito_audit.errors import SetupError
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.probes import CORE, PROBES
+from tito_audit.templates.probes import CORE, PROBES, Probe
 from tito_audit.templates.training.edits import Edit, Kind, apply_edits, plain_newlines, possible_edits
-from tito_audit.templates.training.proof import PARSED, Judged, Original, alone, judge
+from tito_audit.templates.training.proof import PARSED, Judged, Original, alone, judge, rendered
 
 _MOST_EDITS = 6
 _MOST_SETS = 80
 """How many sets of edits are tried that each do something."""
+_MOST_FOR_SPACES = 24
+"""How many, once only whitespace is not as it was sampled."""
 _PAIRED = 20
 """How many edits are tried two by two if none does anything alone."""
-SECONDS = 60.0
+SECONDS = 45.0
 """How long a search may take."""
 
 _Set = tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OfLog:
+    """What was proved on the conversations of a log."""
+
+    firsts: int
+    """How many first prompts were compared: all of them are byte for byte what they were."""
+    before: Judged
+    after: Judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,11 @@ class Variant:
     edits: tuple[Edit, ...]
     before: Judged
     after: Judged
+    firsts: int
+    """How many first prompts were compared: all of them are byte for byte what they were."""
+    arguments: tuple[str, ...]
+    """The arguments that they were compared with, each value that the template tells apart."""
+    of_log: OfLog | None = None
     rejected: tuple[tuple[Edit, str], ...] = ()
     """Edits that keep more of the history, each with the reason why it cannot be made."""
 
@@ -44,18 +61,26 @@ class Variant:
 
     @property
     def keeps_history(self) -> bool:
-        """Whether every answer that a model samples is still there in the next prompt."""
-        return not self.after.lost
+        """Whether every answer that a model samples is still there in the next prompt, at least without tools; and
+        in the log."""
+        left = self.after.lost - self.after.lost_with_tools
+        return bool(self.after.kept) and not left and (self.of_log is None or not self.of_log.after.lost)
 
 
-def find_variant(renderer: Renderer, seconds: float = SECONDS) -> tuple[Variant, Original]:
-    """The variant of a renderer's template that keeps the most of its history, proved on every probe."""
+def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float = SECONDS) -> Variant:
+    """The variant of a renderer's template that keeps the most of its history, proved on every probe and on these
+    conversations of a log."""
     source = plain_newlines(renderer.template(False).source)
-    original = Original(alone(renderer, source, "the template"))
+    original = Original(alone(renderer, source, "the template"), log)
     search = _Search(original, source, monotonic() + seconds)
     edits = search.run()
-    before, after = (judge(search.renderer(one), PROBES) for one in ((), edits))
-    return Variant(source, edits, before, after, search.rejected()), original
+    both = [search.renderer(one) for one in ((), edits)]
+    before, after = (judge(one, PROBES) for one in both)
+    of_log = None
+    if log:
+        of_log = OfLog(original.firsts_of_log, *(judge(one, log, spaces=False) for one in both))
+    arguments = tuple(f"{name}={value!r}" for given in original.arguments for name, value in given.items())
+    return Variant(source, edits, before, after, original.firsts, arguments, of_log, search.rejected())
 
 
 class _Search:
@@ -68,6 +93,7 @@ class _Search:
         self._now = judge(original.renderer, CORE)
         self._best: tuple[_Set, Judged] = (), self._now
         self._rejected: dict[Edit, tuple[int, str]] = {}
+        self._watched = self._now.faulty(original.renderer)
 
     def run(self) -> _Set:
         """The edits that keep the most of the history."""
@@ -78,7 +104,8 @@ class _Search:
             self._combine(useful)
             if self._best[1].lost:
                 self._combine([*useful, *(pair for pair in self._pairs(pool) if self._is_useful(pair))])
-            if not self._best[1].faults:
+            now = self._best[1]
+            if not now.lost and (self._best[0] or not now.trimmed):
                 break
         return self._needed(*self._best)
 
@@ -97,7 +124,9 @@ class _Search:
         """Try sets of what is useful, those with the fewest faults first."""
         tried: set[frozenset[Edit]] = set()
         ahead: list[tuple[int, int, int, _Set]] = [(self._now.faults, 0, 0, ())]
-        while ahead and len(tried) < _MOST_SETS and self._best[1].faults:
+        while ahead and self._best[1].faults:
+            if len(tried) >= (_MOST_SETS if self._best[1].lost else _MOST_FOR_SPACES):
+                break
             *_, found = heappop(ahead)
             for more in _added(found, useful):
                 if frozenset(more) in tried or monotonic() > self._deadline:
@@ -130,6 +159,8 @@ class _Search:
 
     def _is_useful(self, edits: _Set) -> bool:
         """Whether these edits do something to history, and to nothing else."""
+        if not self._touches(edits):
+            return False
         judged = self._tried(edits)
         if judged is None:
             return False
@@ -138,6 +169,17 @@ class _Search:
         if judged.faults >= self._now.faults and not (same and changed):
             return False
         return self._is_proved(edits, judged)
+
+    def _touches(self, edits: _Set) -> bool:
+        """Whether these edits change any of the prompts that do not hold what was sampled: far cheaper to tell
+        than whether they mend it."""
+        if monotonic() > self._deadline:
+            return False
+        try:
+            variant = self.renderer(edits)
+        except SetupError:
+            return False
+        return any(rendered(variant, one) != text for one, text in self._watched)
 
     def _is_proved(self, edits: _Set, judged: Judged) -> bool:
         """Whether everything but history is written as it was."""
@@ -149,6 +191,8 @@ class _Search:
             why = "an answer, or what follows one, is no longer written as it was"
         elif not self._original.writes_same(variant, all_of_them=True):
             why = "first prompts with some argument are no longer what they were"
+        elif self._original.same_in_log(variant) < self._original.firsts_of_log:
+            why = "first prompts of the log are no longer what they were"
         gain = self._now.faults - judged.faults
         if why and gain > 0 and len(edits) == 1:
             self._rejected.setdefault(edits[-1], (gain, why))

@@ -1,0 +1,50 @@
+"""Two templates compared on the conversations of a log: `template --against`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tito_audit.run.template import OpenedTemplate, log_probes, open_template
+from tito_audit.settings.model import Settings
+from tito_audit.templates.against import Against, compare
+from tito_audit.templates.probes import PROBES
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two templates, their prompts, and their ids if both have a tokenizer."""
+
+    names: tuple[str, str]
+    of_log: bool
+    """Whether the conversations are those of a log."""
+    found: Against
+    equal_ids: int | None
+    """How many of the equal prompts have the same ids with both tokenizers; None if there are not two."""
+
+    @property
+    def same(self) -> bool:
+        """Whether both write the same, as far as was tried."""
+        return not self.found.parted and self.equal_ids in (None, self.found.equal)
+
+
+def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
+    """The template of these settings against another: a Jinja file, or the template of another tokenizer."""
+    first = open_template(settings)
+    is_file = Path(other).is_file()
+    changed = replace(settings, chat_template=other if is_file else None, template_name=None)
+    second = open_template(changed if is_file else replace(changed, tokenizer=other))
+    probes = log_probes(logs, settings) if logs else PROBES
+    found = compare(first.renderer, second.renderer, probes)
+    names = first.name, other
+    return Compared(names, bool(logs), found, _equal_ids(first, second, found))
+
+
+def _equal_ids(first: OpenedTemplate, second: OpenedTemplate, found: Against) -> int | None:
+    mine, other = first.tokenizer, second.tokenizer
+    if mine is None or other is None or mine is other or mine.name == other.name:
+        return None
+    return sum(np.array_equal(mine.encode(text), other.encode(text)) for text in found.texts)

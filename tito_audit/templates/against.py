@@ -1,0 +1,173 @@
+"""Two templates side by side on the same conversations: where their prompts part, and what makes them part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from tito_audit.errors import RenderError
+from tito_audit.record.message import Message, as_messages
+from tito_audit.render.renderer import Renderer
+from tito_audit.render.span_builder import common_start
+from tito_audit.templates.probes import Probe
+
+
+class Cause(StrEnum):
+    """What two prompts differ in: they are equal without it."""
+
+    REFUSED = "one of them refuses the messages"
+    BOTH_REFUSE = "both refuse the messages"
+    GENERATION_PROMPT = "the generation prompt"
+    BOS = "the token that begins a prompt"
+    SPACE = "whitespace"
+    TOOLS = "the definitions of tools"
+    REASONING = "reasoning"
+    CALLS = "tool calls"
+    RESULTS = "tool results"
+    SYSTEM = "the system prompt"
+    START = "what stands before the first message's text"
+    ANSWERS = "answers in history"
+    TAGS = "the text around messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A prompt that two templates write differently."""
+
+    probe: Probe
+    count: int
+    """How many of its messages the prompt holds."""
+    cause: Cause
+    first: str
+    """What the first template writes; its refusal if it refused."""
+    second: str
+    at: int
+    """How many characters both share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Prompts of two templates."""
+
+    prompts: int
+    equal: int
+    parted: tuple[Parted, ...]
+    texts: tuple[str, ...]
+    """The prompts that are equal."""
+
+    def by_cause(self) -> Mapping[Cause, tuple[Parted, ...]]:
+        """The prompts that differ, by what they differ in; the most frequent first."""
+        causes = {one.cause for one in self.parted}
+        groups = {cause: tuple(one for one in self.parted if one.cause is cause) for cause in causes}
+        return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Against:
+    """Every prompt of these conversations by both templates."""
+    parted: list[Parted] = []
+    equal: list[str] = []
+    for one in probes:
+        for count in _prompts(one):
+            texts = [_written(renderer, one, count) for renderer in (first, second)]
+            if texts[0] == texts[1] and texts[0][0] is not None:
+                equal.append(texts[0][0])
+            else:
+                parted.append(_parted(first, second, one, count, texts))
+    return Against(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
+
+
+def _prompts(one: Probe) -> Iterator[int]:
+    """After how many messages the model is called."""
+    for count, message in enumerate(one.messages):
+        if message.sampled and count:
+            yield count
+    if one.messages and not one.messages[-1].sampled:
+        yield len(one.messages)
+
+
+def _written(renderer: Renderer, one: Probe, count: int, *, opens: bool = True) -> tuple[str | None, str]:
+    """The text of a prompt, or None with the reason why it was refused."""
+    try:
+        text = renderer.render(
+            one.messages[:count], one.tools, add_generation_prompt=opens, template_kwargs=one.template_args
+        )
+    except RenderError as error:
+        return None, str(error)
+    return text, ""
+
+
+def _parted(
+    first: Renderer, second: Renderer, one: Probe, count: int, texts: Sequence[tuple[str | None, str]]
+) -> Parted:
+    (mine, refusal), (other, other_refusal) = texts
+    if mine is None or other is None:
+        cause = Cause.BOTH_REFUSE if mine is None and other is None else Cause.REFUSED
+        said = (mine if mine is not None else refusal, other if other is not None else other_refusal)
+        return Parted(one, count, cause, *said, 0)
+    cause = _cause(first, second, one, count, (mine, other))
+    return Parted(one, count, cause, mine, other, common_start(mine, other))
+
+
+def _cause(first: Renderer, second: Renderer, one: Probe, count: int, texts: tuple[str, str]) -> Cause:
+    """What the prompts need to lack for being equal; the first of the causes that is enough."""
+    bare = [
+        text.removeprefix(each.special_tokens.get("bos_token") or "")
+        for text, each in zip(texts, (first, second), strict=True)
+    ]
+    if bare[0] == bare[1]:
+        return Cause.BOS
+    closed = [_written(each, one, count, opens=False)[0] for each in (first, second)]
+    if closed[0] is not None and closed[0] == closed[1]:
+        return Cause.GENERATION_PROMPT
+    if "".join(texts[0].split()) == "".join(texts[1].split()):
+        return Cause.SPACE
+    shorter = replace(one, messages=one.messages[:count])
+    for cause, less in _without(shorter):
+        mine, other = (_written(each, less, len(less.messages))[0] for each in (first, second))
+        if mine is not None and mine == other:
+            return cause
+    return _by_place(first, second, shorter, texts)
+
+
+def _by_place(first: Renderer, second: Renderer, one: Probe, texts: tuple[str, str]) -> Cause:
+    """A cause by where the prompts part, for prompts that have no part that could be left out."""
+    at = common_start(*texts)
+    if all(text.find(one.messages[0].text.strip()) >= at for text in texts):
+        return Cause.START
+    asked = next((i for i, message in enumerate(one.messages) if message.sampled), len(one.messages))
+    mine, other = (_written(each, one, asked)[0] for each in (first, second))
+    return Cause.ANSWERS if mine is not None and mine == other else Cause.TAGS
+
+
+def _without(one: Probe) -> Iterator[tuple[Cause, Probe]]:
+    """The conversation without each part that it has."""
+    if one.tools:
+        yield Cause.TOOLS, replace(one, tools=())
+    if any(message.reasoning or "</think>" in message.text for message in one.messages):
+        yield Cause.REASONING, _rewritten(one, _without_reasoning)
+    if any(message.speaker == "tool" for message in one.messages):
+        kept = tuple(message for message in one.messages if message.speaker != "tool")
+        yield Cause.RESULTS, replace(one, messages=kept)
+    if any(message.tool_calls for message in one.messages):
+        kept = tuple(message for message in one.messages if message.speaker != "tool" and not message.tool_calls)
+        yield Cause.CALLS, replace(one, messages=kept, tools=())
+    if any(message.speaker == "system" for message in one.messages):
+        kept = tuple(message for message in one.messages if message.speaker != "system")
+        yield Cause.SYSTEM, replace(one, messages=kept)
+
+
+def _rewritten(one: Probe, change: Any) -> Probe:
+    return replace(one, messages=tuple(map(change, one.messages)))
+
+
+def _without_reasoning(message: Message) -> Message:
+    wire = {
+        key: value
+        for key, value in message.wire.items()
+        if key not in ("reasoning_content", "reasoning", "thinking")
+    }
+    if isinstance(wire.get("content"), str):
+        wire["content"] = wire["content"].split("</think>")[-1].lstrip("\n")
+    return as_messages([wire], "a message")[0]
