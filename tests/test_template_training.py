@@ -73,7 +73,7 @@ TRIMMING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-COUNTING = made(other="m.content + ' (of ' ~ messages | length ~ ')'")
+COUNTING = TRIMMING.replace("m.content | trim", "m.content ~ messages | length")
 
 
 def trained(
@@ -145,14 +145,11 @@ def test_a_template_that_keeps_history_is_written_as_it_is(tmp_path: Path) -> No
 
 
 def test_where_no_edit_is_enough_the_construct_is_named_and_no_file_written(tmp_path: Path) -> None:
-    code, said, out = trained(tmp_path, COUNTING)
+    file, out = tmp_path / "original.jinja", tmp_path / "variant.jinja"
+    file.write_text(COUNTING)
+    code, page, _ = run("template", "--chat-template", file, "--training", out)
     assert code == 1
-    assert said["file"] is None
-    assert said["after"]["changed"]
-    assert not out.exists()
-    assert "no file is written" in said["verdict"]
-    file = tmp_path / "original.jinja"
-    page = run("template", "--chat-template", file, "--training", out)[1]
+    assert "no file is written" in page
     assert "What stands in the way" in page
     assert not out.exists()
 

@@ -34,6 +34,8 @@ class Step:
     before: str = ""
     after: str = ""
     why: str = ""
+    opened: bool = True
+    """Whether the next prompt starts with the prompt that the answer was sampled from."""
 
     def difference(self) -> tuple[str, str]:
         """Where the two texts part: what stood there, and what stands there now."""
@@ -57,12 +59,14 @@ def step(template: Template, before: Chat, after: Sequence[Any], *, opened: bool
     tools = tools_for(whole)
     for form in forms(whole):
         try:
+            asked = template.text(form[: len(before) - 1], tools, opened=True, **arguments)
             first = template.text(form[: len(before)], tools, **arguments)
             then = template.text(form, tools, opened=opened, **arguments)
         except Refusal as error:
             why = why or str(error)
             continue
-        return Step(outcome_of(first, then, last_words(form[len(before) - 1])), first, then)
+        outcome = outcome_of(first, then, last_words(form[len(before) - 1]))
+        return Step(outcome, first, then, opened=then.startswith(asked))
     return Step("refused", why=why)
 
 

@@ -79,6 +79,11 @@ class Judged:
     steps: tuple[Step, ...] = ()
 
     @property
+    def lost_without_tools(self) -> frozenset[str]:
+        """Those that are lost in conversations without tools."""
+        return self.lost - self.lost_with_tools
+
+    @property
     def faults(self) -> int:
         """How many answers do not come back as they were sampled."""
         return len(self.lost) + len(self.trimmed)

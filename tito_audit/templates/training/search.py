@@ -19,7 +19,7 @@ _MOST_SETS = 80
 """How many sets of edits are tried that each do something."""
 _MOST_FOR_SPACES = 24
 """How many, once only whitespace is not as it was sampled."""
-_PAIRED = 20
+_PAIRED = 16
 """How many edits are tried two by two if none does anything alone."""
 SECONDS = 45.0
 """How long a search may take."""
@@ -63,8 +63,8 @@ class Variant:
     def keeps_history(self) -> bool:
         """Whether every answer that a model samples is still there in the next prompt, at least without tools; and
         in the log."""
-        left = self.after.lost - self.after.lost_with_tools
-        return bool(self.after.kept) and not left and (self.of_log is None or not self.of_log.after.lost)
+        of_log = self.of_log is None or not self.of_log.after.lost
+        return bool(self.after.kept) and not self.after.lost_without_tools and of_log
 
 
 def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float = SECONDS) -> Variant:
@@ -74,7 +74,7 @@ def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float =
     original = Original(alone(renderer, source, "the template"), log)
     search = _Search(original, source, monotonic() + seconds)
     edits = search.run()
-    both = [search.renderer(one) for one in ((), edits)]
+    both = [search.renderer(one) or original.renderer for one in ((), edits)]
     before, after = (judge(one, PROBES) for one in both)
     of_log = None
     if log:
@@ -93,6 +93,9 @@ class _Search:
         self._now = judge(original.renderer, CORE)
         self._best: tuple[_Set, Judged] = (), self._now
         self._rejected: dict[Edit, tuple[int, str]] = {}
+        self._renderers: dict[frozenset[Edit], Renderer | None] = {}
+        self._proofs: dict[frozenset[Edit], bool] = {}
+        self._judged: dict[frozenset[Edit], Judged | None] = {}
         self._watched = self._now.faulty(original.renderer)
 
     def run(self) -> _Set:
@@ -102,18 +105,27 @@ class _Search:
         for pool in ([one for one in edits if one.in_answer], edits):
             useful = [(one,) for one in pool if self._is_useful((one,))]
             self._combine(useful)
-            if self._best[1].lost:
+            if self._best[1].lost_without_tools:
                 self._combine([*useful, *(pair for pair in self._pairs(pool) if self._is_useful(pair))])
             now = self._best[1]
-            if not now.lost and (self._best[0] or not now.trimmed):
+            if not now.lost_without_tools and (self._best[0] or not now.faults):
                 break
         return self._needed(*self._best)
 
-    def renderer(self, edits: _Set) -> Renderer:
-        """A renderer with these edits; SetupError if they make no template."""
+    def renderer(self, edits: _Set) -> Renderer | None:
+        """A renderer with these edits; None if they make no template."""
+        key = frozenset(edits)
+        if key not in self._renderers:
+            self._renderers[key] = self._made(edits)
+        return self._renderers[key]
+
+    def _made(self, edits: _Set) -> Renderer | None:
         if not edits:
             return self._original.renderer
-        return alone(self._original.renderer, apply_edits(self._source, edits), "the edited template")
+        try:
+            return alone(self._original.renderer, apply_edits(self._source, edits), "the edited template")
+        except SetupError:
+            return None
 
     def rejected(self) -> tuple[tuple[Edit, str], ...]:
         """The edits that would have kept more, but changed what must stay; the best first."""
@@ -142,29 +154,29 @@ class _Search:
 
     def _pairs(self, pool: Iterable[Edit]) -> Iterator[_Set]:
         """Two conditions at once, for templates where one alone does harm."""
-        likely = [edit for edit in pool if edit.kind in (Kind.BY_PLACE, Kind.DROP_CUT, Kind.BY_THOUGHT)]
+        kinds = (Kind.BY_PLACE, Kind.DROP_CUT, Kind.BY_THOUGHT)
+        likely = [edit for edit in pool if edit.kind in kinds and self._touches((edit,))]
         return (pair for pair in combinations(likely[:_PAIRED], 2) if not pair[0].overlaps(pair[1]))
 
     def _tried(self, edits: _Set) -> Judged | None:
         """What becomes of answers with these edits; None if that is no template, or loses what was kept."""
-        if monotonic() > self._deadline:
-            return None
-        try:
+        key = frozenset(edits)
+        if key not in self._judged:
             variant = self.renderer(edits)
-        except SetupError:
-            return None
-        judged = judge(variant, CORE)
-        spoiled = judged.lost | judged.trimmed | judged.unsampled
-        return judged if self._now.kept.isdisjoint(spoiled) else None
+            if variant is None or monotonic() > self._deadline:
+                return None
+            judged = judge(variant, CORE)
+            spoiled = judged.lost | judged.trimmed | judged.unsampled
+            self._judged[key] = judged if self._now.kept.isdisjoint(spoiled) else None
+        return self._judged[key]
 
     def _is_useful(self, edits: _Set) -> bool:
         """Whether these edits do something to history, and to nothing else."""
         if not self._touches(edits):
             return False
-        judged = self._tried(edits)
-        if judged is None:
+        judged, variant = self._tried(edits), self.renderer(edits)
+        if judged is None or variant is None:
             return False
-        variant = self.renderer(edits)
         same, changed = self._original.compare(variant, CORE)
         if judged.faults >= self._now.faults and not (same and changed):
             return False
@@ -173,19 +185,28 @@ class _Search:
     def _touches(self, edits: _Set) -> bool:
         """Whether these edits change any of the prompts that do not hold what was sampled: far cheaper to tell
         than whether they mend it."""
-        if monotonic() > self._deadline:
-            return False
-        try:
-            variant = self.renderer(edits)
-        except SetupError:
+        if monotonic() > self._deadline or (variant := self.renderer(edits)) is None:
             return False
         return any(rendered(variant, one) != text for one, text in self._watched)
 
     def _is_proved(self, edits: _Set, judged: Judged) -> bool:
         """Whether everything but history is written as it was."""
+        key = frozenset(edits)
+        if key not in self._proofs:
+            why = self._objection(edits)
+            gain = self._now.faults - judged.faults
+            if why and gain > 0 and len(edits) == 1:
+                self._rejected.setdefault(edits[-1], (gain, why))
+            self._proofs[key] = not why
+        return self._proofs[key]
+
+    def _objection(self, edits: _Set) -> str:
+        """What is written otherwise that has to stay; "" if nothing is."""
         variant = self.renderer(edits)
         why = ""
-        if not self._original.writes_same(variant):
+        if variant is None:
+            why = "it is no template"
+        elif not self._original.writes_same(variant):
             why = "first prompts are no longer what they were"
         elif not all(self._original.compare(variant, probes)[0] for probes in (CORE, PARSED, PROBES)):
             why = "an answer, or what follows one, is no longer written as it was"
@@ -193,10 +214,7 @@ class _Search:
             why = "first prompts with some argument are no longer what they were"
         elif self._original.same_in_log(variant) < self._original.firsts_of_log:
             why = "first prompts of the log are no longer what they were"
-        gain = self._now.faults - judged.faults
-        if why and gain > 0 and len(edits) == 1:
-            self._rejected.setdefault(edits[-1], (gain, why))
-        return not why
+        return why
 
     def _needed(self, found: _Set, now: Judged) -> _Set:
         """The edits without those that others made needless."""
