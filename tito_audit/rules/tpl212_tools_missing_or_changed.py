@@ -16,7 +16,10 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
 
     ## What it finds
     Tool definitions in a prompt or row that are not those of the log: none, one too few or too many, a key such as
-    `strict` dropped, another order; and a prompt whose tools are not those of the call before it.
+    `strict` dropped, another order; and a prompt whose tools are not those of the call before it. If the first
+    prompts of a log (up to 16) come out exactly without the tools that its rows state, one finding of the log says
+    so (`where` is `log`), and the log is audited without them; in a log whose other prompts hold their tools, each
+    prompt without them is told.
 
     ## Why it matters
     The sampler chose among the tools that it saw. Rendered with others, the answer follows a choice that it never
@@ -26,7 +29,8 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     The log's tools say `"strict": true`; the server removed that before it rendered the prompt.
 
     ## Repair
-    Log the tools that were sent, as they were sent. `fork` gives one row per unbroken run of calls.
+    Log the tools that were sent, as they were sent; pass `--tools none` for a log whose prompts hold none. `fork`
+    gives one row per unbroken run of calls.
     """
     if difference.against is not Against.NEXT_PROMPT or difference.where is not Where.PROMPT:
         return None

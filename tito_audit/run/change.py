@@ -33,8 +33,8 @@ def changes_of(
     renderer: Renderer,
     settings: Settings,
 ) -> Iterator[Change]:
-    """The changes of the settings that surely explain the first rollouts of a log, or a part of them: some rows may
-    differ from the others."""
+    """The changes of the settings that surely explain the first rollouts of a log, or a part of them: some rows
+    may differ from the others."""
     for part in (head, *(head[start::_PARTS] for start in range(_PARTS))):
         explanation = explain_head(part, tokenizer, renderer)
         if explanation is not None and all(one.kind in _ADOPTED for one in explanation.departures):
