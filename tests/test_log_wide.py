@@ -272,7 +272,7 @@ def test_a_row_is_shown_as_it_was_written_with_that_said(tmp_path: Path) -> None
     log = log_of(tmp_path, [row(number, datetime(2024, 7, 1 + number), WITH) for number in range(6)])
     code, page, _ = run("show", f"{log}:4", *flags(tmp_path))
     assert code == 0
-    assert "TPL210: the prompts of this log were written on many dates" in page
+    assert "error TPL210: the prompts of this log were written on many dates" in page
     assert "canonical" not in page
 
 

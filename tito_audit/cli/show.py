@@ -151,8 +151,8 @@ def _remarks(run: Scan, items: int, result: Result) -> list[str]:
     remarks = [one for one in run.summary.notices if one.startswith(("--messages", "--tools"))]
     if items > 1:
         remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
-    told = (one for one in result.told if one.severity > Severity.NOTE)
-    return remarks + [f"{one.code}: {one.hit.message}" for one in told]
+    told = (one for one in result.told if one.severity > Severity.NOTE or one.place.row == result.place.row)
+    return remarks + [f"{one.severity.word} {one.code}: {one.hit.message}" for one in told]
 
 
 def _page(

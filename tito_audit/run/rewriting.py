@@ -21,8 +21,8 @@ _ANSWERS = 3
 """Most answers of one to look at, the first ones and the last but one."""
 _MESSAGES = 64
 """Most messages of a conversation to render."""
-_SHOWN = 32
-"""Characters to show of each side."""
+_SHOWN, _BEFORE = 40, 12
+"""Characters to show of each side, and most of them before what differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,14 @@ def _rewritten(rollout: Rollout, renderer: Renderer) -> _Rewritten | None:
         for messages, opens in ((rollout.messages[:answer], True), (rollout.messages[: answer + 1], False)):
             text = writer.text(messages, opens=opens)
             if text is not None and not whole.startswith(text.rstrip()):
-                at = _shared(text, whole)
+                at = _start(text, _shared(text, whole))
                 return _Rewritten(answer, text[at : at + _SHOWN], whole[at : at + _SHOWN])
     return None
+
+
+def _start(text: str, at: int) -> int:
+    """Where to begin to show what differs at a place: with its line, or what stands close before it."""
+    return max(text.rfind("\n", 0, at) + 1, at - _BEFORE)
 
 
 def _shared(one: str, other: str) -> int:
