@@ -266,6 +266,10 @@ def test_a_repair_sees_what_a_scan_sees(tmp_path: Path) -> None:
         assert not [one for outcome in outcomes for one in outcome.before if one.findings]
         assert [json.loads(line) for line in out.read_text().splitlines()] == rows
         assert repair.failing == 1, "the written log is told the same"
+        assert repair.before.findings["TPL210"] == repair.after.findings["TPL210"]
+        dry = repair_rollouts(log, None, replace(settings, jobs=jobs))
+        list(dry)
+        assert (dry.failing, set(dry.before.findings)) == (1, {"TPL210"})
 
 
 def test_a_row_is_shown_as_it_was_written_with_that_said(tmp_path: Path) -> None:

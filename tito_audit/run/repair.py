@@ -115,6 +115,17 @@ class Repairs:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
 
+    def tell(self, flow: RowFlow, file: Path) -> None:
+        """Count the findings of a whole log, which no repair changes."""
+        told = flow.group(str(file)).auditor.told
+        if not told:
+            return
+        result = Result(told[0].place, None, told, of_log=True)
+        self.before.add(result)
+        if self.out is None:
+            self.after.add(result)
+            self.failing += _failing(flow, str(file), result)
+
     def _quarantine(
         self, files: Sequence[Path], targets: Mapping[Path, Path], stack: ExitStack
     ) -> Quarantine | None:
@@ -199,6 +210,7 @@ class _Writing:
         flow, run, lacks_rows = self.work.flow, self.run, False
         run.before.files.append(str(file))
         run.vocabulary = flow.group(str(file)).auditor.vocabulary
+        run.tell(flow, file)
         with ExitStack() as stack:
             out = self._output(file, log, stack) if self.targets else None
             for part, answer in parts:
