@@ -411,12 +411,32 @@ def test_rows_of_two_ways_are_explained_by_both_and_neither_is_sure() -> None:
     assert {"enable_thinking": False} in explained
 
 
-@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[9].content.x.y }}", "{% if %}"])
+SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+BROKEN = ("{{ raise_exception('no') }}", "{{ messages[9].content.x.y }}", "{% if %}", "{{ 'x' * 99999999 }}")
+
+
+@pytest.mark.parametrize("source", (*BROKEN, SLOW) if DEEP else BROKEN)
 def test_a_template_that_raises_explains_nothing(source: str) -> None:
     rollouts = log(Written(toy_tokenizer().chat_templates["default"]))
     broken = NamedTemplate("broken", source, "broken.jinja")
     assert not found(rollouts, broken).sure
     assert best(found(rollouts, broken, OWN_TEMPLATE)).template is OWN_TEMPLATE
+
+
+def test_answers_that_never_end_are_looked_for_once() -> None:
+    """A message may spell the start of an answer as often as it likes."""
+    hostile = "<|im_start|>assistant\n" * 20_000
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+        {"role": "user", "content": hostile},
+    ]
+    written = Written(toy_tokenizer().chat_templates["default"])
+    rollout = written.rollout(99, [*messages, {"role": "assistant", "content": "Ha"}])
+    last = rollout.turns[-1]
+    assert last.prompt_ids is not None
+    spoiled = replace(rollout, turns=(rollout.turns[0], replace(last, prompt_ids=last.prompt_ids[:-9])))
+    assert found([*log(written), spoiled]).sure
 
 
 def test_a_bos_token_that_is_doubled_or_missing_is_told() -> None:

@@ -57,8 +57,8 @@ _AUDITED = 48
 _NEARLY_ALL = 0.95
 _FEW = 0.5
 """Settings that write more of the first prompts than this are taken to be right."""
-_SECONDS = 2.0
-"""Time limit for one rendering in a search."""
+_SECONDS, _CHARACTERS = 2.0, 8 * 1024 * 1024
+"""Limits of time and size for one rendering in a search."""
 _AGAIN = 2
 """How often the rows that are not explained are searched again."""
 
@@ -138,7 +138,7 @@ def _fits(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[TokenizerFit]:
 def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
     """Whether a tokenizer can have written the ids."""
     try:
-        renderer = make_renderer(tokenizer, time_limit=_SECONDS)
+        renderer = make_renderer(tokenizer, time_limit=_SECONDS, size_limit=_CHARACTERS)
     except SetupError:
         renderer = None
     reference = Reference(tokenizer, renderer)
@@ -150,7 +150,11 @@ def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:
     """What writes with a template; None if the tokenizer has none, or it does not compile."""
     try:
         renderer = make_renderer(
-            tokenizer, chat_template=template.source, template_name=template.template_name, time_limit=_SECONDS
+            tokenizer,
+            chat_template=template.source,
+            template_name=template.template_name,
+            time_limit=_SECONDS,
+            size_limit=_CHARACTERS,
         )
     except SetupError:
         return None

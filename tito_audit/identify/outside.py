@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,10 +28,10 @@ def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
     text, recorded = writer.cut(text, one), writer.recorded(one)
     if one.begun and _goes_on(writer, text, one):
         return True
-    pattern = _answers(writer, way, one)
-    if pattern is None:
+    answers = _answers(writer, way, one)
+    if answers is None:
         return text == recorded
-    mine, theirs = _spans(pattern, text), _spans(pattern, recorded)
+    mine, theirs = answers.spans(text), answers.spans(recorded)
     if _outside(text, mine) != _outside(recorded, theirs):
         return False
     canonical = _ids_outside(writer, writer.tokenizer.encode(text), text, mine)
@@ -45,7 +46,7 @@ def _goes_on(writer: Writer, text: str, one: Observation) -> bool:
     return text.endswith(added) and np.array_equal(writer.tokenizer.encode(added), new)
 
 
-def _answers(writer: Writer, way: Way, one: Observation) -> re.Pattern[str] | None:
+def _answers(writer: Writer, way: Way, one: Observation) -> _Answers | None:
     """What finds answers, from after the name of their role up to their end token; None without a role."""
     stated = one.stated if way.uses_stated else {}
     opener = writer.renderer.opener({**dict(way.args), **stated})
@@ -55,18 +56,33 @@ def _answers(writer: Writer, way: Way, one: Observation) -> re.Pattern[str] | No
     vocabulary = writer.tokenizer.vocabulary
     ends = tuple(sorted(vocabulary.piece(token) for token in Reference(writer.tokenizer, None).end_ids()))
     roles = tuple(sorted(token for token in writer.renderer.control_texts if _ROLE.search(token)))
-    return _pattern(core[0], ends, roles) if ends or roles else None
+    return _Answers(core[0], _ends(ends, roles)) if ends or roles else None
+
+
+class _Answers(NamedTuple):
+    """Finds answers in a text."""
+
+    core: str
+    ends: re.Pattern[str]
+
+    def spans(self, text: str) -> _Spans:
+        """Where answers are, from after the core to their end; each text is read once."""
+        spans: _Spans = []
+        at = text.find(self.core)
+        while at >= 0:
+            start = at + len(self.core)
+            found = self.ends.search(text, start)
+            if found is None:
+                break
+            spans.append((start, found.end()))
+            at = text.find(self.core, found.end())
+        return spans
 
 
 @lru_cache(maxsize=64)
-def _pattern(core: str, ends: tuple[str, ...], roles: tuple[str, ...]) -> re.Pattern[str]:
-    """From the core up to the first of `ends`, or to the next message where answers end without a token."""
-    closers = [*map(re.escape, ends), *(f"(?={re.escape(token)})" for token in roles)]
-    return re.compile(f"(?<={re.escape(core)}).*?(?:{'|'.join(closers)})", re.DOTALL)
-
-
-def _spans(pattern: re.Pattern[str], text: str) -> _Spans:
-    return [found.span() for found in pattern.finditer(text)]
+def _ends(ends: tuple[str, ...], roles: tuple[str, ...]) -> re.Pattern[str]:
+    """What ends an answer: one of `ends`, or the next message where answers end without a token."""
+    return re.compile("|".join([*map(re.escape, ends), *(f"(?={re.escape(token)})" for token in roles)]))
 
 
 def _outside(text: str, spans: _Spans) -> list[str]:
