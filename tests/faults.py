@@ -152,7 +152,7 @@ class Log:
 
 def carried(said: list[int], heard: list[int], own: list[float]) -> list[float | None]:
     """The logprobs of the tokens that stayed, and made-up ones for the others."""
-    values: list[float | None] = [-7.0 - i / 8 for i in range(len(heard))]
+    values: list[float | None] = [-3.25 - i / 512 for i in range(len(heard))]
     head = next(
         (i for i, (a, b) in enumerate(zip(said, heard, strict=False)) if a != b), min(len(said), len(heard))
     )
