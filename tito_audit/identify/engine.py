@@ -55,8 +55,8 @@ _TESTED = 16
 _AUDITED = 48
 """How many rollouts are audited to say what is left."""
 _NEARLY_ALL = 0.95
-_FEW = 0.5
-"""Settings that write more of the first prompts than this are taken to be right."""
+_RIGHT = 0.8
+"""The share of the prompts that a renderer has to write for nothing to be looked for."""
 _SECONDS, _CHARACTERS = 2.0, 8 * 1024 * 1024
 """Limits of time and size for one rendering in a search."""
 _AGAIN = 2
@@ -99,7 +99,7 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     """What explains the first rollouts of a log with this tokenizer and template, but other arguments, another
     date or no tools; None if the renderer explains them as it is, or nothing surely does.
 
-    That costs a few renderings if the renderer is right.
+    That costs a rendering of each if the renderer is right.
     """
     seen = observations(rollouts)
     first = [one for one in seen if one.part is Part.FIRST] or seen
@@ -111,9 +111,9 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     )
     writer = Writer(tokenizer, renderer)
     right = 0
-    for number, one in enumerate(first, 1):
+    for one in first:
         right += writer.writes(start, one)
-        if right == number == 2 or right > _FEW * len(first):
+        if right > _RIGHT * len(first):
             return None
     if not first:
         return None

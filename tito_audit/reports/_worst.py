@@ -9,8 +9,8 @@ from itertools import chain, zip_longest
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.terminal.words import many
 
-FIRST = "REC007"
-"""The code shown first: where it is found, hardly any other finding can be trusted."""
+FIRST = "REC007", "REC011", "TPL210", "TPL212"
+"""The codes whose findings about a whole log are shown first: they say what all others depend on."""
 PER_CODE = 3
 """Maximum findings shown of one code; more of the same teach nothing new."""
 _KEPT = 8
@@ -75,19 +75,30 @@ class Worst:
             _keep(self._kept.setdefault(finding.code, {}), key, finding)
 
     def pick(self, number: int) -> list[WorstEntry]:
-        """At most `number` findings: errors, then warnings, then notes, alternating between codes."""
+        """At most `number` findings: errors, then warnings, then notes, alternating between codes.
+
+        What a log was written with comes before all of them.
+        """
         left = dict.fromkeys(self._kept, PER_CODE)
         picked: list[WorstEntry] = []
-        for severity in sorted(Severity, reverse=True):
-            columns = [self._of(code, severity) for code in by_weight(self._kept)]
+        first = [self._of(code, None) for code in FIRST if code in self._kept]
+        ranked = [
+            [self._of(code, severity) for code in by_weight(self._kept)]
+            for severity in sorted(Severity, reverse=True)
+        ]
+        for columns in (first, *ranked):
             for finding in chain.from_iterable(zip_longest(*columns)):
                 if finding is not None and left[finding.code] and len(picked) < number:
                     left[finding.code] -= 1
                     picked.append(self._entry(finding))
         return picked
 
-    def _of(self, code: str, severity: Severity) -> list[Finding]:
-        return [finding for finding in self._kept[code].values() if finding.severity is severity]
+    def _of(self, code: str, severity: Severity | None) -> list[Finding]:
+        """The findings of a code: those of this severity; None: those that say what a log was written with."""
+        kept = self._kept[code].values()
+        if severity is None:
+            return [finding for finding in kept if leads(finding)]
+        return [finding for finding in kept if finding.severity is severity and not leads(finding)]
 
     def _entry(self, finding: Finding) -> WorstEntry:
         group = self._groups.get((_key(finding), finding.severity))
@@ -97,8 +108,13 @@ class Worst:
 
 
 def by_weight(codes: Iterable[str]) -> list[str]:
-    """Codes sorted, with FIRST at the front."""
-    return sorted(codes, key=lambda code: (code != FIRST, code))
+    """Codes sorted, with those that are only about a whole log and come first at the front."""
+    return sorted(codes, key=lambda code: (code not in FIRST[:2], code))
+
+
+def leads(finding: Finding) -> bool:
+    """Whether a finding says what the whole log was written with."""
+    return finding.code in FIRST and finding.hit.where is Where.LOG
 
 
 def more_words(entry: WorstEntry) -> str:

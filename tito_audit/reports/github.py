@@ -15,7 +15,7 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._verdict import baseline_words
-from tito_audit.reports._worst import FIRST
+from tito_audit.reports._worst import leads
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import visible
@@ -38,7 +38,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         for finding in result.findings:
             if not finding.known:
                 fails = options.fails is not None and options.fails(finding)
-                kept[finding.severity].offer(2 * (finding.code == FIRST) + fails, finding.code, finding)
+                kept[finding.severity].offer(2 * leads(finding) + fails, finding.code, finding)
     for severity in sorted(_KINDS, reverse=True):
         out.writelines(_annotations(severity, kept[severity], summary, options))
 

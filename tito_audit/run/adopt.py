@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tito_audit.evidence.first_prompt import FirstPrompt, first_prompt
 from tito_audit.evidence.own_date import at, own_date
 from tito_audit.evidence.reference import Reference
-from tito_audit.record.finding import Finding, Hit, Severity, Where
+from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.render.renderer import Renderer
@@ -26,6 +26,8 @@ _FIRST = 3
 """How many prompts are rendered if they come out as they should."""
 _LEAST = 3
 """How many prompts there must be."""
+_RIGHT = 0.8
+"""The share of the prompts that have to come out as given for the settings to fit."""
 _SHARE = 0.75
 """The share of the prompts that an explanation has to write exactly."""
 
@@ -60,25 +62,21 @@ def adopted(
         return None
     from tito_audit.run.change import changes_of  # slow to import, and rarely needed
 
-    for change in changes_of(rollouts, prompts, tokenizer, renderer, settings):
-        reading = replace(given, renderer=change.renderer(renderer), own_dates=change.own_dates)
-        exact = reading.exact(prompts)
-        if exact >= _SHARE * len(prompts):
-            return _adopted(change, reading, exact, prompts, given) if change.code in codes else None
-    return None
-
-
-def _adopted(
-    change: Change, reading: _Reading, exact: int, prompts: Sequence[FirstPrompt], given: _Reading
-) -> Adopted:
-    """A change, adopted, with the finding that says so."""
-    right, of = sum(map(given.writes, prompts)) or "none", many(len(prompts), "prompt")
-    message = (
-        f"{change.says}: so {exact:,} of the first {of} come out exactly, and {right} as given; the log is "
-        f"audited by that; {change.advice}"
+    change = change_of(rollouts, prompts, tokenizer, renderer, settings)
+    if change is None:
+        return None
+    reading = replace(given, renderer=change.renderer(renderer), own_dates=change.own_dates)
+    exact, right = reading.exact(prompts), sum(map(given.writes, prompts))
+    # Where many prompts are right as given, an explanation has to write those and all others too.
+    least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
+    if change.code not in codes or exact < least:
+        return None
+    counts = (
+        f"{exact:,} of the first {many(len(prompts), 'prompt')} come out exactly, and {right or 'none'} as given"
     )
-    hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=Severity.ERROR)
-    finding = Finding(change.code, Severity.ERROR, prompts[0].rollout.place, hit)
+    message = f"{change.says}: so {counts}; the log is audited by that; {change.advice}"
+    hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
+    finding = Finding(change.code, change.severity, prompts[0].rollout.place, hit)
     return Adopted(finding, reading.renderer, reading.own_dates)
 
 
@@ -93,9 +91,9 @@ class _Reading:
     def fits(self, prompts: Sequence[FirstPrompt]) -> bool:
         """Whether it writes most prompts; mostly told by a few of them."""
         few = prompts[:: max(len(prompts) // _FIRST, 1)][:_FIRST]
-        if 2 * sum(map(self.writes, few)) > len(few):
+        if all(map(self.writes, few)):
             return True
-        return 2 * sum(map(self.writes, prompts)) >= len(prompts)
+        return sum(map(self.writes, prompts)) > _RIGHT * len(prompts)
 
     def writes(self, prompt: FirstPrompt) -> bool:
         """Whether it writes the text of a prompt."""

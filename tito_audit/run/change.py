@@ -9,6 +9,7 @@ from datetime import datetime
 
 from tito_audit.evidence.first_prompt import FirstPrompt
 from tito_audit.identify import DepartureKind, Explanation, NamedTemplate, explain_head
+from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
@@ -65,6 +66,14 @@ class Change:
         """The rule that says it."""
         codes = {code for code, _, _ in self._parts}
         return codes.pop() if len(codes) == 1 else ARGUMENTS
+
+    @property
+    def severity(self) -> Severity:
+        """An error if the rows state otherwise; a note if only the day is another, as for any log of yesterday."""
+        if self._unused:
+            return Severity.ERROR
+        another_day = self.code == DATE and not isinstance(self._settings.clock, datetime)
+        return Severity.NOTE if another_day else Severity.WARNING
 
     @property
     def cause(self) -> str:
