@@ -1,60 +1,460 @@
-"""What `template` says of a chat template is what rendering it by jinja2 alone shows."""
+"""What is told about chat templates: of templates with one known fault each, and of real ones."""
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.command import run
-from tests.template_oracle.chat import Refusal, Template
-from tests.template_oracle.conversations import user
-from tests.template_oracle.facts import Step, reads_clock, steps, writes_bos
-from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
-from tests.tiers import some
+from tests.tiers import examples, some
+from tests.toy import TOKENIZERS, toy_tokenizer
+from tito_audit.errors import RenderError
+from tito_audit.record.message import as_messages
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.render.template import compile_template
+from tito_audit.templates import (
+    CORE,
+    PROBES,
+    Breaks,
+    Change,
+    Outcome,
+    Probe,
+    Return,
+    TemplateFacts,
+    answer_kind,
+    append_only,
+    template_facts,
+)
+from tito_audit.templates.probes import ANSWER, TOOLS, answering, call
+from tito_audit.templates.returns import answer_form
+from tito_audit.templates.verdict import claims, verdict
+from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
-
-def broken(found: Mapping[str, Step]) -> set[str]:
-    """The steps after which the prompt and its answer are not there as they were."""
-    return {
-        name
-        for name, one in found.items()
-        if one.outcome in ("ended", "rewritten") or (one.outcome != "refused" and not one.opened)
-    }
-
-
-def said_broken(said: Mapping[str, Any]) -> bool:
-    """Whether the command says the same of any of its conversations."""
-    return any(one.get("broken") or one.get("unknown") for one in said["answers"])
-
-
-def compare(said: Mapping[str, Any], template: Template) -> None:
-    """Every fact that both know is the same."""
-    assert said_broken(said) == bool(broken(steps(template)))
-    assert said["append_only"] is (not said_broken(said)) or not said["answers"]
-    assert (said["clock"] is not None) == reads_clock(template)
-    assert said["beginning_token"]["written"] == writes_bos(template)
-    try:
-        closed, opened = (template.text([user()], opened=asked) for asked in (False, True))
-    except Refusal:
-        return
-    if opened.startswith(closed):
-        assert opened[len(closed) :] in said["generation_prompt"]["texts"]
+REAL = Path(os.environ.get("TITO_AUDIT_TOKENIZERS", "no-such-folder"))
+OPENER = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + ' ' }}"
+    "{{ c.function.arguments | tojson }}{{ '</call>' }}{% endfor %}"
+)
+"""Writes tool calls, with their arguments parsed."""
+THOUGHT = "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
 
 
-def test_facts_of_published_templates_are_what_rendering_shows() -> None:
-    files = needed()
-    for name in some(list(files), 5):
-        _, printed, _ = run("template", "--chat-template", files[name], "-f", "json")
-        compare(json.loads(printed), published(name))
+def chatml(answer: str, *, before: str = "", opener: str = OPENER, other: str = "{{ m.content }}") -> str:
+    """A ChatML template; `answer` writes what is inside of an assistant message `m`, `other` of any other."""
+    return (
+        before
+        + "{% for m in messages %}\n{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\n"
+        + answer
+        + "{% else %}\n"
+        + other
+        + "{% endif %}\n{{ '<|im_end|>\n' }}{% endfor %}\n"
+        + opener
+    )
 
 
-@pytest.mark.parametrize("folder", some(tokenizer_folders(), 2), ids=lambda folder: folder.name)
-def test_facts_of_real_tokenizers_are_what_rendering_shows(folder: Path) -> None:
-    _, printed, _ = run("template", folder, "-f", "json")
-    compare(json.loads(printed), of_tokenizer(folder))
+KEEPS = chatml(THOUGHT + "{{ m.content or '' }}" + CALLS)
+
+
+def renderer_of(source: str, **settings: object) -> Renderer:
+    """A renderer of a template with the toy tokenizer's special tokens."""
+    return make_renderer(toy_tokenizer(), chat_template=source, **settings)  # type: ignore[arg-type]
+
+
+def facts_of(source: str) -> TemplateFacts:
+    return template_facts(renderer_of(source), toy_tokenizer())
+
+
+def changes_of(source: str) -> dict[str, set[str]]:
+    """The changes that a template makes, each with who speaks after the answers that it changes."""
+    renderer = renderer_of(source)
+    explainer = Breaks(renderer)
+    found: dict[str, set[str]] = {}
+    for step in append_only(renderer).broken:
+        found.setdefault(explainer.explain(step).change, set()).add(step.next)
+    return found
+
+
+def test_a_template_that_writes_each_message_by_itself_only_appends() -> None:
+    append = append_only(renderer_of(KEEPS))
+    assert append.holds
+    assert {step.outcome for step in append.steps} == {Outcome.KEPT}
+    assert set(append.by_next()) == {"user", "tool", "system", "assistant"}
+
+
+def test_the_probes_have_every_kind_of_answer_and_of_message_after_it() -> None:
+    append = append_only(renderer_of(KEEPS))
+    kinds = {kind for kind, _ in append.by_kind()}
+    assert kinds >= {
+        "answer", "empty answer", "answer with reasoning", "answer with <think> in its content", "tool call",
+        "tool call with text", "tool call with reasoning", "tool call with text and reasoning",
+        "several tool calls", "several tool calls with text and reasoning",
+    }  # fmt: skip
+    assert len({probe.name for probe in PROBES}) == len(PROBES)
+    assert {probe.name for probe in CORE} < {probe.name for probe in PROBES}
+
+
+LATEST = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}" + (
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\n"
+)
+FAULTS: Mapping[str, tuple[str, dict[Change, set[str]]]] = {
+    "drops reasoning before the last user message": (
+        chatml(
+            "{% if loop.index0 > ns.last %}" + THOUGHT + "{% endif %}{{ m.content or '' }}" + CALLS, before=LATEST
+        ),
+        {Change.REASONING: {"user"}},
+    ),
+    "writes an empty block of reasoning into the last answer": (
+        chatml(
+            "{% if loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content or '' }}" + CALLS,
+        ),
+        {Change.EMPTY_REASONING: {"user", "tool", "system"}},
+    ),
+    "moves system messages to the front": (
+        "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+        + KEEPS.replace("in messages %}", "in messages if m.role != 'system' %}"),
+        {Change.MOVED: {"system"}},
+    ),
+    "moves the tools to the last user message": (
+        chatml(
+            "{{ m.content or '' }}" + CALLS,
+            before=LATEST,
+            other="{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% endif %}{{ m.content }}",
+        ),
+        {Change.TOOLS: {"tool", "user"}},
+    ),
+    "ends the last answer otherwise": (
+        chatml("{{ m.content or '' }}" + CALLS).replace(
+            "{{ '<|im_end|>\n' }}",
+            "{{ '<|end|>' if loop.last and m.role == 'assistant' else '<|im_end|>\n' }}",
+        ),
+        {Change.TURN_END: {"user", "tool", "system"}},
+    ),
+    "trims answers once something follows": (
+        chatml("{{ (m.content or '') if loop.last else (m.content or '') | replace('\n', ' ') }}" + CALLS),
+        {Change.SPACE: {"user", "tool"}},
+    ),
+    "ends answers with white space before the end token only while they are last": (
+        chatml("{{ m.content or '' }}" + CALLS + "{% if loop.last %}{{ '\n' }}{% endif %}"),
+        {Change.SPACE: {"user", "tool", "system"}},
+    ),
+    "writes arguments with other spaces once something follows": (
+        chatml(
+            "{{ m.content or '' }}"
+            + CALLS.replace("| tojson", "| tojson(indent=2 if messages[-1] == m else none)")
+        ),
+        {Change.SPACE: {"tool"}},
+    ),
+    "opens reasoning in the generation prompt and not in the history": (
+        chatml(
+            "{{ m.content or '' }}" + CALLS,
+            opener="{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}",
+        ),
+        {Change.GENERATION_PROMPT: {"user", "tool", "system", "assistant"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_known_fault_is_named(fault: str) -> None:
+    source, wanted = FAULTS[fault]
+    found = changes_of(source)
+    assert found == wanted
+
+
+def test_a_break_names_both_tags_and_the_condition_that_decided() -> None:
+    source = FAULTS["drops reasoning before the last user message"][0]
+    renderer = renderer_of(source)
+    step = append_only(renderer).by_kind()["answer with reasoning", "user"].broken[0]
+    found = Breaks(renderer).explain(step)
+    assert found.condition is not None
+    line = (
+        source.splitlines().index(next(one for one in source.splitlines() if "loop.index0 > ns.last" in one)) + 1
+    )
+    assert (found.condition.tag.line, found.condition.held) == (line, True)
+    assert found.condition.tag.source == "{% if loop.index0 > ns.last %}"
+    assert found.sampled.tag is not None
+    assert "reasoning_content" in found.sampled.tag.source
+    assert found.rendered.tag is not None
+    assert found.rendered.tag.source == "{{ m.content or '' }}"
+    assert found.sampled.before == found.rendered.before
+    assert found.sampled.text.startswith("<think>\n")
+    assert found.rendered.text.startswith(ANSWER)
+
+
+def test_what_is_shown_of_a_break_is_what_the_template_wrote() -> None:
+    for source, _ in FAULTS.values():
+        renderer = renderer_of(source)
+        for step in append_only(renderer).broken:
+            found = Breaks(renderer).explain(step)
+            assert found.sampled.before + found.sampled.text == step.prompt + step.sampled
+            assert found.rendered.before + found.rendered.text == step.after
+            assert not step.after.startswith(step.prompt + step.sampled)
+            again = renderer.render(
+                step.probe.messages[: step.until], step.probe.tools, add_generation_prompt=True
+            )
+            assert again == step.after
+
+
+def test_a_part_that_is_never_written_is_left_out_and_not_kept() -> None:
+    append = append_only(renderer_of(chatml("{{ m.content or '' }}")))
+    kinds = append.by_kind()
+    assert {step.left_out for step in kinds["answer with reasoning", "user"].steps} == {("reasoning",)}
+    assert {step.left_out for step in kinds["tool call", "tool"].steps} == {("tool calls",)}
+    assert {step.outcome for step in kinds["answer", "user"].steps} == {Outcome.KEPT}
+    assert append.holds, "it appends to all that it writes"
+
+
+def test_a_template_that_refuses_everything_has_one_clear_verdict() -> None:
+    facts = facts_of("{{ raise_exception('not today') }}")
+    assert not facts.append.holds
+    assert verdict(facts) == "refuses every conversation: chat template, line 1: not today."
+    assert facts.returned == facts.partial == facts.seams == ()
+
+
+def test_a_template_that_loops_or_writes_without_end_is_refused() -> None:
+    for source in (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a * b %}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}",
+    ):
+        renderer = make_renderer(toy_tokenizer(), chat_template=source, time_limit=0.2, size_limit=10_000)
+        facts = template_facts(renderer, toy_tokenizer())
+        assert verdict(facts).startswith("refuses every conversation: ")
+
+
+def test_refusals_are_counted_with_the_words_of_the_template() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    )
+    append = append_only(renderer_of(source + KEEPS))
+    assert {step.refusal for step in append.refused} == {"chat template, line 1: no tools"}
+    assert append.by_next()["user"].holds
+    assert append.holds
+    assert {step.next for step in append.refused} <= {"tool", "user"}
+
+
+def test_an_end_token_that_is_not_written_in_history_is_a_break() -> None:
+    without = KEEPS.replace("{{ '<|im_end|>\n' }}", "{{ '<|im_end|>\n' if not m.tool_calls else '' }}")
+    changes = changes_of(without)
+    assert changes == {Change.NO_TURN_END: {"tool"}}
+
+
+def test_of_several_end_tokens_the_first_ends_the_turn() -> None:
+    source = KEEPS.replace(
+        OPENER, "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}<eos>{% endif %}"
+    )
+    assert append_only(renderer_of(source)).holds
+    alone = Renderer(templates={"default": compile_template(source, "a test")})
+    assert append_only(alone).holds
+
+
+# What comes back as sampled
+
+
+def outcomes(facts: TemplateFacts, part: str, form: str) -> dict[str, Return]:
+    return {one.case: one.outcome for one in facts.returned if (one.part, one.form) == (part, form)}
+
+
+def test_which_json_comes_back_depends_on_how_servers_parse_it() -> None:
+    facts = facts_of(chatml(THOUGHT + "{{ m.content or '' }}" + CALLS.replace(
+        "{{ c.function.arguments | tojson }}",
+        "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
+    )))  # fmt: skip
+    parsed = outcomes(facts, "tool call", "arguments as object")
+    assert parsed["JSON as the template writes it"] is Return.KEPT
+    assert parsed["letters outside ASCII"] is Return.KEPT
+    assert parsed["another order of keys"] is Return.KEPT
+    assert parsed["JSON without spaces"] is Return.REWRITTEN
+    assert parsed["letters outside ASCII, escaped"] is Return.REWRITTEN
+    assert parsed["a key twice"] is Return.REWRITTEN
+    assert set(outcomes(facts, "tool call", "arguments as text").values()) == {Return.KEPT}
+
+
+def test_trimming_is_told_case_by_case() -> None:
+    trims = facts_of(chatml("{{ (m.content or '') | trim }}"))
+    found = outcomes(trims, "answer", "as sampled")
+    rewritten = {case for case, outcome in found.items() if outcome is Return.REWRITTEN}
+    assert rewritten == {"a space before", "a line break before", "a space after", "a line break after"}
+    assert trims.append.holds, "the template's own form of an answer has nothing to trim"
+
+
+def test_reasoning_comes_back_with_the_white_space_that_the_template_writes() -> None:
+    found = outcomes(facts_of(KEEPS), "reasoning", "stripped")
+    assert found["as the template writes it"] is Return.KEPT
+    assert found["no white space around"] is Return.REWRITTEN
+    raw = outcomes(facts_of(KEEPS), "reasoning", "as sampled")
+    assert raw["as the template writes it"] is Return.REWRITTEN, "the line breaks are there twice"
+
+
+def test_values_that_are_written_one_by_one_are_tried_one_by_one() -> None:
+    source = chatml(
+        "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name }}"
+        "{% for k, v in c.function.arguments.items() %}{{ '<' + k + '>' + v | string + '</>' }}{% endfor %}"
+        "{% endfor %}"
+    )
+    found = outcomes(facts_of(source), "tool call", "arguments as object")
+    assert found["a text"] is found["3"] is Return.KEPT
+    assert found["true"] is found["null"] is Return.REWRITTEN
+
+
+def test_an_answer_that_was_cut_gets_what_was_never_sampled() -> None:
+    partial = {one.case: one for one in facts_of(KEEPS).partial}
+    assert partial["cut inside the answer"].added == "<|im_end|>\n"
+    assert partial["cut inside the reasoning"].added == "\n</think>\n\n<|im_end|>\n"
+    assert partial["prefill: the beginning of an answer"].outcome is Return.KEPT
+    assert partial["prefill: the beginning of an answer"].added == ""
+
+
+# Other facts
+
+
+def test_the_text_between_messages_and_the_tokens_that_reach_across_it() -> None:
+    facts = facts_of(KEEPS)
+    seams = {(seam.left, seam.right): seam for seam in facts.seams}
+    after = seams["assistant", "user"]
+    assert after.texts == ("\n<|im_start|>user\n",)
+    assert after.ids == tuple(toy_tokenizer().encode("\n<|im_start|>user\n").tolist())
+    assert seams["user", "answer"].texts == ("<|im_end|>\n<|im_start|>assistant\n",)
+    assert {seam.fixed for seam in facts.seams} == {True}
+    encode = toy_tokenizer().encode
+    for seam in facts.seams:
+        assert seam.ids is not None
+        for text in seam.merges_after:
+            assert encode(seam.texts[0] + text).tolist() != [*seam.ids, *encode(text).tolist()]
+
+
+def test_a_text_between_messages_that_varies_is_not_called_fixed() -> None:
+    varies = KEEPS.replace(
+        "{{ '<|im_start|>'", "{{ '' if m.role == 'assistant' else loop.index }}{{ '<|im_start|>'"
+    )
+    facts = facts_of(varies)
+    assert not next(seam for seam in facts.seams if (seam.left, seam.right) == ("assistant", "user")).fixed
+    told = {claim.what: claim.holds for claim in claims(facts)}
+    assert told["The text between an answer and the next message is always the same"] is False
+
+
+def test_end_tokens_the_clock_and_a_doubled_beginning_are_told() -> None:
+    facts = facts_of("{{ bos_token }}{{ strftime_now('%d %b %Y') }}" + KEEPS)
+    assert facts.clock_formats == ("%d %b %Y",)
+    assert facts_of(KEEPS).clock_formats is None
+    assert [(stop.text, stop.written) for stop in facts.stops if stop.written] == [("<|im_end|>", True)]
+    metaspace = load_tokenizer(str(TOKENIZERS / "toy_metaspace"))
+    told = template_facts(make_renderer(metaspace, chat_template="{{ bos_token }}" + KEEPS), metaspace).bos
+    assert told.written
+    ids = metaspace.backend.encode("x", add_special_tokens=True).ids
+    assert told.added == (ids[0] == metaspace.bos_id)
+
+
+SWITCHED = chatml(
+    "{% if preserve or loop.index0 > ns.last %}" + THOUGHT + "{% endif %}{{ m.content or '' }}" + CALLS,
+    before=LATEST,
+)
+
+
+def test_the_argument_that_makes_it_append_only_is_found() -> None:
+    facts = facts_of(SWITCHED)
+    assert not facts.append.holds
+    assert [dict(one.arguments) for one in facts.settings] == [{"preserve": True}]
+    assert not facts.settings[0].append.broken
+    assert "--template-arg preserve=true" in verdict(facts)
+    assert {one.name: one.changes for one in facts.effects if one.value is True} == {"preserve": ("messages",)}
+    given = renderer_of(SWITCHED, template_args={"preserve": True})
+    assert append_only(given).holds
+    assert [dict(one.arguments) for one in template_facts(given).settings] == [{"preserve": False}]
+
+
+def test_two_arguments_that_have_to_be_set_together_are_found() -> None:
+    both = SWITCHED.replace("preserve or", "(preserve and mode == 'all') or")
+    assert [dict(one.arguments) for one in facts_of(both).settings] == [{"preserve": True, "mode": "all"}]
+
+
+def test_what_each_argument_changes_is_told() -> None:
+    source = "{% if short %}{{ 'Be short.' }}{% endif %}" + KEEPS.replace(
+        "'<|im_start|>assistant\n' }}", "'<|im_start|>assistant\n' }}{% if quiet %}{{ '<q>' }}{% endif %}"
+    )
+    changes = {one.name: one.changes for one in facts_of(source).effects if one.value is True}
+    assert changes == {"short": ("beginning",), "quiet": ("generation prompt",)}
+
+
+# A log's own conversations
+
+
+def test_the_kind_of_an_answer_is_in_words() -> None:
+    def kind(wire: Mapping[str, object]) -> str:
+        return answer_kind(as_messages([wire], "a test")[0])
+
+    assert kind(answering("yes", "hm")) == "answer with reasoning"
+    assert kind(answering("", None, call("{}"), call("{}", 2))) == "several tool calls"
+    assert kind(answering("I look.", "hm", call("{}"))) == "tool call with text and reasoning"
+    assert kind({"role": "assistant", "content": None}) == "empty answer"
+
+
+def test_a_conversation_of_a_log_is_a_probe_with_the_arguments_that_the_log_states() -> None:
+    wires = [{"role": "user", "content": "a"}, answering("b", "c"), {"role": "user", "content": "d"}]
+    messages = as_messages(wires, "a log")
+    renderer = renderer_of(SWITCHED)
+    assert append_only(renderer, [Probe("log:0", messages, TOOLS)]).broken
+    assert append_only(renderer, [Probe("log:0", messages, TOOLS, {"preserve": True})]).holds
+
+
+def test_a_renderer_with_a_clock_is_looked_at_with_it() -> None:
+    source = "{{ strftime_now('%Y') }}" + KEEPS
+    form = answer_form(replace(renderer_of(source), clock=Clock(datetime(1999, 1, 1))))
+    assert form is not None
+    assert form.prompt.startswith("1999<|im_start|>")
+
+
+# Real templates
+
+VERDICTS = {
+    "qwen3": {Change.REASONING: {"user"}, Change.EMPTY_REASONING: {"user", "tool", "system"}},
+    "deepseek-v3": {
+        Change.MOVED: {"system"},
+        Change.NO_TURN_END: {"tool"},
+    },
+    "llama-3.1": {},
+    "gemma-3": {},
+    "qwen2.5-coder": {},
+    "smollm2": {},
+}
+
+
+@pytest.mark.parametrize("name", some(sorted(VERDICTS), 3))
+def test_what_real_templates_change(name: str) -> None:
+    if not (REAL / name).is_dir():
+        pytest.skip("no such tokenizer here")
+    renderer = make_renderer(load_tokenizer(str(REAL / name)))
+    explainer = Breaks(renderer)
+    found: dict[str, set[str]] = {}
+    for step in append_only(renderer).broken:
+        found.setdefault(explainer.explain(step).change, set()).add(step.next)
+    assert found == VERDICTS[name]
+
+
+@pytest.mark.parametrize("name", some(sorted(VERDICTS), 2))
+def test_the_pieces_of_a_traced_rendering_are_the_rendering(name: str) -> None:
+    if not (REAL / name).is_dir():
+        pytest.skip("no such tokenizer here")
+    renderer = make_renderer(load_tokenizer(str(REAL / name)))
+    traced = 0
+    for probe in PROBES[: examples(8, len(PROBES))]:
+        try:
+            chat, text = renderer.accepted(probe.messages, probe.tools, add_generation_prompt=True)
+        except RenderError:
+            continue
+        given = {**renderer.variables(probe.tools, None), "messages": chat, "add_generation_prompt": True}
+        tracer = renderer.template(bool(probe.tools)).tracer()
+        pieces = tracer.trace(given, text)
+        assert pieces is not None
+        assert "".join(piece.text for piece in pieces) == text
+        assert [piece.start for piece in pieces] == [
+            sum(len(one.text) for one in pieces[:n]) for n in range(len(pieces))
+        ]
+        assert tracer.trace(given, text + "x") is None, "a text that it does not write"
+        traced += 1
+    assert traced

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.appends import Step
+from tito_audit.render.span_builder import common_start
+from tito_audit.templates.appends import Step, turn_ends
 from tito_audit.templates.probes import Probe
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Breaks:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._tracers: dict[bool, Tracer] = {}
+        self._ends = turn_ends(renderer)
 
     def explain(self, step: Step) -> Break:
         """Where and why a broken step breaks."""
@@ -83,7 +85,7 @@ class Breaks:
         begins = _before_token(seen, at)
         return Break(
             step,
-            _change(step),
+            self._change(step),
             Side(seen[:begins], seen[begins:], mine.tag if mine else None),
             Side(step.after[:begins], step.after[begins:], other.tag if other else None),
             _parting(ours, theirs, at) if mine and other else None,
@@ -110,6 +112,48 @@ class Breaks:
         wanted = {**given, "messages": chat, "add_generation_prompt": opens}
         return self._tracers[with_tools].trace(wanted, text) or ()
 
+    def _change(self, step: Step) -> Change:
+        """What a template did, told from the texts alone."""
+        assert step.at is not None
+        seen, after, at = step.seen, step.after, step.at
+        known = step.probe.messages[: step.answer + 1]
+        if any(after.count(text) < seen.count(text) for text in _reasoning(known)):
+            return Change.REASONING
+        if len(_EMPTY_THOUGHT.findall(seen)) > len(_EMPTY_THOUGHT.findall(after[: len(seen)])):
+            return Change.EMPTY_REASONING
+        if _moved(step):
+            return Change.MOVED
+        if any(step.prompt.find(name) != after.find(name) for name in _names(step.probe) if name in step.prompt):
+            return Change.TOOLS
+        if at < len(step.prompt) and self._in_generation_prompt(step):
+            return Change.GENERATION_PROMPT
+        if _plain(after).startswith(_plain(seen)) or seen[at : at + 1].isspace():
+            return Change.SPACE
+        return self._change_of_end(step)
+
+    def _in_generation_prompt(self, step: Step) -> bool:
+        """Whether the texts part in what the generation prompt added."""
+        try:
+            closed = self._renderer.render(
+                step.probe.messages[: step.answer],
+                step.probe.tools,
+                add_generation_prompt=False,
+                template_kwargs=step.probe.template_args,
+            )
+        except RenderError:
+            return False
+        return step.at is not None and step.at >= common_start(closed, step.prompt)
+
+    def _change_of_end(self, step: Step) -> Change:
+        assert step.at is not None
+        begins = _before_token(step.seen, step.at)
+        ours, theirs = step.seen[begins:], step.after[begins:].lstrip()
+        if any(end and ours.startswith(end) for end in self._ends) or _ends(ours):
+            return Change.TURN_END if _ends(theirs) or theirs.startswith(self._ends) else Change.NO_TURN_END
+        if any(message.tool_calls for message in step.probe.messages[: step.answer + 1]):
+            return Change.CALLS
+        return Change.OTHER
+
 
 def _before_token(text: str, at: int) -> int:
     """The place itself, or the beginning of a token such as `<think>` that it is inside of."""
@@ -127,7 +171,7 @@ def _parting(ours: Sequence[Piece], theirs: Sequence[Piece], at: int) -> Decisio
     near = [piece for piece in ours if piece.start <= at][-_NEAR:]
     for piece in reversed(near):
         other = before.get(piece.start)
-        if other is None:
+        if other is None or not _same_conditions(piece, other, at):
             continue
         for mine, yours in zip(piece.decisions, other.decisions, strict=False):
             if mine.condition != yours.condition:
@@ -137,56 +181,27 @@ def _parting(ours: Sequence[Piece], theirs: Sequence[Piece], at: int) -> Decisio
     return None
 
 
-def _change(step: Step) -> Change:
-    """What a template did, told from the texts alone."""
-    assert step.at is not None
-    seen, after, at = step.seen, step.after, step.at
-    known = step.probe.messages[: step.answer + 1]
-    if any(_count(after, text) < _count(seen, text) for text in _reasoning(known)):
-        return Change.REASONING
-    if len(_EMPTY_THOUGHT.findall(seen)) > len(_EMPTY_THOUGHT.findall(after[: len(seen)])):
-        return Change.EMPTY_REASONING
-    if _moved(step):
-        return Change.MOVED
-    if any(step.prompt.find(name) != after.find(name) for name in _names(step.probe) if name in step.prompt):
-        return Change.TOOLS
-    if at < len(step.prompt) and _is_generation_prompt(step):
-        return Change.GENERATION_PROMPT
-    if _plain(after).startswith(_plain(seen)):
-        return Change.SPACE
-    return _change_of_end(step)
-
-
-def _change_of_end(step: Step) -> Change:
-    assert step.at is not None
-    body = step.prompt + step.sampled.rstrip()
-    end = re.search(r"(?:<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\Z", body)
-    if end is not None and step.at >= end.start():
-        left = step.after[end.start() :]
-        return Change.TURN_END if re.match(r"\s*[<\[]", left) and _ends(left) else Change.NO_TURN_END
-    if any(message.tool_calls for message in step.probe.messages[: step.answer + 1]):
-        return Change.CALLS
-    return Change.OTHER
-
-
 def _ends(left: str) -> bool:
     """Whether a text begins with a token that ends something."""
     token = re.match(r"\s*[<\[]([^<>\[\]\s]{1,40})[>\]]", left)
     return token is not None and any(word in token[1].lower() for word in ("end", "eo", "/s", "return", "call|"))
 
 
-def _is_generation_prompt(step: Step) -> bool:
-    """Whether the texts part in what the generation prompt added."""
-    assert step.at is not None
-    last = step.probe.messages[step.answer - 1].text.strip()
-    return bool(last) and step.at > step.prompt.rfind(last)
+def _same_conditions(piece: Piece, other: Piece, at: int) -> bool:
+    """Whether the decisions before two pieces are about the same things.
+
+    They are right before the difference, in the same message; elsewhere if they are the same conditions. At the
+    start of a text a template may look at all messages, of which there are not as many.
+    """
+    if piece.start and piece.start + len(piece.text) > at:
+        return True
+    conditions = [[one.condition for one in each.decisions] for each in (piece, other)]
+    return conditions[0] == conditions[1]
 
 
 def _moved(step: Step) -> bool:
     later = [one for one in step.probe.messages[step.answer + 1 : step.until] if one.speaker == "system"]
-    return any(
-        text and _count(step.after[: len(step.prompt)], text) for one in later if (text := one.text.strip())
-    )
+    return any(text and text in step.after[: len(step.prompt)] for one in later if (text := one.text.strip()))
 
 
 def _names(probe: Probe) -> Iterator[str]:
@@ -203,10 +218,6 @@ def _reasoning(messages: Iterable[Message]) -> Iterator[str]:
         if message.sampled:
             thoughts = [message.reasoning or "", *_THOUGHT.findall(message.text)]
             yield from (text.strip() for text in thoughts if text.strip())
-
-
-def _count(text: str, part: str) -> int:
-    return text.count(part)
 
 
 def _plain(text: str) -> str:

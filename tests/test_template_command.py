@@ -1,0 +1,191 @@
+"""`tito-audit template`: its page, its object, its exit codes, and what a user may get wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import run, written
+from tests.test_template_facts import FAULTS, KEEPS, SWITCHED
+from tests.toy import TOKENIZERS
+
+TOKENIZER = TOKENIZERS / "toy_bpe"
+DROPS = FAULTS["drops reasoning before the last user message"][0]
+THINKING = [
+    {"role": "user", "content": "Hello?"},
+    {"role": "assistant", "content": "Hello.", "reasoning_content": "They greet me."},
+    {"role": "user", "content": "Bye."},
+    {"role": "assistant", "content": "Bye."},
+]
+
+
+def template(tmp_path: Path, source: str) -> Path:
+    path = tmp_path / "template.jinja"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def log(tmp_path: Path, *conversations: list[dict[str, Any]]) -> Path:
+    return written(tmp_path / "log.jsonl", [{"messages": one} for one in conversations])
+
+
+def found(*arguments: object) -> tuple[int, dict[str, Any]]:
+    """Exit code and object of a run that writes JSON."""
+    code, out, err = run("template", *arguments, "-f", "json")
+    assert err == ""
+    return code, json.loads(out)
+
+
+def test_a_template_that_only_appends_passes_with_one_line_that_says_so(tmp_path: Path) -> None:
+    code, out, err = run("template", TOKENIZER, "--chat-template", template(tmp_path, KEEPS))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1] == "append-only for user messages, tool results and later system messages."
+    assert "Where earlier text changes" not in out
+
+
+def test_a_template_that_changes_history_fails_and_shows_both_texts_with_their_lines(tmp_path: Path) -> None:
+    code, out, _ = run("template", TOKENIZER, "--chat-template", template(tmp_path, DROPS))
+    assert code == 1
+    line = DROPS[: DROPS.index("{% if loop.index0 > ns.last")].count("\n") + 1
+    words = " ".join(out.split())
+    assert f"drops earlier reasoning when a user message follows (line {line})" in words
+    assert "{% if loop.index0 > ns.last %}: true when the answer came last, false in the next prompt" in words
+    assert "│<think>⏎They ask for the weather, so I look it up.⏎</think>" in out
+    assert "│It is sunny in Paris." in out
+
+
+def test_the_object_holds_what_the_page_shows(tmp_path: Path) -> None:
+    code, said = found(TOKENIZER, "--chat-template", template(tmp_path, DROPS))
+    assert code == 1
+    assert said["append_only"] is False
+    assert said["title"] == "not append-only"
+    assert said["verdict"].startswith("not append-only, except for tool results and later system messages: ")
+    kinds = {(one["answer"], one["next"]): one for one in said["answers"]}
+    assert kinds["answer with reasoning", "user"]["broken"] == kinds["answer with reasoning", "user"]["tried"]
+    first = said["breaks"][0]
+    assert first["change"] == "drops earlier reasoning"
+    assert first["condition"]["source"] == "{% if loop.index0 > ns.last %}"
+    assert first["condition"]["held_when_last"] is True
+    assert first["line"] == first["condition"]["line"]
+    assert first["sampled"]["text"].startswith("<think>")
+    assert first["rendered"]["tag"]["source"] == "{{ m.content or '' }}"
+    assert said["beginning_token"]["doubled"] is False
+    assert {one["text"] for one in said["end_tokens"] if one["written"]} == {"<|im_end|>"}
+    assert all(one["ids"] for one in said["between"])
+    claimed = {one["what"]: one["holds"] for one in said["rely_on"]}
+    assert claimed["Sampled tokens stay where they are before tool results"] is True
+    assert claimed["Sampled tokens stay where they are before user messages"] is False
+
+
+def test_the_keys_of_the_object_are_documented() -> None:
+    _, said = found(TOKENIZER)
+    guide = (Path(__file__).resolve().parents[1] / "docs" / "template.md").read_text(encoding="utf-8")
+    assert [key for key in said if f"`{key}`" not in guide] == []
+
+
+def test_without_a_tokenizer_texts_are_told_and_ids_are_said_to_be_unknown(tmp_path: Path) -> None:
+    path = template(tmp_path, "{{ bos_token }}" + DROPS)
+    code, said = found("--chat-template", path)
+    assert code == 1
+    assert {seam["ids"] for seam in said["between"]} == {None}
+    assert said["beginning_token"] == {"text": "<bos>", "written": True, "added": None, "doubled": None}
+    out = run("template", "--chat-template", path)[1]
+    assert "unknown: no tokenizer was given, and <bos> and <eos> stand for its tokens" in " ".join(out.split())
+    with_ids = found(TOKENIZER, "--chat-template", path)[1]
+    assert {one["line"] for one in said["breaks"]} == {one["line"] for one in with_ids["breaks"]}
+
+
+def test_an_argument_that_makes_it_append_only_is_offered_and_works(tmp_path: Path) -> None:
+    path = template(tmp_path, SWITCHED)
+    code, said = found("--chat-template", path)
+    assert code == 1
+    assert [one["flags"] for one in said["settings"]] == ["--template-arg preserve=true"]
+    assert run("template", "--chat-template", path, *said["settings"][0]["flags"].split())[0] == 0
+
+
+def test_the_conversations_of_a_log_are_tried_too(tmp_path: Path) -> None:
+    path = template(tmp_path, DROPS)
+    plain = [{**one, "reasoning_content": None} for one in THINKING]
+    mixed = log(tmp_path, THINKING, plain, plain)
+    code, out, _ = run("template", "--chat-template", path, "--log", mixed)
+    assert code == 1
+    assert "For the log's messages it is append-only in 2 of 3 rollouts." in out
+    assert "Where earlier text changes in the log" in out
+    said = found("--chat-template", path, "--log", mixed)[1]["log"]
+    assert said["rollouts"] == 3
+    assert said["broken_rollouts"] == [f"{mixed}:0"]
+    code, out, _ = run("template", "--chat-template", template(tmp_path, KEEPS), "--log", mixed)
+    assert code == 0
+    assert "append-only in 3 of 3 rollouts" in out
+
+
+def test_a_log_that_shows_nothing_is_said_to_show_nothing(tmp_path: Path) -> None:
+    one = log(tmp_path, THINKING[:2])
+    code, out, _ = run("template", "--chat-template", template(tmp_path, KEEPS), "--log", one)
+    assert code == 0
+    assert "The log has no answer that something follows, so it shows nothing." in out
+
+
+def test_a_configuration_file_names_tokenizer_template_and_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template(tmp_path, SWITCHED)
+    settings = (
+        f"tokenizer = '{TOKENIZER}'\nchat-template = 'template.jinja'\ntemplate-args = {{preserve = true}}\n"
+    )
+    (tmp_path / "tito-audit.toml").write_text(settings, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("template")
+    assert (code, err) == (0, "")
+    assert "Settings from tito-audit.toml: tokenizer, chat-template, template-args." in " ".join(out.split())
+    assert run("template", "--no-config")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "Name a tokenizer, as a folder or a hub name, or pass --chat-template FILE."),
+        (("--chat-template", "no-such.jinja"), "the chat template cannot be read"),
+        ((TOKENIZER, "--chat-template", "no-such.jinja"), "the chat template cannot be read"),
+        ((TOKENIZERS / "toy_metaspace" / "tokenizer.json",), "a tokenizer is a folder"),
+        ((TOKENIZER, "--template-name", "other"), "no chat template is named 'other'"),
+        ((TOKENIZER, "--log", "no-such.jsonl"), "no-such.jsonl"),
+    ],
+)
+def test_a_mistake_is_one_message_and_no_result(arguments: tuple[object, ...], words: str) -> None:
+    code, out, err = run("template", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_a_file_that_is_no_template_is_one_message(tmp_path: Path) -> None:
+    code, out, err = run("template", "--chat-template", template(tmp_path, "{% for %}"))
+    assert (code, out) == (2, "")
+    assert "line 1" in err
+
+
+HOSTILE = "\x1b[31m‮::error::{{ '\x1b[2J::warning::' }}"
+
+
+def test_nothing_of_a_template_acts_on_a_terminal_or_in_ci(tmp_path: Path) -> None:
+    refusing = "{% if messages | length > 3 %}{{ raise_exception('\x1b[2J\n::error::') }}{% endif %}"
+    source = HOSTILE + refusing + DROPS + "{% if colour == '\x1b[3m' %}{% endif %}"
+    path = template(tmp_path, source)
+    for arguments in ((), ("-f", "json")):
+        code, out, _ = run("template", "--chat-template", path, *arguments)
+        assert code == 1
+        assert not set(out) & {"\x1b", "‮", "\r"}
+        assert not [line for line in out.splitlines() if line.lstrip().startswith("::")]
+
+
+def test_the_table_of_facts_warns_of_the_clock_and_of_a_doubled_token(tmp_path: Path) -> None:
+    path = template(tmp_path, "{{ strftime_now('%d %b %Y') }}" + KEEPS)
+    out = " ".join(run("template", "--chat-template", path)[1].split())
+    assert "clock read as “%d %b %Y”: prompts differ from day to day; pass --clock DATE" in out
+    told = found("--chat-template", path, "--clock", "2024-07-26")[1]
+    assert told["clock"] == ["%d %b %Y"]
+    assert next(one for one in told["between"] if one["left"] == "start")["texts"][0].startswith("26 Jul 2024")
