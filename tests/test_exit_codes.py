@@ -17,7 +17,8 @@ from tito_audit.cli._exits import EXIT_CODES, epilog
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
-TOY = ("-t", str(ROOT / "fixtures" / "tokenizers" / "toy_bpe"))
+TOKENIZERS = ROOT / "fixtures" / "tokenizers"
+TOY = ("-t", str(TOKENIZERS / "toy_bpe"))
 DRIFTED = str(FORMATS / "nemo_gym.jsonl")
 CLEAN = str(FORMATS / "tito_sample.jsonl")
 
@@ -44,6 +45,9 @@ RUNS = {
     "show of no row": (2, ("show", DRIFTED, "--row", "999", *TOY)),
     "inspect": (0, ("inspect", DRIFTED)),
     "inspect of no log": (2, ("inspect", "no-such.jsonl")),
+    "template that only appends": (0, ("template", str(TOKENIZERS / "toy_metaspace"))),
+    "template that changes history": (1, ("template", str(TOKENIZERS / "toy_bpe"))),
+    "template of nothing": (2, ("template", "--no-config")),
     "explain": (0, ("explain", "TOK101")),
     "explain of nothing": (2, ("explain", "XYZ")),
     "list": (0, ("list", "reports")),

@@ -14,8 +14,9 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
     0: ("passed", "The run finished and nothing fails."),
     FAILED: (
         "failed",
-        "The run finished with a bad result: findings that fail the gate, rows that no repair cured, or data that "
-        "a conversion would lose, or a log of which it is not sure what wrote it.",
+        "The run finished with a bad result: findings that fail the gate, rows that no repair cured, data that a "
+        "conversion would lose, a log of which it is not sure what wrote it, or a chat template that changes "
+        "history.",
     ),
     UNMADE: (
         "no result",
