@@ -1,0 +1,133 @@
+"""What is said of an answer is what an oracle finds that only renders: for real and published templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.template_oracle.chat import Refusal, Template
+from tests.template_oracle.conversations import STEPS, TOOL, forms
+from tests.template_oracle.facts import step, tools_for
+from tests.template_oracle.sources import TOKENS, published_files, tokenizer_folders
+from tests.tiers import some
+from tito_audit.record.message import as_messages
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.render.template import compile_template
+from tito_audit.templates import Outcome, Probe, append_only
+from tito_audit.tokens.load import load_tokenizer
+
+
+def as_rendered(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of the oracle as templates get it: with each name that they read reasoning from."""
+    said = dict(message)
+    if "reasoning_content" in said:
+        said["thinking"] = said["reasoning_content"]
+    return said
+
+
+def as_logged(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of the oracle as logs have it: with arguments as text."""
+    said = dict(message)
+    if "tool_calls" in said:
+        functions = [call["function"] for call in said["tool_calls"]]
+        texts = [{**one, "arguments": json.dumps(one["arguments"])} for one in functions]
+        said["tool_calls"] = [
+            {**call, "function": text} for call, text in zip(said["tool_calls"], texts, strict=True)
+        ]
+    return said
+
+
+CHATS = {
+    name: ([as_rendered(one) for one in before], [as_rendered(one) for one in after])
+    for name, (before, after) in STEPS.items()
+    if after[0]["role"] != "assistant"
+}
+PROBES = {
+    name: Probe(
+        name,
+        as_messages([as_logged(one) for one in (*before, *after)], name),
+        (TOOL,) if tools_for([*before, *after]) else (),
+    )
+    for name, (before, after) in CHATS.items()
+}
+
+
+def templates() -> Iterator[tuple[str, Template, Renderer]]:
+    """The templates at hand, each as the oracle and as the tool render it."""
+    for folder in tokenizer_folders():
+        tokenizer = load_tokenizer(str(folder))
+        renderer = make_renderer(tokenizer)
+        yield folder.name, Template(renderer.template(False).source, renderer.special_tokens), renderer
+    for name, path in published_files().items():
+        yield name, *of_source(path.read_text(encoding="utf-8"))
+
+
+def of_source(source: str) -> tuple[Template, Renderer]:
+    compiled = {"default": compile_template(source, "a test")}
+    return Template(source, TOKENS), Renderer(templates=compiled, special_tokens=TOKENS)
+
+
+def differences(oracle: Template, renderer: Renderer) -> Iterator[str]:
+    """Each outcome of the tool that the texts of the oracle contradict."""
+    for name, (before, after) in CHATS.items():
+        found = append_only(renderer, [PROBES[name]])
+        mine = next((one for one in found.steps if one.answer == len(before) - 1), None)
+        if mine is None:
+            continue
+        seen = step(oracle, before, after)
+        first, prompt, then = texts(oracle, name)
+        if mine.outcome is Outcome.REFUSED:
+            wrong = then is not None and prompt is not None
+        elif then is None or prompt is None:
+            wrong = True
+        elif mine.outcome is Outcome.KEPT:
+            wrong = not then.startswith(prompt) or seen.outcome == "rewritten"
+        elif mine.outcome is Outcome.BROKEN:
+            continued = first is not None and first.startswith(prompt)
+            wrong = continued and seen.outcome == "kept" and then.startswith(prompt)
+        else:
+            wrong = False
+        if wrong:
+            yield f"{name}: {mine.outcome}, but {seen.outcome}"
+
+
+def texts(oracle: Template, name: str) -> tuple[str | None, str | None, str | None]:
+    """The conversation with the answer last, the prompt of that answer, and the next prompt."""
+    before, after = CHATS[name]
+    tools = tools_for([*before, *after])
+    out: list[str | None] = []
+    for chat, opened in (([*before], False), ([*before[:-1]], True), ([*before, *after], True)):
+        text = None
+        for form in forms(chat):
+            try:
+                text = oracle.text(form, tools, opened=opened)
+            except Refusal:
+                continue
+            break
+        out.append(text)
+    return out[0], out[1], out[2]
+
+
+def test_no_outcome_contradicts_the_texts() -> None:
+    found = list(some(list(templates()), 12))
+    if not found:
+        pytest.skip("no real or published templates here")
+    wrong = {name: said for name, oracle, renderer in found if (said := list(differences(oracle, renderer)))}
+    assert wrong == {}
+
+
+def test_a_template_that_is_called_append_only_is_so_for_conversations_that_the_tool_does_not_know() -> None:
+    held = 0
+    for name, oracle, renderer in some(list(templates()), 12):
+        if not append_only(renderer).holds:
+            continue
+        held += 1
+        assert not append_only(renderer, PROBES.values()).broken, name
+        for conversation in CHATS:
+            _, prompt, then = texts(oracle, conversation)
+            assert prompt is None or then is None or then.startswith(prompt), f"{name}: {conversation}"
+    if not held:
+        pytest.skip("no such template here")
