@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -55,14 +56,16 @@ PROBES = {
 }
 
 
-def templates() -> Iterator[tuple[str, Template, Renderer]]:
-    """The templates at hand, each as the oracle and as the tool render it."""
-    for folder in tokenizer_folders():
-        tokenizer = load_tokenizer(str(folder))
-        renderer = make_renderer(tokenizer)
-        yield folder.name, Template(renderer.template(False).source, renderer.special_tokens), renderer
-    for name, path in published_files().items():
-        yield name, *of_source(path.read_text(encoding="utf-8"))
+@cache
+def templates() -> list[tuple[str, Template, Renderer]]:
+    """Some templates at hand, each as the oracle and as the tool render it."""
+    found = []
+    for folder in some(tokenizer_folders(), 2):
+        renderer = make_renderer(load_tokenizer(str(folder)))
+        found.append((folder.name, Template(renderer.template(False).source, renderer.special_tokens), renderer))
+    for name, path in some(list(published_files().items()), 8):
+        found.append((name, *of_source(path.read_text(encoding="utf-8"))))
+    return found
 
 
 def of_source(source: str) -> tuple[Template, Renderer]:
@@ -112,7 +115,7 @@ def texts(oracle: Template, name: str) -> tuple[str | None, str | None, str | No
 
 
 def test_no_outcome_contradicts_the_texts() -> None:
-    found = list(some(list(templates()), 12))
+    found = templates()
     if not found:
         pytest.skip("no real or published templates here")
     wrong = {name: said for name, oracle, renderer in found if (said := list(differences(oracle, renderer)))}
@@ -121,7 +124,7 @@ def test_no_outcome_contradicts_the_texts() -> None:
 
 def test_a_template_that_is_called_append_only_is_so_for_conversations_that_the_tool_does_not_know() -> None:
     held = 0
-    for name, oracle, renderer in some(list(templates()), 12):
+    for name, oracle, renderer in templates():
         if not append_only(renderer).holds:
             continue
         held += 1
