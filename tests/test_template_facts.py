@@ -28,6 +28,7 @@ from tito_audit.templates import (
     TemplateFacts,
     answer_kind,
     append_only,
+    explained,
     template_facts,
 )
 from tito_audit.templates.probes import ANSWER, TOOLS, answering, call
@@ -400,6 +401,29 @@ def test_a_conversation_of_a_log_is_a_probe_with_the_arguments_that_the_log_stat
     renderer = renderer_of(SWITCHED)
     assert append_only(renderer, [Probe("log:0", messages, TOOLS)]).broken
     assert append_only(renderer, [Probe("log:0", messages, TOOLS, {"preserve": True})]).holds
+
+
+def test_what_is_told_of_a_log_is_the_same_with_less_text() -> None:
+    renderer = renderer_of(FAULTS["drops reasoning before the last user message"][0])
+    whole, explainer = append_only(renderer), Breaks(renderer)
+    append, breaks = explained(renderer, PROBES)
+    assert [step.outcome for step in append.steps] == [step.outcome for step in whole.steps]
+    for one, step in zip(breaks, whole.broken, strict=True):
+        full = explainer.explain(step)
+        assert (one.change, one.condition, one.step.answer) == (full.change, full.condition, step.answer)
+        assert full.sampled.before.endswith(one.sampled.before)
+        assert full.rendered.text.startswith(one.rendered.text)
+        assert not one.step.seen
+
+
+def test_a_template_that_does_not_show_what_was_sampled_is_not_called_append_only() -> None:
+    hides = KEEPS.replace("{{ '<|im_start|>' +", "{{ '<|im_start|>' + ('last ' if loop.last else '') +")
+    renderer = renderer_of(hides.replace("if loop.last", "if loop.last and not add_generation_prompt"))
+    append = append_only(renderer)
+    assert {step.outcome for step in append.by_kind()["answer", "user"].steps} == {Outcome.UNKNOWN}
+    assert not append.holds
+    hidden = Breaks(renderer).explain(append.by_kind()["answer", "user"].broken[0])
+    assert hidden.change is Change.HIDDEN
 
 
 def test_a_renderer_with_a_clock_is_looked_at_with_it() -> None:

@@ -57,7 +57,7 @@ class Looked:
     """None: no log was given."""
 
 
-def page_lines(looked: Looked, width: int) -> Iterator[RenderableType]:
+def page_lines(looked: Looked) -> Iterator[RenderableType]:
     """The verdict, then what it is made of."""
     facts = looked.facts
     yield Text("tito-audit template ", style="bold").append(visible(looked.name))
@@ -114,7 +114,7 @@ def _outcomes(append: AppendOnly) -> Table:
     nexts += [name for name in append.by_next() if name not in nexts]
     by_kind = append.by_kind()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
-    table.add_column("  answer")
+    table.add_column("  answer", no_wrap=True)
     for name in nexts:
         table.add_column(f"then {visible(name)}")
     for kind in dict.fromkeys(kind for kind, _ in by_kind):

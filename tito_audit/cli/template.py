@@ -74,18 +74,13 @@ def _settings(given: Given, named: str | None) -> Settings:
 def _looked(given: Given, named: str | None, logs: list[str]) -> Looked:
     from tito_audit.cli._template_page import Looked, OfLog
     from tito_audit.run.template import log_probes, open_template
-    from tito_audit.templates import Breaks, append_only, template_facts
+    from tito_audit.templates import explained, template_facts
 
     settings = _settings(given, named)
     opened = open_template(settings)
-    of_log = None
-    if logs:
-        append = append_only(opened.renderer, log_probes(logs, settings))
-        explainer = Breaks(opened.renderer)
-        of_log = OfLog(append, tuple(explainer.explain(step) for step in append.broken))
-    return Looked(
-        opened.name, template_facts(opened.renderer, opened.tokenizer), opened.tokenizer is not None, of_log
-    )
+    of_log = OfLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
+    facts = template_facts(opened.renderer, opened.tokenizer)
+    return Looked(opened.name, facts, opened.tokenizer is not None, of_log)
 
 
 def _print_page(looked: Looked, given: Given) -> None:
@@ -98,7 +93,7 @@ def _print_page(looked: Looked, given: Given) -> None:
     from tito_audit.terminal.terminal import colors, page_width
 
     options = ReportOptions(color=colors(sys.stdout), width=page_width())
-    parts = list(page_lines(looked, options.width))
+    parts = list(page_lines(looked))
     if (notice := given.notice()) is not None:
         parts += [Text(), Text(visible(notice))]
     sys.stdout.writelines(inert(line) + "\n" for line in printed(parts, options).splitlines())

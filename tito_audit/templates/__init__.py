@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tito_audit.templates.appends import AppendOnly, Outcome, Step, append_only
-from tito_audit.templates.breaks import Break, Breaks, Change, Side, grouped
+from tito_audit.templates.breaks import Break, Breaks, Change, Side, explained, grouped
 from tito_audit.templates.facts import Bos, GenerationPrompt, Stop, TemplateFacts, template_facts
 from tito_audit.templates.partial import Partial
 from tito_audit.templates.probes import CORE, PROBES, Probe, answer_kind
@@ -34,6 +34,7 @@ __all__ = [
     "TemplateFacts",
     "answer_kind",
     "append_only",
+    "explained",
     "grouped",
     "template_facts",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.templates.appends import Step, turn_ends
+from tito_audit.templates.appends import AppendOnly, Outcome, Step, append_only, turn_ends
 from tito_audit.templates.probes import Probe
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _LONGEST_TOKEN = 40
+_SHOWN = 1_000
 _NEAR = 12
 """Pieces of text before a difference in which the decision that led to it is looked for."""
 
@@ -38,6 +39,7 @@ class Change(StrEnum):
     CALLS = "writes tool calls otherwise"
     GENERATION_PROMPT = "writes the generation prompt otherwise once the answer is there"
     OTHER = "writes earlier messages otherwise"
+    HIDDEN = "does not show what was sampled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class Breaks:
     def _change(self, step: Step) -> Change:
         """What a template did, told from the texts alone."""
         assert step.at is not None
+        if step.outcome is Outcome.UNKNOWN:
+            return Change.HIDDEN
         seen, after, at = step.seen, step.after, step.at
         known = step.probe.messages[: step.answer + 1]
         if any(after.count(text) < seen.count(text) for text in _reasoning(known)):
@@ -222,6 +226,31 @@ def _reasoning(messages: Iterable[Message]) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     return "".join(text.split())
+
+
+def explained(renderer: Renderer, probes: Iterable[Probe]) -> tuple[AppendOnly, tuple[Break, ...]]:
+    """What becomes of each answer, and why it breaks, with as much text as one looks at.
+
+    For conversations of a log, which may be long: only one is held at a time.
+    """
+    explainer = Breaks(renderer)
+    steps: list[Step] = []
+    breaks: list[Break] = []
+    for probe in probes:
+        found = append_only(renderer, [probe])
+        breaks += [_shortened(explainer.explain(step)) for step in found.broken]
+        steps += [_without_texts(step) for step in found.steps]
+    return AppendOnly(tuple(steps)), tuple(breaks)
+
+
+def _shortened(one: Break) -> Break:
+    sides = one.sampled, one.rendered
+    sampled, rendered = (replace(side, before=side.before[-_SHOWN:], text=side.text[:_SHOWN]) for side in sides)
+    return replace(one, step=_without_texts(one.step), sampled=sampled, rendered=rendered)
+
+
+def _without_texts(step: Step) -> Step:
+    return replace(step, prompt="", sampled="", after="")
 
 
 def grouped(breaks: Iterable[Break]) -> Mapping[tuple[str, str, str], list[Break]]:
