@@ -112,7 +112,7 @@ def test_the_conversations_of_a_log_are_tried_too(tmp_path: Path) -> None:
     mixed = log(tmp_path, THINKING, plain, plain)
     code, out, _ = run("template", "--chat-template", path, "--log", mixed)
     assert code == 1
-    assert "For the log's messages it is append-only in 2 of 3 rollouts." in out
+    assert "For the log's messages it is append-only in 2 of 3 rollouts; answers are changed in 1." in out
     assert "Where earlier text changes in the log" in out
     said = found("--chat-template", path, "--log", mixed)[1]["log"]
     assert said["rollouts"] == 3

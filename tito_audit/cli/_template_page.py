@@ -96,16 +96,18 @@ def _title(words: str) -> Iterator[Text]:
 
 
 def _of_log(log: OfLog) -> Text:
-    """For the log's own conversations: in how many all is kept."""
-    rollouts = {step.probe.name: True for step in log.append.steps}
+    """For the log's own conversations: in how many all is kept, and what is wrong with the others."""
+    rollouts: dict[str, set[Outcome]] = {}
     for step in log.append.steps:
-        rollouts[step.probe.name] &= step.outcome is Outcome.KEPT
+        rollouts.setdefault(step.probe.name, set()).add(step.outcome)
     if not rollouts:
         return Text("The log has no answer that something follows, so it shows nothing.", style="yellow")
-    kept = sum(rollouts.values())
-    line = Text(f"For the log's messages it is append-only in {kept:,} of {many(len(rollouts), 'rollout')}.")
+    kept = sum(outcomes == {Outcome.KEPT} for outcomes in rollouts.values())
+    line = Text(f"For the log's messages it is append-only in {kept:,} of {many(len(rollouts), 'rollout')}")
     line.stylize("green" if kept == len(rollouts) else "red")
-    return line
+    counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Outcome.KEPT})
+    said = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
+    return line.append(f"; answers are {listed(said)}." if said else ".")
 
 
 def _outcomes(append: AppendOnly) -> Table:
