@@ -129,3 +129,10 @@ STEPS: dict[str, tuple[Chat, Chat]] = {
     "assistant after an answer": ([user(), answer()], [answer(2)]),
 }
 """The steps from one call to the next, by name; the first word is the role of the message that comes."""
+SYSTEM_STEPS: dict[str, tuple[Chat, Chat]] = {
+    "system after an answer": ([user(), answer()], [system()]),
+    "system and user after an answer": ([system(), user(), answer()], [system(), user(2)]),
+    "user after a tool's result and no answer": ([user(), asking()], [result(), user(2)]),
+    "two users after an answer": ([user(), answer()], [user(2), user(3)]),
+}
+"""Steps that few frameworks take."""

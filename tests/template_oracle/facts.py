@@ -54,20 +54,28 @@ def tools_for(chat: Chat) -> list[Mapping[str, Any]] | None:
 def step(template: Template, before: Chat, after: Sequence[Any], *, opened: bool = True, **arguments: Any) -> Step:
     """Whether what was rendered up to an answer is still there in the next prompt; `opened`: which ends with a
     generation prompt."""
-    why = ""
+    found = outcomes(template, before, after, opened=opened, **arguments)
+    return next((one for one in found if one.outcome != "refused"), found[0])
+
+
+def outcomes(
+    template: Template, before: Chat, after: Sequence[Any], *, opened: bool = True, **arguments: Any
+) -> list[Step]:
+    """The same for each form of the conversation."""
     whole = [*before, *after]
     tools = tools_for(whole)
+    found = []
     for form in forms(whole):
         try:
             asked = template.text(form[: len(before) - 1], tools, opened=True, **arguments)
             first = template.text(form[: len(before)], tools, **arguments)
             then = template.text(form, tools, opened=opened, **arguments)
         except Refusal as error:
-            why = why or str(error)
+            found.append(Step("refused", why=str(error)))
             continue
         outcome = outcome_of(first, then, last_words(form[len(before) - 1]))
-        return Step(outcome, first, then, opened=then.startswith(asked))
-    return Step("refused", why=why)
+        found.append(Step(outcome, first, then, opened=then.startswith(asked)))
+    return found
 
 
 def last_words(message: Mapping[str, Any]) -> tuple[str, ...]:
@@ -215,7 +223,7 @@ def reads_clock(template: Template, **arguments: Any) -> bool:
 
 def writes_bos(template: Template, **arguments: Any) -> bool:
     """Whether its text starts with the token that a tokenizer may add as well."""
-    return written(template, [user()], **arguments).startswith(template.tokens["bos_token"])
+    return written(template, [user()], **arguments).startswith(template.tokens.get("bos_token") or "\0")
 
 
 def trims(template: Template, **arguments: Any) -> bool | None:
