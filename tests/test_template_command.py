@@ -52,7 +52,7 @@ def test_a_template_that_changes_history_fails_and_shows_both_texts_with_their_l
     line = DROPS[: DROPS.index("{% if loop.index0 > ns.last")].count("\n") + 1
     words = " ".join(out.split())
     assert f"drops earlier reasoning when a user message follows (line {line})" in words
-    assert "{% if loop.index0 > ns.last %}: true when the answer came last, false in the next prompt" in words
+    assert "{% if loop.index0 > ns.last %}: true when it was sampled, false in the next prompt" in words
     assert "│<think>⏎They ask for the weather, so I look it up.⏎</think>" in out
     assert "│It is sunny in Paris." in out
 
@@ -67,9 +67,9 @@ def test_the_object_holds_what_the_page_shows(tmp_path: Path) -> None:
     assert kinds["answer with reasoning", "user"]["broken"] == kinds["answer with reasoning", "user"]["tried"]
     first = said["breaks"][0]
     assert first["change"] == "drops earlier reasoning"
-    assert first["condition"]["source"] == "{% if loop.index0 > ns.last %}"
-    assert first["condition"]["held_when_last"] is True
-    assert first["line"] == first["condition"]["line"]
+    assert first["conditions"][0]["source"] == "{% if loop.index0 > ns.last %}"
+    assert first["conditions"][0]["held_when_sampled"] is True
+    assert first["line"] == first["conditions"][0]["line"]
     assert first["sampled"]["text"].startswith("<think>")
     assert first["rendered"]["tag"]["source"] == "{{ m.content or '' }}"
     assert said["beginning_token"]["doubled"] is False

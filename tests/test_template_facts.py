@@ -160,12 +160,12 @@ def test_a_break_names_both_tags_and_the_condition_that_decided() -> None:
     renderer = renderer_of(source)
     step = append_only(renderer).by_kind()["answer with reasoning", "user"].broken[0]
     found = Breaks(renderer).explain(step)
-    assert found.condition is not None
+    (condition,) = found.conditions
     line = (
         source.splitlines().index(next(one for one in source.splitlines() if "loop.index0 > ns.last" in one)) + 1
     )
-    assert (found.condition.tag.line, found.condition.held) == (line, True)
-    assert found.condition.tag.source == "{% if loop.index0 > ns.last %}"
+    assert (condition.tag.line, condition.held) == (line, True)
+    assert condition.tag.source == "{% if loop.index0 > ns.last %}"
     assert found.sampled.tag is not None
     assert "reasoning_content" in found.sampled.tag.source
     assert found.rendered.tag is not None
@@ -173,6 +173,25 @@ def test_a_break_names_both_tags_and_the_condition_that_decided() -> None:
     assert found.sampled.before == found.rendered.before
     assert found.sampled.text.startswith("<think>\n")
     assert found.rendered.text.startswith(ANSWER)
+
+
+def test_conditions_are_named_only_if_history_would_be_kept_with_them_turned() -> None:
+    both = chatml(
+        "{% if loop.index0 > ns.last %}\n{% if loop.last %}\n{{ '<think>\n\n</think>\n\n' }}{% endif %}\n"
+        "{% endif %}\n{{ m.content or '' }}" + CALLS,
+        before=LATEST,
+    )
+    renderer = renderer_of(both)
+    step = append_only(renderer).by_kind()["answer", "user"].broken[0]
+    found = Breaks(renderer).explain(step)
+    assert [one.tag.source for one in found.conditions] == [
+        "{% if loop.index0 > ns.last %}",
+        "{% if loop.last %}",
+    ]
+    by_value = chatml("{{ 'x' * (loop.length - loop.index) }}{{ m.content or '' }}" + CALLS)
+    broken = append_only(renderer_of(by_value)).broken
+    assert broken
+    assert {Breaks(renderer_of(by_value)).explain(step).conditions for step in broken} == {()}
 
 
 def test_what_is_shown_of_a_break_is_what_the_template_wrote() -> None:
@@ -397,7 +416,7 @@ def test_what_is_told_of_a_log_is_the_same_with_less_text() -> None:
     assert [step.outcome for step in append.steps] == [step.outcome for step in whole.steps]
     for one, step in zip(breaks, whole.broken, strict=True):
         full = explainer.explain(step)
-        assert (one.change, one.condition, one.step.answer) == (full.change, full.condition, step.answer)
+        assert (one.change, one.conditions, one.step.answer) == (full.change, full.conditions, step.answer)
         assert full.sampled.before.endswith(one.sampled.before)
         assert full.rendered.text.startswith(one.rendered.text)
         assert not one.step.seen

@@ -97,9 +97,7 @@ def _breaks(breaks: Sequence[Break]) -> list[dict[str, Any]]:
         | {
             "change": one.change,
             "line": line_of(one),
-            "condition": None
-            if one.condition is None
-            else _tag(one.condition.tag) | {"held_when_last": one.condition.held},
+            "conditions": [_tag(each.tag) | {"held_when_sampled": each.held} for each in one.conditions],
             "sampled": _side(one.sampled),
             "rendered": _side(one.rendered),
         }

@@ -154,8 +154,10 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
         names = list(dict.fromkeys(one.step.probe.name for one in group))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield Text(f"    in: {visible('; '.join(names[:_SHOWN]))}{more}", style="dim")
-        if first.condition is not None:
-            yield Text(f"    decided by {_decision(first.condition)}")
+        for words, decision in zip(
+            ("decided by", *["and"] * len(first.conditions)), first.conditions, strict=False
+        ):
+            yield Text(f"    {words} {_decision(decision)}")
         for words, side, style in (("sampled", first.sampled, "red"), ("rendered", first.rendered, "green")):
             line = Text(f"    {words:<9}", style="dim")
             before = ("…" if len(side.before) > _BEFORE else "") + side.before[-_BEFORE:]
@@ -169,7 +171,7 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
 
 def _decision(decision: Decision) -> str:
     then, now = ("true", "false") if decision.held else ("false", "true")
-    return f"{_tag(decision.tag)}: {then} when the answer came last, {now} in the next prompt"
+    return f"{_tag(decision.tag)}: {then} when it was sampled, {now} in the next prompt"
 
 
 def _tag(tag: Tag) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,8 @@ class Decision:
     tag: Tag
     condition: int
     """Which condition of the template it is."""
+    occurrence: int
+    """How often the condition was decided before, in the same rendering."""
     held: bool
 
 
@@ -60,13 +63,17 @@ class Piece:
     """What the template decided after the piece before it, in order."""
 
 
+_Noted = tuple[int, int, bool]
+"""A condition, how often it was decided before, and how it came out."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Output:
     """What one output of the template wrote."""
 
     line: int
     text: str
-    decisions: tuple[tuple[int, bool], ...]
+    decisions: tuple[_Noted, ...]
     """What was decided after the output before it."""
 
 
@@ -75,7 +82,7 @@ class _Notes:
     """What was noted since the last piece."""
 
     outputs: list[_Output] = field(default_factory=list)
-    decisions: list[tuple[int, bool]] = field(default_factory=list)
+    decisions: list[_Noted] = field(default_factory=list)
 
 
 class Tracer:
@@ -85,6 +92,8 @@ class Tracer:
         self._limits = time_limit, size_limit
         self._environment = ChatEnvironment(Budget(size_limit, time_limit))
         self._notes = _Notes()
+        self._counts: Counter[int] = Counter()
+        self._turned: frozenset[tuple[int, int]] = frozenset()
         self._environment.globals[_WROTE] = self._wrote
         self._environment.globals[_CHOSE] = self._chose
         self._compiled: jinja2.Template | None = None
@@ -99,17 +108,26 @@ class Tracer:
 
     def trace(self, variables: Mapping[str, Any], wanted: str) -> tuple[Piece, ...] | None:
         """The pieces of what the template writes for these variables; None if that is not `wanted`."""
+        pieces = self._run(variables)
+        return pieces if pieces is not None and text_of(pieces) == wanted else None
+
+    def turned(self, variables: Mapping[str, Any], decisions: Iterable[Decision]) -> tuple[Piece, ...] | None:
+        """What the template writes if these decisions come out the other way; None if it fails then."""
+        return self._run(variables, frozenset((one.condition, one.occurrence) for one in decisions))
+
+    def _run(
+        self, variables: Mapping[str, Any], turned: frozenset[tuple[int, int]] = frozenset()
+    ) -> tuple[Piece, ...] | None:
         if self._compiled is None:
             return None
         seconds, size = self._limits
         self._environment.budget = Budget(size, seconds)
-        self._notes = _Notes()
+        self._notes, self._counts, self._turned = _Notes(), Counter(), turned
         try:
             with alarm(seconds):
-                pieces = list(self._pieces(variables, size))
+                return tuple(self._pieces(variables, size))
         except (Exception, TimeUp):
             return None
-        return tuple(pieces) if "".join(piece.text for piece in pieces) == wanted else None
 
     def _pieces(self, variables: Mapping[str, Any], size: int) -> Iterator[Piece]:
         assert self._compiled is not None
@@ -124,11 +142,11 @@ class Tracer:
             if at > size:
                 raise LimitReached("too long to trace")
 
-    def _decision(self, noted: tuple[int, bool]) -> Decision:
-        number, held = noted
+    def _decision(self, noted: _Noted) -> Decision:
+        number, occurrence, held = noted
         tag = self._tag(self._conditions[number])
         assert tag is not None
-        return Decision(tag, number, held)
+        return Decision(tag, number, occurrence, held)
 
     def _tag(self, line: int) -> Tag | None:
         return None if line == _UNKNOWN else self._tags[max(bisect_right(self._firsts, line) - 1, 0)]
@@ -142,7 +160,11 @@ class Tracer:
         return value
 
     def _chose(self, number: int, value: Any) -> Any:
-        self._notes.decisions.append((number, bool(value)))
+        occurrence = self._counts[number]
+        self._counts[number] += 1
+        if (number, occurrence) in self._turned:
+            value = not value
+        self._notes.decisions.append((number, occurrence, bool(value)))
         return value
 
     # The template with these calls
@@ -156,6 +178,11 @@ class Tracer:
             output.nodes = [_called(_WROTE, part.lineno, _as_constant(part)) for part in output.nodes]
         tree.set_environment(self._environment)
         return tree
+
+
+def text_of(pieces: Iterable[Piece]) -> str:
+    """The text that pieces make up."""
+    return "".join(piece.text for piece in pieces)
 
 
 def _parts(text: str, notes: _Notes) -> list[_Output]:
@@ -173,7 +200,7 @@ def _with_all_decisions(parts: list[_Output], notes: _Notes) -> list[_Output]:
     """The parts, each with all that was decided before it."""
     rest = {id(part) for part in parts}
     out: list[_Output] = []
-    decided: list[tuple[int, bool]] = []
+    decided: list[_Noted] = []
     for output in notes.outputs:
         decided += output.decisions
         if id(output) in rest:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_OF_ROLE = re.compile(r"""(?<![\w\].])\w+(?:\.role|\[['"]role['"]\])\s*==""")
 _LONGEST_TOKEN = 40
 _SHOWN = 1_000
 _NEAR = 12
 """Pieces of text before a difference in which the decision that led to it is looked for."""
+_MOST_TRIED, _MOST_TOGETHER = 24, 3
+"""How many sets of decisions are tried the other way, and how many decisions together."""
 
 
 class Change(StrEnum):
@@ -64,9 +68,22 @@ class Break:
     """The prompt before and what was sampled."""
     rendered: Side
     """The next prompt."""
-    condition: Decision | None = None
-    """The template's condition that came out otherwise in the next prompt, with how it came out for the sampled
-    side; None if unknown."""
+    conditions: tuple[Decision, ...] = ()
+    """The conditions that decide it, as they came out for what was sampled: had they come out so in the next
+    prompt, it would hold the sampled text at this place. () if none were found."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A rendering, and what wrote it."""
+
+    tracer: Tracer
+    variables: Mapping[str, Any]
+    pieces: tuple[Piece, ...]
+
+    def piece_at(self, at: int) -> Piece | None:
+        """The piece with the character at a place; None if there is none."""
+        return next((one for one in self.pieces if one.start <= at < one.start + len(one.text)), None)
 
 
 class Breaks:
@@ -81,16 +98,16 @@ class Breaks:
         """Where and why a broken step breaks."""
         assert step.at is not None
         at, seen = step.at, step.seen
-        ours = self._pieces(step.probe, *self._source_of(step))
-        theirs = self._pieces(step.probe, step.until, True)
-        mine, other = _piece_at(ours, at), _piece_at(theirs, at)
+        ours = self._traced(step.probe, *self._source_of(step))
+        theirs = self._traced(step.probe, step.until, True)
+        mine, other = ours.piece_at(at), theirs.piece_at(at)
         begins = _before_token(seen, at)
         return Break(
             step,
             self._change(step),
             Side(seen[:begins], seen[begins:], mine.tag if mine else None),
             Side(step.after[:begins], step.after[begins:], other.tag if other else None),
-            _parting(ours, theirs, at) if mine and other else None,
+            _decisive(ours, theirs, seen, at),
         )
 
     def _source_of(self, step: Step) -> tuple[int, bool]:
@@ -98,21 +115,22 @@ class Breaks:
         assert step.at is not None
         return (step.answer, True) if step.at < len(step.prompt) or not step.sampled else (step.answer + 1, False)
 
-    def _pieces(self, probe: Probe, count: int, opens: bool) -> tuple[Piece, ...]:
-        """The pieces of a rendering; () if they cannot be told."""
+    def _traced(self, probe: Probe, count: int, opens: bool) -> _Traced:
+        """A rendering with its pieces; without any if they cannot be told."""
         renderer, with_tools = self._renderer, bool(probe.tools)
         messages, args = probe.messages[:count], probe.template_args
+        if with_tools not in self._tracers:
+            self._tracers[with_tools] = renderer.template(with_tools).tracer()
+        tracer = self._tracers[with_tools]
         try:
             chat, text = renderer.accepted(
                 messages, probe.tools, add_generation_prompt=opens, template_kwargs=args
             )
         except RenderError:
-            return ()
-        if with_tools not in self._tracers:
-            self._tracers[with_tools] = renderer.template(with_tools).tracer()
+            return _Traced(tracer, {}, ())
         given = renderer.variables(probe.tools, args)
         wanted = {**given, "messages": chat, "add_generation_prompt": opens}
-        return self._tracers[with_tools].trace(wanted, text) or ()
+        return _Traced(tracer, wanted, tracer.trace(wanted, text) or ())
 
     def _change(self, step: Step) -> Change:
         """What a template did, told from the texts alone."""
@@ -165,42 +183,47 @@ def _before_token(text: str, at: int) -> int:
     return at if start < 0 or any(char in ">\n" for char in text[start:at]) else start
 
 
-def _piece_at(pieces: Sequence[Piece], at: int) -> Piece | None:
-    return next((piece for piece in pieces if piece.start <= at < piece.start + len(piece.text)), None)
+def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decision, ...]:
+    """The fewest decisions which, had they come out as for `ours`, would have made `theirs` write the same."""
+    mine = ours.piece_at(at)
+    if mine is None:
+        return ()
+    wanted = seen[: mine.start + len(mine.text)]
+    tried = 0
+    waiting: deque[tuple[tuple[Decision, ...], tuple[Piece, ...]]] = deque([((), theirs.pieces)])
+    while waiting:
+        turned, pieces = waiting.popleft()
+        for decision in _suspects(ours.pieces, pieces, at):
+            tried += 1
+            if tried > _MOST_TRIED:
+                return ()
+            now = (*turned, decision)
+            found = theirs.tracer.turned(theirs.variables, now)
+            if found is not None and "".join(piece.text for piece in found).startswith(wanted):
+                return tuple(replace(one, held=not one.held) for one in now)
+            if found is not None and len(now) < _MOST_TOGETHER:
+                waiting.append((now, found))
+    return ()
 
 
-def _parting(ours: Sequence[Piece], theirs: Sequence[Piece], at: int) -> Decision | None:
-    """The last condition before a place that came out differently; None if it cannot be told."""
-    before = {piece.start: piece for piece in theirs if piece.start <= at}
-    near = [piece for piece in ours if piece.start <= at][-_NEAR:]
-    for piece in reversed(near):
-        other = before.get(piece.start)
-        if other is None or not _same_conditions(piece, other, at):
-            continue
-        for mine, yours in zip(piece.decisions, other.decisions, strict=False):
-            if mine.condition != yours.condition:
-                break
-            if mine.held != yours.held:
-                return mine
-    return None
+def _suspects(ours: Iterable[Piece], theirs: Iterable[Piece], at: int) -> Iterator[Decision]:
+    """Decisions near a place that came out otherwise than where the same text was written before, nearest first.
+
+    What kind of message it is about is none: a template decides that before anything else.
+    """
+    before = {piece.start: piece for piece in ours if piece.start <= at}
+    for piece in [piece for piece in theirs if piece.start <= at][-_NEAR:][::-1]:
+        mine = before.get(piece.start)
+        came = {(one.condition, one.held) for one in mine.decisions} if mine is not None else set()
+        for one in piece.decisions:
+            if (one.condition, not one.held) in came and not _OF_ROLE.search(one.tag.source):
+                yield one
 
 
 def _ends(left: str) -> bool:
     """Whether a text begins with a token that ends something."""
     token = re.match(r"\s*[<\[]([^<>\[\]\s]{1,40})[>\]]", left)
     return token is not None and any(word in token[1].lower() for word in ("end", "eo", "/s", "return", "call|"))
-
-
-def _same_conditions(piece: Piece, other: Piece, at: int) -> bool:
-    """Whether the decisions before two pieces are about the same things.
-
-    They are right before the difference, in the same message; elsewhere if they are the same conditions. At the
-    start of a text a template may look at all messages, of which there are not as many.
-    """
-    if piece.start and piece.start + len(piece.text) > at:
-        return True
-    conditions = [[one.condition for one in each.decisions] for each in (piece, other)]
-    return conditions[0] == conditions[1]
 
 
 def _moved(step: Step) -> bool:
@@ -254,10 +277,10 @@ def _without_texts(step: Step) -> Step:
 
 
 def grouped(breaks: Iterable[Break]) -> Mapping[tuple[str, str, str], list[Break]]:
-    """Breaks by what changes, the condition that decides it, and the tag that wrote the other text."""
+    """Breaks by what changes, the conditions that decide it, and the tag that wrote the other text."""
     groups: dict[tuple[str, str, str], list[Break]] = {}
     for one in breaks:
-        condition = f"{one.condition.tag}" if one.condition is not None else ""
-        tag = f"{one.rendered.tag}" if one.condition is None else ""
-        groups.setdefault((one.change, condition, tag), []).append(one)
+        conditions = " ".join(f"{decision.tag}" for decision in one.conditions)
+        tag = f"{one.rendered.tag}" if not one.conditions else ""
+        groups.setdefault((one.change, conditions, tag), []).append(one)
     return groups

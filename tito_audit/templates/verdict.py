@@ -91,8 +91,8 @@ def _changes(breaks: Sequence[Break]) -> Iterator[str]:
 
 def line_of(one: Break) -> int | None:
     """The template's line that leads to a break: its condition, or else the tag that wrote the other text."""
-    if one.condition is not None:
-        return one.condition.tag.line
+    if one.conditions:
+        return one.conditions[0].tag.line
     return one.rendered.tag.line if one.rendered.tag is not None else None
 
 
