@@ -26,7 +26,7 @@ from tests.template_oracle.facts import (
 from tests.template_oracle.sources import needed, published
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "template-verdicts.md"
-START, END = "<!-- verdicts -->\n", "<!-- end -->\n"
+START, END = "<!-- table of verdicts -->\n", "<!-- end of verdicts -->\n"
 PLAIN = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>"
     "{% if message.reasoning_content and REASONS %}({{ message.reasoning_content }}){% endif %}"

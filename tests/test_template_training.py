@@ -28,6 +28,7 @@ from tests.template_oracle.facts import (
     tools_for,
     trims,
     writes_reasoning,
+    written,
 )
 from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
 from tests.tiers import DEEP
@@ -285,6 +286,8 @@ def test_all_variants_keep_what_those_of_trl_keep(tmp_path: Path) -> None:
 def compare_with_trl(folder: Path, name: str) -> None:
     """Where TRL's training variant keeps an answer, ours does, and first prompts are those of the original."""
     source = published(name).source
+    if "Answer 1" not in written(published(name), [user(), answer()]):
+        return  # it writes content in parts alone, as for images
     code, _, out = trained(folder, source)
     theirs = steps(published(f"{name}_training"))
     if code == 1:

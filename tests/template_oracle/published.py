@@ -164,7 +164,8 @@ def page(found: Sequence[Verdicts]) -> str:
     rows = [head, ("---",) * len(head), *map(_row, found)]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     used = {note for one in found for note in notes(one)}
-    return table + "\n" + "".join(f"- **{key}** {text}\n" for key, text in NOTES.items() if key in used)
+    why = "".join(f"| {key} | {text} |\n" for key, text in NOTES.items() if key in used)
+    return f"{table}\n| | why verdicts differ |\n| --- | --- |\n{why}"
 
 
 def _row(one: Verdicts) -> tuple[str, ...]:

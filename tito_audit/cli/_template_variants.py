@@ -21,7 +21,7 @@ def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, for
 
     refuse_target(Path(file), overwrite=force)  # before a search that takes seconds
     opened = open_template(settings)
-    log = log_probes(logs, settings) if logs else ()
+    log = tuple(log_probes(logs, settings)) if logs else ()
     trained = Trained(opened.name, find_variant(opened.renderer, log), Path(file))
     if trained.writes:
         write_variant(trained, force=force)

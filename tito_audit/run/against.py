@@ -37,7 +37,7 @@ def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
     is_file = Path(other).is_file()
     changed = replace(settings, chat_template=other if is_file else None, template_name=None)
     second = open_template(changed if is_file else replace(changed, tokenizer=other))
-    probes = log_probes(logs, settings) if logs else PROBES
+    probes = tuple(log_probes(logs, settings)) if logs else PROBES
     found = compare(first.renderer, second.renderer, probes)
     names = first.name, other
     return Compared(names, bool(logs), found, _equal_ids(first, second, found))
