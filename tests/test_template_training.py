@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,32 @@ def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     assert run("template", "--chat-template", file, "--training", out, "--force")[0] == 0
     assert out.read_text() != "mine"
     assert run("template", "--chat-template", file, "--training", file, "--force", "--against", file)[0] == 2
+
+
+def test_one_of_several_templates_is_to_be_named(tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    shutil.copytree(BPE, folder)
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": "default", "template": BY_PLACE}, {"name": "tool_use", "template": LAST}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    out = tmp_path / "variant.jinja"
+    code, _, err = run("template", folder, "--training", out)
+    assert code == 2
+    assert "--template-name default or tool_use" in err
+    assert not out.exists()
+    assert run("template", folder, "--training", out, "--template-name", "tool_use")[0] == 0
+    check(LAST, out.read_text())
+
+
+def test_what_a_template_says_is_escaped_on_a_terminal(tmp_path: Path) -> None:
+    file, out = tmp_path / "original.jinja", tmp_path / "variant.jinja"
+    evil = "{% if mode == '\x1b[31m' %}{% endif %}"
+    file.write_text(BY_PLACE.replace("{%- if m.role", evil + "{%- if m.role"))
+    code, page, _ = run("template", "--chat-template", file, "--training", out)
+    assert code == 0
+    assert "\x1b" not in page
 
 
 def test_windows_line_ends_are_read_as_jinja_reads_them(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def page_lines(trained: Trained) -> Iterator[RenderableType]:
     yield Text()
     yield Text("Proved by rendering", style="bold")
     for said in proved(variant):
-        yield Text(f"  {said}")
+        yield Text(f"  {visible(said)}")
     if variant.after.lost:
         yield Text()
         yield Text("What stands in the way", style="bold")

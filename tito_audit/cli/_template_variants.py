@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from tito_audit.errors import SetupError
 from tito_audit.settings.model import Settings
 
 
@@ -21,6 +22,12 @@ def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, for
 
     refuse_target(Path(file), overwrite=force)  # before a search that takes seconds
     opened = open_template(settings)
+    if opened.renderer.name is None and len(opened.renderer.templates) > 1:
+        raise SetupError(
+            f"{opened.name}: there is a template for conversations with tools, and one for those without.\n"
+            "A variant is one template for both, so its prompts would be others than today.\n"
+            f"Name the one to edit: --template-name {' or '.join(sorted(opened.renderer.templates))}."
+        )
     log = tuple(log_probes(logs, settings)) if logs else ()
     trained = Trained(opened.name, find_variant(opened.renderer, log), Path(file))
     if trained.writes:
