@@ -53,8 +53,7 @@ class Edit:
         if self.kind is Kind.DROP_CUT:
             return f"leaves out {was}"
         if self.kind in (Kind.UNCUT, Kind.UNCUT_ANSWERS):
-            whose = " of answers" if self.kind is Kind.UNCUT_ANSWERS else ""
-            return f"writes {was} without cutting the text{whose}"
+            return f"writes {self.new} in place of {was}"
         return f"takes {was} for {self.new}"
 
     def overlaps(self, other: Edit) -> bool:
@@ -78,7 +77,9 @@ def possible_edits(source: str) -> list[Edit]:
     """Every edit worth a try, the likelier ones first."""
     tags = read_tags(source)
     found = [*_dropped(source, tags), *_conditions(source, tags), *_cuts(source, tags)]
-    unique = {(edit.start, edit.end, edit.new): edit for edit in reversed(found)}
+    unique: dict[tuple[int, int, str], Edit] = {}
+    for edit in found:
+        unique.setdefault((edit.start, edit.end, edit.new), edit)
     answers = _answers(tags)
     placed = (
         replace(edit, in_answer=any(start <= edit.start < end for start, end in answers))
