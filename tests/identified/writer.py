@@ -185,7 +185,10 @@ def folder_of(tokenizer: str) -> Path:
 def source_of(tokenizer: str, template: str | None) -> str:
     if template is not None:
         return (TEMPLATES / template).read_text(encoding="utf-8")
-    return settings_of(folder_of(tokenizer))["chat_template"]
+    file = folder_of(tokenizer) / "chat_template.jinja"
+    return (
+        file.read_text(encoding="utf-8") if file.is_file() else settings_of(folder_of(tokenizer))["chat_template"]
+    )
 
 
 def _raise(message: str) -> None:

@@ -20,7 +20,7 @@ TEMPLATE = """\
 {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-COMMANDS = ("scan", "repair", "convert", "show", "inspect", "config", "explain", "list")
+COMMANDS = ("scan", "repair", "convert", "show", "identify", "inspect", "config", "explain", "list")
 NO_CONFIG = "--no-config"
 CONFIG = """\
 tokenizer = "in/toy_bpe"

@@ -68,7 +68,7 @@ _TEXT = (
     _of_log(
         "template_seconds",
         "Time limit for rendering one prompt.",
-        _JOINED,
+        _AUDITS,
         metavar="SECONDS",
         takes=float,
         least=0.01,
