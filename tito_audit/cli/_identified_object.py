@@ -41,9 +41,8 @@ def as_object(outcome: Outcome) -> dict[str, Any]:
             "read": outcome.first.rows,
             "unreadable": len(outcome.first.unreadable),
             "all": not outcome.first.stopped,
-            "searched": found.rows_searched,
-            "confirmed": found.rows_confirmed,
         },
+        "prompts": {"searched": found.rows_searched, "compared": found.rows_confirmed},
         "ids": _alone(outcome.alone),
     }
 
