@@ -134,26 +134,35 @@ def random_case(seed: int) -> Case:
         stop=random.choice(stops),
         form=random.choice(FORMS),
     )
-    departures = ("none", "tools", "string", "system", "bos", "prompt", "prefill", "days", "stated", "broken")
-    departure = random.choice((*("none",) * 3, *departures))
-    if departure == "tools":
+    names = [*("none",) * 3, *_DEPARTURES]
+    for name in random.sample(names, 2 if random.random() < 0.3 else 1):
+        case = _departing(case, name, random)
+    return case
+
+
+_DEPARTURES = ("tools", "string", "system", "bos", "prompt", "prefill", "days", "stated", "broken")
+
+
+def _departing(case: Case, name: str, random: Random) -> Case:
+    """The case with one departure more, if its template can have it."""
+    if name == "tools":
         return replace(case, tools="hidden")
-    if departure == "string" and case.as_object:
+    if name == "string" and case.tokenizer not in STRINGS:
         return replace(case, as_object=False)
-    if departure == "system":
+    if name == "system":
         return replace(case, system=random.choice(SYSTEMS))
-    if departure == "bos" and tokenizer in BOS:
+    if name == "bos" and case.tokenizer in BOS:
         return replace(case, bos=random.choice(("doubled", "missing")))
-    if departure == "prompt" and case.form in ("calls", "vllm"):
+    if name == "prompt" and case.form in ("calls", "vllm") and not case.prefill:
         return replace(case, generation_prompt=False)
-    if departure == "prefill":
-        return replace(case, prefill=random.choice(PREFILLS), form=random.choice(("calls", "vllm", "trl")))
-    if departure == "days" and case.reads_the_clock:
+    if name == "prefill" and case.form in ("calls", "vllm", "trl") and case.generation_prompt:
+        return replace(case, prefill=random.choice(PREFILLS))
+    if name == "days" and case.reads_the_clock:
         return replace(case, days=random.randrange(2, 5))
-    if departure == "stated":
-        return replace(case, stated=random.choice(("used", "unused")) if case.arguments else "", form="vllm")
-    if departure == "broken":
-        return replace(case, broken=30, form="calls")
+    if name == "stated" and case.arguments:
+        return replace(case, stated=random.choice(("used", "unused")), form="vllm")
+    if name == "broken" and case.form == "calls":
+        return replace(case, broken=30)
     return case
 
 
