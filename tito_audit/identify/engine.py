@@ -237,13 +237,14 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
 def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
     """Why the template may be another one, by prompts with answers in them; "" if it may not.
 
-    Answers may have drifted; what stands between them may not, at least not in all prompts of a kind.
+    Answers that were sampled may have drifted; nothing else may, at least not in most prompts of a kind.
     """
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     for at, one in enumerate(rest):
         if one.part is Part.LATER:
-            same = at in best.written or differs_in_answers(best.writer, best.way, one)
+            same = at in best.written or best.writer.spells(best.way, one)
+            same = same or (one.as_sampled and differs_in_answers(best.writer, best.way, one))
             (right if same else wrong)[one.kind] += 1
     for kind, number in wrong.items():
         if not right[kind] or number > right.total() + wrong.total() / 2:
