@@ -343,10 +343,288 @@ def test_nothing_of_a_log_acts_on_a_terminal(tmp_path: Path) -> None:
         assert "##[error]" not in page
 
 
-def test_a_template_that_never_ends_does_not_stop_the_search(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", rows=3)
-    (tmp_path / "bad.jinja").write_text(
-        "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}"
+@pytest.mark.parametrize("seed", range(examples(2, 40)))
+def test_a_log_of_an_unknown_template_is_never_surely_explained(seed: int) -> None:
+    written, calls = random_way(random.Random(seed))
+    other = SOURCE.replace("<|im_start|>{{ message.role }}\n", "<|im_start|>{{ message.role }}: ")
+    identified = found(log(replace(written, source=other), seed=seed, calls=calls))
+    assert not identified.sure
+    assert identified.unsure_because
+    assert identified.left
+
+
+def test_the_other_tokenizer_is_named_and_the_right_one_found() -> None:
+    rollouts = log(Written(toy_tokenizer().chat_templates["default"]), 16)
+    wrong, right = toy_tokenizer("toy_metaspace"), toy_tokenizer()
+    alone = identify(rollouts, [Candidate(wrong)])
+    assert not alone.sure
+    offered = identify(rollouts, [Candidate(wrong), Candidate(right)])
+    assert offered.sure
+    assert best(offered).tokenizer == right.name
+
+
+def test_a_log_without_messages_is_told_by_its_tokenizer_alone() -> None:
+    rollouts = [replace(one, messages=()) for one in log(Written())]
+    identified = found(rollouts)
+    assert identified.lack is Lack.NO_MESSAGES
+    assert [fit.fits for fit in identified.tokenizers] == [True]
+    assert identified.tokenizers[0].same == 1.0
+    assert not identified.sure
+    assert [ending.piece for ending in identified.endings] == ["<|im_end|>"]
+
+
+def test_a_log_without_ids_is_not_explained() -> None:
+    rollouts = [replace(one, turns=()) for one in log(Written())]
+    assert found(rollouts).lack is Lack.NO_IDS
+    assert found([]).lack is Lack.NO_IDS
+
+
+def test_dates_that_differ_are_read_from_each_prompt() -> None:
+    several = list(conversations(random.Random(3), 12))
+    dates = [datetime(2024, 5, 1 + row // 6) for row in range(12)]
+    rollouts = [
+        Written(date=date).rollout(row, messages)
+        for row, (date, messages) in enumerate(zip(dates, several, strict=True))
+    ]
+    identified = found(rollouts)
+    (departure,) = best(identified).departures
+    assert departure.kind is DepartureKind.CLOCK_VARIES
+    assert departure.values == ("2024-05-01", "2024-05-02")
+    assert identified.sure
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert best(identified).clock in dates
+    assert best(identified).flags()[-2:] == ("--clock", "recorded")
+    assert best(identified).config()["clock"] == best(identified).settings(Settings()).clock == "recorded"
+
+
+def test_a_system_prompt_that_the_messages_lack_is_read() -> None:
+    written = Written(system="You are a parrot.\nSay little.")
+    identified = found(log(written, system=False))
+    (departure,) = best(identified).departures
+    assert departure.kind is DepartureKind.SYSTEM_ADDED
+    assert departure.text == "You are a parrot.\nSay little."
+    assert identified.sure
+
+
+def test_a_prefill_is_read_and_one_prompt_alone_does_not_prove_it() -> None:
+    written = Written(prefill="Sure! ")
+    identified = found(log(written))
+    (departure,) = best(identified).departures
+    assert (departure.kind, departure.text) == (DepartureKind.PREFILL, "Sure! ")
+    assert identified.sure
+    single = found(log(written, 1)[:1])
+    assert not single.sure
+    assert "only one prompt" in single.unsure_because
+
+
+def test_tools_that_were_not_rendered_are_a_flag() -> None:
+    identified = found(log(Written(shows_tools=False), calls=True))
+    assert identified.sure
+    assert best(identified).without_tools
+    assert best(identified).flags()[-2:] == ("--tools", "none")
+    assert best(identified).config()["tools"] == "none"
+
+
+def test_arguments_that_the_log_states_wrongly_are_told() -> None:
+    rollouts = [
+        replace(one, template_kwargs={"enable_thinking": True})
+        for one in log(Written(args={"enable_thinking": False}))
+    ]
+    identified = found(rollouts)
+    assert identified.sure
+    assert dict(best(identified).template_args) == {"enable_thinking": False}
+    assert [departure.kind for departure in best(identified).departures] == [DepartureKind.STATED_UNUSED]
+    right = [replace(one, template_kwargs={"enable_thinking": False}) for one in rollouts]
+    assert dict(best(found(right)).template_args) == {}
+    assert best(found(right)).departures == ()
+
+
+def test_tools_that_only_another_template_writes_are_no_system_prompt() -> None:
+    each = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    plain = each + "<|im_start|>assistant\n"
+    rollouts = [replace(one, turns=one.turns[:1]) for one in log(Written(), system=False, calls=True)]
+    identified = found(rollouts, NamedTemplate("plain", plain, "plain.jinja"))
+    assert not identified.sure
+    assert "another template is likelier" in identified.unsure_because
+
+
+@pytest.mark.parametrize(
+    ("shown", "kind"), [("dropped", DepartureKind.REASONING_DROPPED), ("kept", DepartureKind.REASONING_IN_CONTENT)]
+)
+def test_reasoning_that_a_sampler_moved_or_dropped_is_told(shown: str, kind: DepartureKind) -> None:
+    source = SOURCE.replace("(keep_thinking or loop.last)", "false" if shown == "kept" else "true")
+    written, rollouts = Written(source), []
+    for row, messages in enumerate(conversations(random.Random(7), 12, calls=True)):
+        sent = []
+        for message in messages:
+            thought = message.get("reasoning_content")
+            bare = {key: value for key, value in message.items() if key != "reasoning_content"}
+            if thought and shown == "kept":
+                bare["content"] = f"<think>\n{thought}\n</think>\n\n{bare['content']}"
+            sent.append(bare)
+        read = as_messages(messages, "messages")
+        rollouts.append(replace(written.rollout(row, sent, TOOLS), messages=read))
+    identified = found(rollouts, NamedTemplate("other", source, "other.jinja"))
+    assert [departure.kind for departure in best(identified).departures] == [kind]
+    assert identified.sure, identified.unsure_because
+
+
+def test_rows_without_a_mask_may_differ_in_their_answers() -> None:
+    rollouts = [as_row(one, masked=False) for one in log(Written())]
+    spoiled = []
+    for one in rollouts:
+        assert one.training_row is not None
+        ids = one.training_row.token_ids
+        (at,) = np.flatnonzero(ids == toy_tokenizer().encode("<|im_end|>")[0])[-1:]
+        text = toy_tokenizer().vocabulary.text(ids[at - 3 : at])
+        pieces = [toy_tokenizer().encode(char) for char in text]
+        assert len(pieces) > 3
+        row = replace(one.training_row, token_ids=np.concatenate([ids[: at - 3], *pieces, ids[at:]]))
+        spoiled.append(replace(one, training_row=row))
+    identified = found(spoiled)
+    assert identified.sure, identified.unsure_because
+
+
+def test_rows_of_two_ways_are_explained_by_both_and_neither_is_sure() -> None:
+    on, off = log(Written(args={"reasoning_effort": "low"})), log(Written(args={"enable_thinking": False}), seed=2)
+    identified = found([*on, *off])
+    assert not identified.sure
+    explained = [dict(one.explanation.template_args) for one in identified.found]
+    assert {"reasoning_effort": "low"} in explained
+    assert {"enable_thinking": False} in explained
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[9].content.x.y }}", "{% if %}"])
+def test_a_template_that_raises_explains_nothing(source: str) -> None:
+    rollouts = log(Written(toy_tokenizer().chat_templates["default"]))
+    broken = NamedTemplate("broken", source, "broken.jinja")
+    assert not found(rollouts, broken).sure
+    assert best(found(rollouts, broken, OWN_TEMPLATE)).template is OWN_TEMPLATE
+
+
+def test_a_bos_token_that_is_doubled_or_missing_is_told() -> None:
+    tokenizer = toy_tokenizer("toy_metaspace")
+    rollouts = [_with_bos(one, tokenizer, 1) for one in metaspace_log()]
+    kinds = [departure.kind for departure in best(found(rollouts, tokenizer="toy_metaspace")).departures]
+    assert kinds == [DepartureKind.BOS_ADDED]
+    rollouts = [_with_bos(one, tokenizer, -1) for one in metaspace_log()]
+    kinds = [departure.kind for departure in best(found(rollouts, tokenizer="toy_metaspace")).departures]
+    assert kinds == [DepartureKind.BOS_MISSING]
+
+
+def metaspace_log() -> list[Rollout]:
+    renderer, tokenizer = toy_renderer("toy_metaspace"), toy_tokenizer("toy_metaspace")
+    rollouts = []
+    for row, messages in enumerate(conversations(random.Random(5), 10, system=False)):
+        asked = as_messages(messages[:1], "messages")
+        prompt = tokenizer.encode(renderer.render(asked, add_generation_prompt=True))
+        turn = Turn(prompt, tokenizer.encode("Fine.</s>"), message_index=1)
+        rollouts.append(Rollout(Place("log", row), "toy", as_messages(messages[:2], "messages"), turns=(turn,)))
+    return rollouts
+
+
+def _with_bos(rollout: Rollout, tokenizer: Tokenizer, more: int) -> Rollout:
+    """The rollout with a BOS token more or less; the text is encoded again."""
+    (turn,) = rollout.turns
+    assert turn.prompt_ids is not None
+    text = tokenizer.vocabulary.text(turn.prompt_ids)
+    assert text.startswith("<s>")
+    ids = tokenizer.encode("<s>" + text if more > 0 else text.removeprefix("<s>"))
+    return replace(rollout, turns=(replace(turn, prompt_ids=ids),))
+
+
+def as_row(rollout: Rollout, *, masked: bool = True) -> Rollout:
+    """The rollout as one training row, which begins with its first prompt."""
+    parts, mask = [], []
+    held = 0
+    for turn in rollout.turns:
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        parts += [turn.prompt_ids[held:], turn.completion_ids]
+        mask += [False] * (len(turn.prompt_ids) - held) + [True] * len(turn.completion_ids)
+        held = len(turn.prompt_ids) + len(turn.completion_ids)
+    row = TrainingRow(np.concatenate(parts), np.array(mask) if masked else None, None)
+    return replace(rollout, turns=(), training_row=row)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_training_rows_are_explained_up_to_their_answers_or_as_a_whole(masked: bool) -> None:
+    written = Written(args={"reasoning_effort": "low"})
+    rollouts = [as_row(one, masked=masked) for one in log(written)]
+    identified = found(rollouts)
+    assert identified.sure, identified.unsure_because
+    assert dict(best(identified).template_args) == {"reasoning_effort": "low"}
+    if masked:
+        (ending,) = identified.endings
+        assert (ending.piece, ending.followed_by) == ("<|im_end|>", "\n")
+
+
+def test_what_an_explanation_leaves_is_counted_by_the_findings_of_an_audit() -> None:
+    rollouts = log(Written(), calls=True)
+    spoiled = [one if number % 3 else _rewritten(one) for number, one in enumerate(rollouts)]
+    candidate = Candidate(toy_tokenizer(), (MINE,))
+
+    def audit(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> tuple[Finding, ...]:
+        evidence = gather(rollout, tokenizer, renderer)
+        return check(evidence, all_rules(), frozenset(rule.code for rule in all_rules()))[0]
+
+    identified = identify(spoiled, [candidate], audit=audit)
+    assert identified.sure
+    assert identified.best is not None
+    assert identified.best.share.turns < identified.best.share.of_turns
+    assert {left.cause.split()[0] for left in identified.left} & {"TPL203", "TPL299", "SEQ302", "TPL202"}
+    without = identify(spoiled, [candidate])
+    assert [left.cause for left in without.left] == ["another text, in answers"]
+    assert without.left[0].number == identified.best.share.of_turns - identified.best.share.turns
+
+
+def _rewritten(rollout: Rollout) -> Rollout:
+    """The rollout with other spaces in the tool calls of later prompts."""
+    tokenizer = toy_tokenizer()
+    turns = []
+    for turn in rollout.turns:
+        assert turn.prompt_ids is not None
+        text = tokenizer.vocabulary.text(turn.prompt_ids).replace('{"at": ', '{"at":   ')
+        turns.append(replace(turn, prompt_ids=tokenizer.encode(text)))
+    return replace(rollout, turns=tuple(turns))
+
+
+def given_renderer(**given: Any) -> Renderer:
+    return make_renderer(toy_tokenizer(), chat_template=SOURCE, **given)
+
+
+def test_the_head_of_a_log_that_fits_needs_no_explanation() -> None:
+    written = Written(args={"enable_thinking": False})
+    renderer = given_renderer(template_args={"enable_thinking": False}, clock=Clock(written.date))
+    assert explain_head(log(written), toy_tokenizer(), renderer) is None
+    assert explain_head([], toy_tokenizer(), renderer) is None
+
+
+def test_the_head_of_a_log_is_explained_with_the_given_template() -> None:
+    written = Written(args={"enable_thinking": False}, shows_tools=False)
+    renderer = given_renderer(template_args={"reasoning_effort": "high"})
+    explanation = explain_head(log(written, calls=True), toy_tokenizer(), renderer)
+    assert explanation is not None
+    assert explanation.template is GIVEN_TEMPLATE
+    assert dict(explanation.template_args) == {"enable_thinking": False}
+    assert explanation.clock == written.date
+    assert explanation.without_tools
+    applied = explanation.applied(renderer)
+    (first, *_) = log(written, calls=True)
+    text = applied.render(first.messages[: first.turns[0].message_index], first.tools, add_generation_prompt=True)
+    assert np.array_equal(toy_tokenizer().encode(text), first.turns[0].prompt_ids)
+
+
+def test_the_head_of_a_log_of_another_template_is_not_explained() -> None:
+    rollouts = log(Written(SOURCE.replace("Effort", "Zeal")))
+    assert explain_head(rollouts, toy_tokenizer(), given_renderer()) is None
+
+
+def test_flags_are_read_back_as_the_values_they_were() -> None:
+    values: dict[str, object] = {"a": "true", "b": True, "c": "7", "d": 7, "e": None, "f": ["x"], "g": "a b"}
+    explanation = Explanation(
+        "toy", template_args=values, clock=datetime(2024, 7, 26, 14, 30), tool_arguments="string"
     )
     (tmp_path / "worse.jinja").write_text("{% if %}")
     found = said(log, "-t", TOY, "--chat-template", "bad.jinja", "--chat-template", "worse.jinja")

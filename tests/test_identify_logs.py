@@ -21,7 +21,7 @@ from tests.tiers import examples
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TOKENIZERS = Path(environ.get("TITO_AUDIT_TOKENIZERS") or SHARED / "tokenizers")
 ROLLOUTS = SHARED / "rollouts"
-LOGS = examples(14, 350)
+LOGS = examples(10, 350)
 FOUND = 0.95
 """The share of the logs whose settings must be found."""
 
@@ -114,3 +114,17 @@ def test_of_the_wrong_tokenizers_none_is_sure(tokenizer: str, tmp_path: Path) ->
     found = identified(log, others)
     # Qwen2.5 and Qwen3 share their merges, so that the one may write what the other wrote.
     assert not found["sure"] or writes_all(found["explanations"][0], prompts)
+
+
+def test_of_the_wrong_templates_none_is_sure(tmp_path: Path) -> None:
+    cases = [case for case in map(random_case, range(LOGS * 2)) if len(MODELS[case.tokenizer][0]) > 1]
+    assert len(cases) > LOGS / 2
+    for case in cases[: examples(6, 200)]:
+        log, prompts = log_with(case, tmp_path)
+        others = [file for file in MODELS[case.tokenizer][0] if file not in (case.template, None)]
+        given = [word for file in others for word in ("--chat-template", TEMPLATES / file)]
+        # The tokenizer's own template is always tried, and it wrote some of these logs.
+        code, out, _ = run("identify", log, "-t", TOKENIZERS / case.tokenizer, *given, "-f", "json", "--no-config")
+        found = json.loads(out)
+        assert code == (0 if found["sure"] else 1)
+        assert not found["sure"] or writes_all(found["explanations"][0], prompts), f"{case}: {found['command']}"

@@ -248,7 +248,7 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
             (right if same else wrong)[one.kind] += 1
     for kind, number in wrong.items():
         if not right[kind] or number > right.total() + wrong.total() / 2:
-            return f"{many(number, 'prompt')} with {kind}: not only these differ from what it writes"
+            return f"it writes another text for {many(number, 'prompt')} with {kind}"
     return ""
 
 
