@@ -237,14 +237,15 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
 def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
     """Why the template may be another one, by prompts with answers in them; "" if it may not.
 
-    Answers that were sampled may have drifted; nothing else may, at least not in most prompts of a kind.
+    Answers that the log shows to be the sampled ones may have drifted; nothing else may, at least not in most
+    prompts of a kind: another template may write answers in another way.
     """
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     for at, one in enumerate(rest):
         if one.part is Part.LATER:
             same = at in best.written or best.writer.spells(best.way, one)
-            same = same or (one.as_sampled and differs_in_answers(best.writer, best.way, one))
+            same = same or (one.begun > 0 and differs_in_answers(best.writer, best.way, one))
             (right if same else wrong)[one.kind] += 1
     for kind, number in wrong.items():
         if not right[kind] or number > right.total() + wrong.total() / 2:
