@@ -138,7 +138,7 @@ def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[
             yield Offer(str(beside), f"the log names its {key} '{name}'", beside)
         elif cached is not None:
             yield Offer(cached.name, f"the log names its {key} '{name}'", cached.folder)
-        elif "/" in name:
+        elif name not in (one.name for one in passed_over):
             passed_over.append(
                 PassedOver(name, f"the log names this {key}, which is not on this machine: pass -t")
             )
