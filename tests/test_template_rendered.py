@@ -1,0 +1,66 @@
+"""What `template` says of a chat template is what rendering it by jinja2 alone shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import run
+from tests.template_oracle.chat import Refusal, Template
+from tests.template_oracle.conversations import STEPS, SYSTEM_STEPS, user
+from tests.template_oracle.facts import Step, outcomes, reads_clock, writes_bos
+from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
+from tests.tiers import some
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
+
+def broken(template: Template) -> set[str]:
+    """The steps after which the prompt and its answer are not there as they were, in some form of the messages."""
+    tried = {**STEPS, **SYSTEM_STEPS}
+    return {name for name, step in tried.items() if any(map(_is_broken, outcomes(template, *step)))}
+
+
+def _is_broken(one: Step) -> bool:
+    if one.outcome == "ended":  # nothing is, if only what follows the end of the turn is written otherwise
+        shared = os.path.commonprefix([one.before, one.after])
+        return not one.opened or re.search(r"<[^<>\s]+>\s*<?\|?\Z", shared) is None
+    return one.outcome == "rewritten" or (one.outcome != "refused" and not one.opened)
+
+
+def said_broken(said: Mapping[str, Any]) -> bool:
+    """Whether the command says the same of any of its conversations."""
+    return any(one.get("broken") or one.get("unknown") for one in said["answers"])
+
+
+def compare(said: Mapping[str, Any], template: Template) -> None:
+    """Every fact that both know is the same."""
+    assert said_broken(said) == bool(broken(template))
+    assert not (said["append_only"] and said_broken(said))
+    assert (said["clock"] is not None) == reads_clock(template)
+    assert said["beginning_token"]["written"] == writes_bos(template)
+    try:
+        closed, opened = (template.text([user()], opened=asked) for asked in (False, True))
+    except Refusal:
+        return
+    if opened.startswith(closed):
+        assert opened[len(closed) :] in said["generation_prompt"]["texts"]
+
+
+def test_facts_of_published_templates_are_what_rendering_shows() -> None:
+    files = needed()
+    for name in some(list(files), 5):
+        _, printed, _ = run("template", "--chat-template", files[name], "-f", "json")
+        compare(json.loads(printed), published(name))
+
+
+@pytest.mark.parametrize("folder", some(tokenizer_folders(), 2), ids=lambda folder: folder.name)
+def test_facts_of_real_tokenizers_are_what_rendering_shows(folder: Path) -> None:
+    _, printed, _ = run("template", folder, "-f", "json")
+    compare(json.loads(printed), of_tokenizer(folder))
