@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,8 +28,7 @@ def broken(template: Template) -> set[str]:
 
 def _is_broken(one: Step) -> bool:
     if one.outcome == "ended":  # nothing is, if only what follows the end of the turn is written otherwise
-        shared = os.path.commonprefix([one.before, one.after])
-        return not one.opened or re.search(r"<[^<>\s]+>\s*<?\|?\Z", shared) is None
+        return not one.opened or re.search(r"<[^<>\s]+>\s*<?\|?\Z", one.shared()) is None
     return one.outcome == "rewritten" or (one.outcome != "refused" and not one.opened)
 
 

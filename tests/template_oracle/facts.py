@@ -39,11 +39,13 @@ class Step:
 
     def difference(self) -> tuple[str, str]:
         """Where the two texts part: what stood there, and what stands there now."""
-        at = next(
-            (i for i, (a, b) in enumerate(zip(self.before, self.after, strict=False)) if a != b),
-            min(len(self.before), len(self.after)),
-        )
+        at = len(self.shared())
         return self.before[at : at + 60], self.after[at : at + 60]
+
+    def shared(self) -> str:
+        """The text that both begin with."""
+        pairs = enumerate(zip(self.before, self.after, strict=False))
+        return self.before[: next((i for i, (a, b) in pairs if a != b), min(len(self.before), len(self.after)))]
 
 
 def tools_for(chat: Chat) -> list[Mapping[str, Any]] | None:
@@ -92,7 +94,7 @@ def outcome_of(first: str, then: str, words: Sequence[str]) -> Outcome:
     if then.startswith(first.rstrip()):
         return "spaced"
     ends = [first.rfind(word) + len(word) for word in words if word in first]
-    return "ended" if ends and then.startswith(first[: max(ends)]) else "rewritten"
+    return "ended" if then.startswith(first[: max(ends, default=0)]) else "rewritten"
 
 
 def steps(template: Template, **arguments: Any) -> dict[str, Step]:
