@@ -84,7 +84,8 @@ def last_words(message: Mapping[str, Any]) -> tuple[str, ...]:
     """Everything that an answer says, each as a text that is in no other place."""
     calls = message.get("tool_calls", ())
     named = (word for call in calls for word in re.findall(r"word-\d-\d", str(call["function"]["arguments"])))
-    return tuple(filter(None, (message.get("content"), message.get("reasoning_content"), *named)))
+    said = (piece.strip() for piece in re.split(r"</?think>", message.get("content") or ""))
+    return tuple(filter(None, (*said, message.get("reasoning_content"), *named)))
 
 
 def outcome_of(first: str, then: str, words: Sequence[str]) -> Outcome:
