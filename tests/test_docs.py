@@ -535,7 +535,7 @@ def test_the_readme_leads_to_every_guide_and_is_a_page_long() -> None:
     of_the_site_only = {"index.md", "_rules.md", "_repairs.md", "_commands.md"}
     assert linked == {path.name for path in DOCS.glob("*.md")} - of_the_site_only
     tables = re.findall(r"<!-- tito-audit list .*?<!-- end -->", text, re.S)
-    assert text.count("\n") - sum(table.count("\n") for table in tables) <= 360
+    assert text.count("\n") - sum(table.count("\n") for table in tables) <= 370
 
 
 def test_the_tables_of_the_guides_are_what_the_code_says() -> None:

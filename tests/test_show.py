@@ -384,8 +384,7 @@ def test_json_holds_every_token_and_finding() -> None:
 
 
 def scan_of(file: str, row: int) -> Result:
-    results = scan_rollouts(file, Settings(tokenizer=TOY, row=row))
-    return next(one for one in results if not one.of_log)
+    return next(one for one in scan_rollouts(file, Settings(tokenizer=TOY, row=row)) if not one.of_log)
 
 
 def poisoned(value: Any) -> Any:

@@ -146,11 +146,13 @@ def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None
 
 
 def _remarks(run: Scan, items: int, result: Result) -> list[str]:
+    from tito_audit.run.rewriting import CODE
+
     remarks = [one for one in run.summary.notices if one.startswith(("--messages", "--tools"))]
     if items > 1:
         remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
-    # What the log was written with concerns every row; what else is said of the log, the row that it names.
-    told = (one for one in result.told if one.code != "TPL213" or one.place.row == result.place.row)
+    # That the template rewrites history changes nothing of how the row is audited.
+    told = (one for one in result.told if one.code != CODE or one.place.row == result.place.row)
     return remarks + [f"{one.severity.word} {one.code}: {one.hit.message}" for one in told]
 
 

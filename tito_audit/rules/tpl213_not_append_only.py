@@ -11,7 +11,7 @@ from tito_audit.rule import rule
 
 @rule("TPL213", Severity.NOTE)
 def not_append_only(evidence: Evidence) -> Iterator[Hit]:
-    """The template is not append-only for the messages of the log.
+    """The template is not append-only for messages of the log.
 
     ## What it finds
     Before the audit, the first conversations of a log with several answers (up to 8) are rendered up to their
