@@ -69,10 +69,20 @@ def adopted(
     exact, right = reading.exact(prompts), sum(map(given.writes, prompts))
     # Where many prompts are right as given, an explanation has to write those and all others too.
     least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
-    if change.code not in codes or exact < least:
-        return None
-    counts = (
-        f"{exact:,} of the first {many(len(prompts), 'prompt')} come out exactly, and {right or 'none'} as given"
+    for change in changes_of(rollouts, prompts, tokenizer, renderer, settings):
+        reading = replace(given, renderer=change.renderer, own_dates=change.own_dates)
+        exact = reading.exact(prompts)
+        if exact >= least:
+            return _adopted(change, reading, exact, right, prompts) if change.code in codes else None
+    return None
+
+
+def _adopted(change: Change, reading: _Reading, exact: int, right: int, prompts: Sequence[FirstPrompt]) -> Adopted:
+    """A change, adopted, with the finding that says so."""
+    of = many(len(prompts), "prompt")
+    message = (
+        f"{change.says}: so {exact:,} of the first {of} come out exactly, and {right or 'none'} as given; the log "
+        f"is audited by that; {change.advice}"
     )
     message = f"{change.says}: so {counts}; the log is audited by that; {change.advice}"
     hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)

@@ -7,11 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from tito_audit.errors import SetupError
 from tito_audit.evidence.first_prompt import FirstPrompt
-from tito_audit.identify import DepartureKind, Explanation, NamedTemplate, explain_head
+from tito_audit.identify import (
+    GIVEN_TEMPLATE,
+    OWN_TEMPLATE,
+    DepartureKind,
+    Explanation,
+    NamedTemplate,
+    explain_head,
+)
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout
-from tito_audit.render.renderer import Renderer
+from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed
@@ -21,6 +29,8 @@ ARGUMENTS, DATE, TOOLS = "REC011", "TPL210", "TPL212"
 """The codes of the finding that a log was written otherwise."""
 _ADOPTED = frozenset((DepartureKind.CLOCK_VARIES, DepartureKind.STATED_UNUSED))
 """What can be adopted although no flag says it."""
+_TEMPLATES = 8
+"""How many templates of a tokenizer are tried."""
 _PARTS = 4
 """In how many parts the rollouts are looked at if nothing explains all of them."""
 _DATES = 3
@@ -35,20 +45,54 @@ def changes_of(
     settings: Settings,
 ) -> Iterator[Change]:
     """The changes of the settings that surely explain the first rollouts of a log, or a part of them: some rows
-    may differ from the others."""
+    may differ from the others. Last come the tokenizer's other templates."""
     for part in (head, *(head[start::_PARTS] for start in range(_PARTS))):
-        explanation = explain_head(part, tokenizer, renderer)
-        if explanation is not None and all(one.kind in _ADOPTED for one in explanation.departures):
-            yield Change(explanation, settings, prompts)
+        explanation = _surely(part, tokenizer, renderer)
+        if explanation is not None:
+            yield Change(explanation, settings, prompts, renderer)
+    for template in _other_templates(tokenizer, settings):
+        try:
+            made = make_renderer(
+                tokenizer, template_name=template.template_name, time_limit=settings.template_seconds
+            )
+        except SetupError:
+            continue
+        other = replace(renderer, templates=made.templates, name=made.name)
+        clock = renderer.clock.at if renderer.clock is not None else None
+        given = renderer.template_args, renderer.tool_arguments, clock, renderer.without_tools
+        yield Change(Explanation(tokenizer.name, template, *given), settings, prompts, other)
+        explanation = _surely(head, tokenizer, other)
+        if explanation is not None:
+            yield Change(replace(explanation, template=template), settings, prompts, other)
+
+
+def _surely(head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
+    """What surely explains rollouts with a template, if a log can be audited by it."""
+    found = explain_head(head, tokenizer, renderer)
+    return found if found is not None and all(one.kind in _ADOPTED for one in found.departures) else None
+
+
+def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[NamedTemplate]:
+    """The templates of a tokenizer that are not used, its own first."""
+    names = sorted(tokenizer.chat_templates, key=lambda name: (name != "default", name))
+    used = None if settings.chat_template else settings.template_name or "default"
+    return [
+        OWN_TEMPLATE if name == "default" else NamedTemplate(f"its template {name}", template_name=name)
+        for name in names[:_TEMPLATES]
+        if name != used
+    ]
 
 
 class Change:
     """An explanation as a change of the settings, in words."""
 
-    def __init__(self, explanation: Explanation, settings: Settings, prompts: Sequence[FirstPrompt]) -> None:
+    def __init__(
+        self, explanation: Explanation, settings: Settings, prompts: Sequence[FirstPrompt], renderer: Renderer
+    ) -> None:
         kinds = {one.kind: one for one in explanation.departures}
         self._explanation = explanation
         self._settings = settings
+        self._renderer = renderer
         self._unused = DepartureKind.STATED_UNUSED in kinds
         varies = kinds.get(DepartureKind.CLOCK_VARIES)
         self._dates = varies.values if varies is not None else ()
@@ -56,10 +100,11 @@ class Change:
         self._stated = _stated(prompts) if self._unused else {}
         self._parts = list(self._changes())
 
-    def renderer(self, renderer: Renderer) -> Renderer:
-        """The renderer with this change."""
-        found = replace(self._explanation.applied(renderer), without_stated=self._unused)
-        return replace(found, clock=renderer.clock) if self.own_dates else found
+    @property
+    def renderer(self) -> Renderer:
+        """What renders with this change."""
+        found = replace(self._explanation.applied(self._renderer), without_stated=self._unused)
+        return replace(found, clock=self._renderer.clock) if self.own_dates else found
 
     @property
     def code(self) -> str:
@@ -96,6 +141,13 @@ class Change:
     def _changes(self) -> Iterator[tuple[str, str, str]]:
         """Each difference from the settings: the rule that says it, its cause, and the words for it."""
         new, old = self._explanation, self._settings
+        if new.template != GIVEN_TEMPLATE:
+            given = old.chat_template or f"its template {old.template_name or 'default'}"
+            yield (
+                ARGUMENTS,
+                "another chat template",
+                f"with the tokenizer's {new.template.label[4:]}, not with {given}",
+            )
         yield from self._arguments()
         if new.tool_arguments != old.tool_arguments:
             form = "texts" if new.tool_arguments == "string" else "objects"
@@ -121,7 +173,8 @@ class Change:
 
     def _flags(self) -> Sequence[str]:
         old = self._settings
-        template = NamedTemplate("", None, old.chat_template, old.template_name)
+        as_given = NamedTemplate("", None, old.chat_template, old.template_name)
+        template = as_given if self._explanation.template == GIVEN_TEMPLATE else self._explanation.template
         clock = None if self.own_dates else self._explanation.clock
         known = replace(
             self._explanation, tokenizer=old.tokenizer or "", template=template, clock=clock, departures=()
