@@ -407,6 +407,141 @@ def test_a_system_prompt_that_the_messages_lack_is_read() -> None:
     assert identified.sure
 
 
+def own_systems(written: Written, number: int = 12, *, tools: bool = False) -> list[Rollout]:
+    """A log whose prompts open with one of a few system prompts, of which the messages say nothing."""
+    several = list(conversations(random.Random(4), number, system=False))
+    return [
+        replace(written, system=SYSTEMS[row % len(SYSTEMS)]).rollout(row, messages, TOOLS if tools else [])
+        for row, messages in enumerate(several)
+    ]
+
+
+SYSTEMS = ("You are a parrot.", "Say little.\nSay it kindly.", "Écris en français !")
+
+
+@pytest.mark.parametrize("masked", [None, True])
+@pytest.mark.parametrize("tools", [False, True])
+def test_system_prompts_that_differ_and_the_messages_lack_are_read_row_by_row(
+    tools: bool, masked: bool | None
+) -> None:
+    rollouts = own_systems(Written(ROLES), tools=tools)
+    if masked:
+        rollouts = [as_row(one) for one in rollouts]
+    identified = found(rollouts, ROLES_TEMPLATE)
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert identified.best.share.turns == identified.best.share.of_turns
+    (departure,) = best(identified).departures
+    assert departure.kind is DepartureKind.SYSTEM_VARIES
+    assert sorted(departure.values) == sorted(SYSTEMS)
+    assert identified.sure, identified.unsure_because
+
+
+ROLES = """
+{%- if messages[0].role != 'system' and default is not defined %}<|im_start|>system
+Be good.{% if tools %} {{ tools | tojson }}{% endif %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% if message.role == 'system' and tools %} {{ tools | tojson }}{% endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+"""
+ROLES_TEMPLATE = NamedTemplate("roles.jinja", ROLES, "roles.jinja")
+
+
+def test_a_template_that_writes_the_system_prompt_of_some_rows_is_likelier_than_one_that_reads_it() -> None:
+    plain = [Written(ROLES).rollout(row, each) for row, each in enumerate(conversations(random.Random(8), 6))]
+    bare = [replace(one, messages=one.messages[1:], turns=tuple(map(_earlier, one.turns))) for one in plain]
+    none = list(conversations(random.Random(9), 6, system=False))
+    rollouts = [*bare, *(Written(ROLES).rollout(6 + row, each) for row, each in enumerate(none))]
+    other = NamedTemplate("other.jinja", ROLES.replace("Be good.", "Be bad."), "other.jinja")
+    for templates in ((other, ROLES_TEMPLATE), (ROLES_TEMPLATE, other)):
+        assert best(found(rollouts, *templates)).template == ROLES_TEMPLATE
+
+
+def _earlier(turn: Turn) -> Turn:
+    assert turn.message_index is not None
+    return replace(turn, message_index=turn.message_index - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "because"),
+    [
+        (
+            ("{{ message.content }}", "{% if loop.first %}Today is a good day.\n{% endif %}{{ message.content }}"),
+            "begin",
+        ),
+        (
+            ("{{ message.content }}", "{{ message.content }}{% if loop.first %} Use your tools well.{% endif %}"),
+            "begin",
+        ),
+        (("<|im_start|>system\nBe good.", "Be good."), ""),
+        (("{% endfor %}", "{% endfor %}<|im_start|>system\nNow!<|im_end|>\n"), "of"),
+    ],
+)
+def test_texts_that_a_template_may_have_written_are_no_sure_system_prompts(
+    change: tuple[str, str], because: str
+) -> None:
+    """The log is of a template that writes more; the one that is offered could read that as system prompts."""
+    identified = found(own_systems(Written(ROLES.replace(*change))), ROLES_TEMPLATE)
+    if change[1] == "Be good.":  # written only without a system prompt, of which there is none here
+        assert identified.sure, identified.unsure_because
+        return
+    assert not identified.sure
+    assert because in identified.unsure_because
+
+
+def test_a_default_that_depends_on_the_tools_is_no_system_prompt_of_its_own() -> None:
+    source = ROLES.replace("Be good.", "{% if tools %}Call well{% else %}Talk{% endif %}.")
+    several = list(conversations(random.Random(4), 12, system=False))
+    rollouts = [Written(source).rollout(row, each, TOOLS * (row % 2)) for row, each in enumerate(several)]
+    identified = found(rollouts, ROLES_TEMPLATE)
+    assert not identified.sure
+    assert "depend on tools or arguments" in identified.unsure_because
+
+
+def test_what_a_template_writes_of_stated_arguments_is_no_system_prompt() -> None:
+    rollouts = own_systems(Written(ROLES))
+    stated = [replace(one, template_kwargs={"persona": SYSTEMS[row % 3]}) for row, one in enumerate(rollouts)]
+    identified = found(stated, ROLES_TEMPLATE)
+    assert not identified.sure
+    assert "depend on tools or arguments" in identified.unsure_because
+
+
+def test_messages_that_a_log_lacks_are_not_read_as_system_prompts() -> None:
+    """The first question and its answer are missing: what stands before the second is no system prompt."""
+    rollouts = []
+    for row, messages in enumerate(conversations(random.Random(6), 24, system=False)):
+        whole = Written(ROLES).rollout(row, [{"role": "system", "content": SYSTEMS[row % 3]}, *messages])
+        if len(whole.turns) > 1:
+            turns = [replace(turn, message_index=(turn.message_index or 0) - 3) for turn in whole.turns[1:]]
+            rollouts.append(replace(whole, messages=whole.messages[3:], turns=tuple(turns)))
+    identified = found(rollouts, ROLES_TEMPLATE)
+    assert len(rollouts) > 8
+    assert not identified.sure
+    assert identified.best is None or identified.best.share.prompts == 0
+
+
+def test_a_text_in_the_message_of_the_user_is_no_message_of_its_own() -> None:
+    source = """{% if messages[0].role == 'system' %}{% set before = messages[0].content + '\n\n' %}
+{%- set rest = messages[1:] %}{% else %}{% set before = '' %}{% set rest = messages %}{% endif %}
+{%- for message in rest %}<|im_start|>{{ message.role }}
+{{ before if loop.first else '' }}{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+    identified = found(own_systems(Written(source)), NamedTemplate("merged", source, "merged.jinja"))
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert not identified.sure
+    assert "no messages of their own" in identified.unsure_because
+
+
+def test_few_prompts_do_not_prove_that_each_has_its_own_system_prompt() -> None:
+    identified = found(own_systems(Written(ROLES), 3), ROLES_TEMPLATE)
+    assert not identified.sure
+
+
 def test_a_prefill_is_read_and_one_prompt_alone_does_not_prove_it() -> None:
     written = Written(prefill="Sure! ")
     identified = found(log(written))

@@ -19,7 +19,7 @@ from tito_audit.terminal.words import listed, many
 
 _LISTED = 8
 """Entries of a list to show; the rest are counted."""
-_TEXT = 200
+_TEXT, _VALUE = 200, 60
 """Characters of a text of the log to show."""
 _LACKS = {
     Lack.NO_IDS: "the rows hold no token ids, so there is nothing to explain",
@@ -167,7 +167,8 @@ def _departures(explanation: Explanation) -> Iterator[Text]:
         if one.text:
             line.append(f": {visible(elided(one.text, _TEXT))}")
         if one.values:
-            line.append(f" ({visible(elided(', '.join(one.values), _TEXT))})")
+            values = [elided(value, _VALUE) for value in one.values]
+            line.append(f" ({visible(elided(', '.join(values), _TEXT))})")
         yield line
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from tito_audit.identify.model import NamedTemplate, Share
 from tito_audit.identify.observe import Observation, Part, for_search
 from tito_audit.identify.outside import differs_in_answers
 from tito_audit.identify.readings import parsed
-from tito_audit.identify.ways import CLOCK, Way, Writer
+from tito_audit.identify.ways import CHARACTERS, CLOCK, SYSTEM, Way, Writer
 
 _NEIGHBOURS = 24
 """How many observations decide whether an argument changes anything."""
@@ -25,6 +25,8 @@ class Confirmed:
     way: Way
     written: frozenset[int]
     """The positions of these observations."""
+    read: Mapping[int, str] = field(default_factory=dict)
+    """The system prompts that were read from them, where each has its own."""
 
     @property
     def name(self) -> str:
@@ -34,7 +36,12 @@ class Confirmed:
     def rank(self, seen: Sequence[Observation]) -> tuple[int, int, int]:
         """How good it is: first prompts written, then all prompts, then how little it claims."""
         first = sum(seen[at].part is Part.FIRST for at in self.written)
-        return first, len(self.written), -self.way.cost
+        return first, len(self.written), -self.way.cost - self.read_cost
+
+    @property
+    def read_cost(self) -> int:
+        """How much it claims by what it reads from each prompt, on the scale of the cost of a way."""
+        return sum(1 + len(text) // CHARACTERS for text in self.read.values())
 
 
 def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[Observation]) -> Confirmed:
@@ -46,7 +53,12 @@ def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[
         written = _written(writer, other, seen)
         if len(written) > len(best.written):
             best = replace(best, way=other, written=written)
-    return best
+    return replace(best, read=_read(best, seen)) if SYSTEM in best.way.varies else best
+
+
+def _read(best: Confirmed, seen: Sequence[Observation]) -> dict[int, str]:
+    own = ((at, best.writer.resolved(best.way, seen[at])) for at in sorted(best.written))
+    return {at: way.system for at, way in own if way is not None and way.system is not None}
 
 
 def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset[int]:
@@ -62,6 +74,8 @@ def _varied(best: Confirmed) -> Iterator[Way]:
     way = best.way
     if way.clock is not None:
         yield replace(way, clock=None, varies=way.varies | {CLOCK})
+    if way.system is not None:
+        yield replace(way, system=None, varies=way.varies | {SYSTEM})
     for name, _ in way.args:
         argument = best.writer.arguments.named(name)
         if argument is not None and argument.written:

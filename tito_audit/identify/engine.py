@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias
@@ -25,6 +25,7 @@ from tito_audit.identify.model import (
 )
 from tito_audit.identify.observe import Observation, Part, for_search, observations
 from tito_audit.identify.outside import differs_in_answers
+from tito_audit.identify.own_systems import doubt_of_systems
 from tito_audit.identify.search import Search
 from tito_audit.identify.tokenizer_fit import (
     Tested,
@@ -222,8 +223,9 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
     prompts = {rest[at].ids.tobytes() for at in best.written}
     if best.way.departs and len(prompts) < 2:
         return "there is only one prompt, which could be explained in many ways"
-    if best.way.system is not None and any(_holds(best.way.system, rest[at]) for at in best.written):
-        return "the system prompt that it needs holds what the messages or tools say: another template is likelier"
+    because = doubt_of_systems(best, found[1:], rest)
+    if because:
+        return because
     because = _other_history(best, rest)
     if because:
         return because
@@ -251,16 +253,6 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
         if not right[kind] or number > right.total() + wrong.total() / 2:
             return f"it writes another text for {many(number, 'prompt')} with {kind}"
     return ""
-
-
-def _holds(text: str, one: Observation) -> bool:
-    """Whether a text that was read as the system prompt holds the message's own, or a tool."""
-    first = one.messages[0]
-    said = first.text.strip() if first.role in ("system", "developer") else ""
-    functions = [tool.get("function", tool) for tool in one.tools]
-    names = [function.get("name") for function in functions if isinstance(function, Mapping)]
-    quoted = [f'"{name}"' for name in names if isinstance(name, str)]
-    return (bool(said) and said in text and said != text.strip()) or any(name in text for name in quoted)
 
 
 def _identified(

@@ -59,6 +59,7 @@ class DepartureKind(StrEnum):
     """
 
     SYSTEM_ADDED = "system prompt not in the messages"
+    SYSTEM_VARIES = "each prompt opens with a system prompt that the messages lack"
     SYSTEM_REPLACED = "another system prompt than in the messages"
     SYSTEM_DROPPED = "system prompt of the messages not rendered"
     NO_GENERATION_PROMPT = "no generation prompt"

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from tito_audit.identify.observe import Observation, Part
-from tito_audit.identify.ways import CLOCK, Way, Writer, has_reasoning
+from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer, has_reasoning
 
 if TYPE_CHECKING:
     from tito_audit.render.arguments import Argument
@@ -166,6 +166,7 @@ class Search:
         return ways
 
     def _system_prompts(self, way: Way) -> Iterator[Way]:
+        way = replace(way, varies=way.varies - {SYSTEM})
         yield replace(way, system=None, drops_system=False)
         if any(one.messages[0].role in ("system", "developer") for one in self._seen):
             yield replace(way, system=None, drops_system=True)
@@ -174,6 +175,10 @@ class Search:
         for text, _ in Counter(texts).most_common(4):
             if not any(token in text for token in controls):
                 yield replace(way, system=text, drops_system=False)
+        plain = replace(way, system=None, drops_system=False)
+        own = {self._writer.own_system(plain, one) for one in self._seen}
+        if len(own) > 1:
+            yield replace(plain, varies=plain.varies | {SYSTEM})
 
     def _bos(self, way: Way) -> Iterator[Way]:
         """With BOS tokens added or removed, if the recorded texts begin with another number of them."""

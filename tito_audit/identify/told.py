@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tito_audit.identify.model import Departure, DepartureKind, Explanation, NamedTemplate
 from tito_audit.identify.observe import Observation
-from tito_audit.identify.ways import CLOCK, Way, Writer
+from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer
 
 _VALUES = 8
 """Most values of what varies to name."""
@@ -20,7 +20,7 @@ def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequ
     if way.varies and own:
         dates = Counter(one.clock for one in own)
         clock = dates.most_common(1)[0][0] if CLOCK in way.varies else clock
-        for name in sorted(way.varies - {CLOCK}):
+        for name in sorted(way.varies - {CLOCK, SYSTEM}):
             values = Counter(repr(dict(one.args)[name]) for one in own)
             wanted = values.most_common(1)[0][0]
             args[name] = next(value for one in own if repr(value := dict(one.args)[name]) == wanted)
@@ -56,6 +56,9 @@ def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> It
         if name == CLOCK:
             dates = dict.fromkeys(str(one.clock.date()) for one in own if one.clock is not None)
             yield Departure(kind.CLOCK_VARIES, "", tuple(sorted(dates))[:_VALUES])
+        elif name == SYSTEM:
+            systems = Counter(one.system for one in own if one.system is not None)
+            yield Departure(kind.SYSTEM_VARIES, "", tuple(text for text, _ in systems.most_common(_VALUES)))
         else:
             values = dict.fromkeys(str(dict(one.args)[name]) for one in own)
             yield Departure(kind.ARGUMENT_VARIES, name, tuple(values)[:_VALUES])

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 Reasoning: TypeAlias = Literal["as logged", "dropped", "in content"]
 CLOCK = "strftime_now"
 """What stands for the clock among the names of things that vary."""
+SYSTEM = "system prompt"
+"""What stands for system prompts that the messages lack among these names; no argument can have it."""
+_SYSTEM_ROLES = ("system", "developer")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LONGEST_VALUE, _LONGEST_SYSTEM = 4_000, 200_000
 """Most characters of a value to read, and of a system prompt."""
-_CHARACTERS = 16
+CHARACTERS = 16
 """Characters of a text that was read that count as much as a flag."""
 _REST = 64
 """Characters that a template may write after the end of a recorded row."""
@@ -56,7 +59,7 @@ class Way:
     reasoning: Reasoning = "as logged"
     """What becomes of the reasoning of earlier answers."""
     varies: frozenset[str] = frozenset()
-    """Arguments, or the clock, that each row has its own value of."""
+    """Arguments, the clock or the system prompt, that each row has its own value of."""
 
     def given(self, name: str) -> bool:
         """Whether it gives an argument."""
@@ -72,6 +75,10 @@ class Way:
         kept = tuple(pair for pair in self.args if pair[0] != name)
         return replace(self, args=kept, varies=self.varies - {name})
 
+    def with_system(self, text: str | None) -> Way:
+        """The same with one system prompt for all prompts."""
+        return replace(self, system=text, drops_system=False, varies=self.varies - {SYSTEM})
+
     @property
     def departs(self) -> int:
         """How many things it does that no flag can say."""
@@ -83,7 +90,7 @@ class Way:
         """How much it claims: flags count once, what no flag can say and text that was read count more."""
         flags = (self.tool_arguments != "auto", self.clock is not None, self.without_tools)
         texts = (*(str(value) for _, value in self.args), self.system or "", self.prefill)
-        return len(self.args) + sum(flags) + 4 * self.departs + sum(len(text) // _CHARACTERS for text in texts)
+        return len(self.args) + sum(flags) + 4 * self.departs + sum(len(text) // CHARACTERS for text in texts)
 
     @property
     def key(self) -> str:
@@ -156,9 +163,30 @@ class Writer:
         text = self.text(replace(way, system=MARK, drops_system=False), one)
         return list(between(text, MARK, self.recorded(one), _LONGEST_SYSTEM)) if text is not None else []
 
+    def own_system(self, way: Way, one: Observation) -> str | None:
+        """The system prompt that a prompt opens with and the messages lack; None if it opens as they say.
+
+        Unlike other texts it is read only where everything before it and after it, up to the end of the first
+        message, is exactly what the template writes, and it holds no control tokens.
+        """
+        if one.messages[0].role in _SYSTEM_ROLES:
+            return None
+        recorded, text = self.recorded(one), self.text(way.with_system(None), one)
+        if text is not None and recorded.startswith(_opening(text, one)):
+            return None
+        marked = self.text(way.with_system(MARK), one)
+        if marked is None or marked.count(MARK) != 1:
+            return None
+        before, _, after = marked.partition(MARK)
+        end = recorded.find(_opening(after, one), len(before))
+        found = recorded[len(before) : end]
+        if not recorded.startswith(before) or end < 0 or not found or len(found) > _LONGEST_SYSTEM:
+            return None
+        return found if not any(token in found for token in self.renderer.control_texts) else None
+
     def resolved(self, way: Way, one: Observation) -> Way | None:
         """The way with what varies read from the observation; None if it is not found there."""
-        for name in sorted(way.varies):
+        for name in sorted(way.varies - {SYSTEM}):
             if name == CLOCK:
                 date = self.date(way, one)
                 if date is None:
@@ -169,6 +197,9 @@ class Writer:
                 if not values:
                     return None
                 way = way.with_arg(name, values[0])
+        if SYSTEM in way.varies:
+            own = self.own_system(way, one)
+            way = way.with_system(own)
         return way
 
     def spells(self, way: Way, one: Observation) -> bool:
@@ -221,6 +252,13 @@ class Writer:
         return text.removeprefix(self.bos) if way.bos else text
 
 
+def _opening(text: str, one: Observation) -> str:
+    """The text up to the end of the first message's own."""
+    said = one.messages[0].text.strip()
+    at = text.find(said) if said else -1
+    return text[: at + len(said)] if at >= 0 else text
+
+
 def _same(ids: Ids, recorded: Ids) -> bool:
     return len(ids) == len(recorded) and bool((ids == recorded).all())
 
@@ -228,7 +266,7 @@ def _same(ids: Ids, recorded: Ids) -> bool:
 def _sent(way: Way, messages: Sequence[Message]) -> Sequence[Message]:
     """The messages as the sampler got them."""
     sent = list(messages)
-    has_system = bool(sent) and sent[0].role in ("system", "developer")
+    has_system = bool(sent) and sent[0].role in _SYSTEM_ROLES
     if way.system is not None:
         role = sent[0].role if has_system else "system"
         sent = [as_message({"role": role, "content": way.system}, "system prompt"), *sent[has_system:]]
