@@ -695,6 +695,42 @@ def test_training_rows_are_explained_up_to_their_answers_or_as_a_whole(masked: b
         assert (ending.piece, ending.followed_by) == ("<|im_end|>", "\n")
 
 
+def test_the_first_prompt_of_a_row_without_a_mask_counts_though_its_history_drifted() -> None:
+    """The answers of most rows are not those of the messages, so that no such row is written as a whole."""
+    several = conversations(random.Random(11), 16)
+    rollouts = [
+        as_row(Written(args={"reasoning_effort": "low"}).rollout(row, each), masked=False)
+        for row, each in enumerate(several)
+    ]
+    changed = [
+        replace(one, messages=one.messages[:-1]) if row % 4 and len(one.messages) > 4 else one
+        for row, one in enumerate(rollouts)
+    ]
+    cut = sum(len(one.messages) % 2 == 0 for one in changed)
+    assert cut > 3
+    identified = found(changed)
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert identified.best.share.of_prompts == 16
+    assert identified.best.share.of_turns - identified.best.share.turns <= cut
+    assert dict(best(identified).template_args) == {"reasoning_effort": "low"}
+    assert identified.sure, identified.unsure_because
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("<|im_start|>assistant\n{% if enable", "<|im_start|>assistant\n> {% if enable"),
+        ("{% endfor %}\n{%- if add_gen", "{% endfor %}<|im_start|>note\nGo!<|im_end|>\n{%- if add_gen"),
+    ],
+)
+def test_a_row_without_a_mask_has_to_go_on_with_its_answer_after_its_first_prompt(change: tuple[str, str]) -> None:
+    written = SOURCE.replace(*change)
+    assert written != SOURCE
+    rollouts = [as_row(one, masked=False) for one in log(Written(written))]
+    assert not found(rollouts).sure
+
+
 def test_what_an_explanation_leaves_is_counted_by_the_findings_of_an_audit() -> None:
     rollouts = log(Written(), calls=True)
     spoiled = [one if number % 3 else _rewritten(one) for number, one in enumerate(rollouts)]

@@ -35,7 +35,7 @@ class Confirmed:
 
     def rank(self, seen: Sequence[Observation]) -> tuple[int, int, int]:
         """How good it is: first prompts written, then all prompts, then how little it claims."""
-        first = sum(seen[at].part is Part.FIRST for at in self.written)
+        first = sum(seen[at].first for at in self.written)
         return first, len(self.written), -self.way.cost - self.read_cost
 
     @property
@@ -86,14 +86,15 @@ def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
     """Prompts, turns and tokens that are written exactly, out of all."""
     share = Share()
     for at, one in enumerate(seen):
-        first, exact = one.part is Part.FIRST, at in written
+        first, exact = one.first, at in written
+        tokens = len(one.ids) if one.part is not Part.START else 0  # the whole row is counted
         share += Share(
             prompts=int(first and exact),
             of_prompts=int(first),
             turns=int(not first and exact),
             of_turns=int(not first),
-            tokens=len(one.ids) if exact else 0,
-            of_tokens=len(one.ids),
+            tokens=tokens if exact else 0,
+            of_tokens=tokens,
         )
     return share
 
@@ -124,7 +125,7 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
 
 
 def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> bool:
-    return bool(seen) and all(writer.text(way, one) == writer.text(other, one) for one in seen)
+    return bool(seen) and all(writer.alike(way, other, one) for one in seen)
 
 
 def _same_date(best: Confirmed) -> Iterator[Way]:

@@ -103,7 +103,7 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     That costs a rendering of each if the renderer is right.
     """
     seen = observations(rollouts)
-    first = [one for one in seen if one.part is Part.FIRST] or seen
+    first = [one for one in seen if one.first] or seen
     start = Way(
         tuple(renderer.template_args.items()),
         renderer.tool_arguments,
@@ -190,7 +190,7 @@ def _explained(
     found = [_searched(writer, template, start, searched, rest)]
     for _ in range(_AGAIN):
         known = frozenset().union(*(one.written for one in found))
-        missing = [one for at, one in enumerate(rest) if at not in known and one.part is Part.FIRST]
+        missing = [one for at, one in enumerate(rest) if at not in known and one.first]
         if not found[0].written or len(missing) <= (1 - _NEARLY_ALL) * len(rest):
             break
         other = _searched(writer, template, found[0].way, for_search(missing, _SEARCHED), rest)
@@ -216,7 +216,7 @@ def _searched(
 def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: Sequence[Observation]) -> str:
     """Why the first of these is not sure to be the explanation; "" if it is."""
     best = found[0]
-    basis = [at for at, one in enumerate(rest) if one.part is Part.FIRST] or list(range(len(rest)))
+    basis = [at for at, one in enumerate(rest) if one.first] or list(range(len(rest)))
     written = sum(at in best.written for at in basis)
     if written < _NEARLY_ALL * len(basis) or not written:
         return f"it writes {written:,} of {len(basis):,} prompts exactly"
@@ -245,9 +245,8 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     for at, one in enumerate(rest):
-        if one.part is Part.LATER:
-            same = at in best.written or best.writer.spells(best.way, one)
-            same = same or (one.begun > 0 and differs_in_answers(best.writer, best.way, one))
+        if not one.first:
+            same = at in best.written or differs_in_answers(best.writer, best.way, one)
             (right if same else wrong)[one.kind] += 1
     for kind, number in wrong.items():
         if not right[kind] or number > right.total() + wrong.total() / 2:

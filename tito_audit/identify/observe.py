@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate
 
@@ -23,9 +23,11 @@ class Part(IntEnum):
 
     FIRST = 0
     """A prompt before which nothing was sampled: it shows the template alone."""
-    LATER = 1
+    START = 1
+    """A whole training row that begins with such a prompt and does not say where that ends: its answer follows."""
+    LATER = 2
     """A prompt with answers in it, which may have drifted."""
-    WHOLE = 2
+    WHOLE = 3
     """A whole training row that does not say where its prompt ends."""
 
 
@@ -41,8 +43,15 @@ class Observation:
     """The template arguments that the log states."""
     ids: Ids
     part: Part
-    as_sampled: bool = False
-    """Whether the log shows that the answers in the ids are the sampled ones."""
+    begun: int = 0
+    """How many of the first ids are an earlier prompt with its answer, kept as they were sampled."""
+    answer: str = ""
+    """The text that follows the prompt, where the ids go on after it."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it shows a prompt before which nothing was sampled."""
+        return self.part in (Part.FIRST, Part.START)
 
     @property
     def opens(self) -> bool:
@@ -109,7 +118,7 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
         if index and start:
             yield _made(rollout, k, rollout.messages[:index], row.token_ids[:start], as_sampled=len(pairs) > 1)
     if not pairs and row.loss_mask is None and len(row.token_ids):
-        yield Observation(
+        whole = Observation(
             rollout.place,
             None,
             rollout.messages,
@@ -118,6 +127,16 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
             row.token_ids,
             Part.WHOLE,
         )
+        if answers and answers[0] and (text := _first_text(rollout.messages[answers[0]])):
+            before = rollout.messages[: answers[0]]
+            yield replace(whole, turn=0, messages=before, part=Part.START, answer=text)
+        yield whole
+
+
+def _first_text(answer: Message) -> str:
+    """The text that an answer begins with in its ids, whatever the template is; "" if that depends on it."""
+    text = answer.text
+    return text if text == text.strip() and not answer.reasoning and "</think>" not in text else ""
 
 
 def _goes_on(before: Turn, ids: Ids) -> bool:

@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from tito_audit.identify.observe import Observation, Part
+from tito_audit.identify.observe import Observation
 from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer, has_reasoning
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Search:
         if key not in self._scores:
             exact, near = 0, 0.0
             for one in self._seen:
-                weight = _FIRST if one.part is Part.FIRST else _LATER
+                weight = _FIRST if one.first else _LATER
                 if self._writer.spells(way, one):
                     exact += weight
                     near += weight
@@ -200,7 +200,7 @@ class Search:
         yield plain
         for one in self._seen:
             text, recorded = self._writer.text(plain, one), self._writer.recorded(one)
-            if one.opens and text is not None and recorded.startswith(text):
+            if one.opens and not one.answer and text is not None and recorded.startswith(text):
                 rest = recorded[len(text) :]
                 if 0 < len(rest) <= _PREFILL:
                     yield replace(way, prefill=rest)
@@ -211,6 +211,8 @@ class Search:
         """How much of the recorded text is written: at its start, at its end, and line by line; below 1."""
         text = self._writer.text(way, one)
         recorded = self._writer.recorded(one)
+        at = recorded.find(one.answer) if one.answer else -1
+        recorded = recorded[:at] if at > 0 else recorded
         if not text or not recorded:
             return -1.0 if text is None else 0.0
         start = common_start(text, recorded)

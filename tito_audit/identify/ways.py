@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tito_audit.errors import RenderError
-from tito_audit.identify.observe import Observation
+from tito_audit.identify.observe import Observation, Part
 from tito_audit.identify.readings import MARK, SAMPLE_DATE, between, date_in
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, as_message
@@ -37,6 +37,7 @@ CHARACTERS = 16
 _REST = 64
 """Characters that a template may write after the end of a recorded row."""
 _THOUGHT = re.compile(r"\A\s*(<think>)?.*?</think>\s*", re.DOTALL)
+_NO_THOUGHT = re.compile(r"\A<think>\s*</think>\s*")
 _FEW = 1 << 14
 
 
@@ -205,13 +206,23 @@ class Writer:
     def spells(self, way: Way, one: Observation) -> bool:
         """Whether it writes the text of the recorded ids."""
         text = self.text(way, one)
+        if text is not None and one.part is Part.START:
+            return self._is_followed(text, one)
         return text is not None and self.cut(text, one) == self.recorded(one)
+
+    def alike(self, way: Way, other: Way, one: Observation) -> bool:
+        """Whether an observation cannot tell two ways apart."""
+        if one.part is Part.START and self.spells(way, one) and self.spells(other, one):
+            return True
+        return self.text(way, one) == self.text(other, one)
 
     def writes(self, way: Way, one: Observation) -> bool:
         """Whether what it writes encodes as exactly the recorded ids."""
         text = self.text(way, one)
         if text is None:
             return False
+        if one.part is Part.START:
+            return self._is_followed(text, one) and self._begins_with(text, one)
         cut = self.cut(text, one)
         return cut == self.recorded(one) and _same(self.tokenizer.encode(cut), one.ids)
 
@@ -220,6 +231,17 @@ class Writer:
         recorded = self.recorded(one)
         longer = not one.opens and text.startswith(recorded) and len(text) - len(recorded) <= _REST
         return recorded if longer else text
+
+    def _is_followed(self, text: str, one: Observation) -> bool:
+        """Whether a recorded text begins with this one, and the answer follows."""
+        recorded = self.recorded(one)
+        answer = _NO_THOUGHT.sub("", recorded[len(text) :], count=1)
+        return recorded.startswith(text) and answer.startswith(one.answer)
+
+    def _begins_with(self, text: str, one: Observation) -> bool:
+        """Whether the ids begin with those of a text; a row that was encoded as one text may merge its end."""
+        ids = self.tokenizer.encode(text)
+        return _same(ids, one.ids[: len(ids)]) or _same(self.tokenizer.encode(self.recorded(one)), one.ids)
 
     def _write(self, way: Way, one: Observation) -> str | None:
         renderer = replace(
