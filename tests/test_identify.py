@@ -561,6 +561,18 @@ def test_tools_that_were_not_rendered_are_a_flag() -> None:
     assert best(identified).config()["tools"] == "none"
 
 
+def test_tool_arguments_that_no_prompt_shows_are_undetermined() -> None:
+    """Only the last answers call tools: whether their arguments were given as objects changes no prompt."""
+    rollouts = [replace(one, turns=one.turns[:1]) for one in log(Written(), calls=True)]
+    identified = found(rollouts)
+    assert identified.best is not None
+    assert "tool_arguments" in identified.best.undetermined
+    assert {one.tool_arguments for one in (best(identified), *identified.best.equal)} == {"auto"}
+    shown = found(log(Written(parsed=True), calls=True))
+    assert shown.best is not None
+    assert "tool_arguments" not in shown.best.undetermined
+
+
 def test_arguments_that_the_log_states_wrongly_are_told() -> None:
     rollouts = [
         replace(one, template_kwargs={"enable_thinking": True})

@@ -187,7 +187,8 @@ def _others(found: Identified) -> Iterator[Text]:
     best = found.found[0]
     if best.undetermined:
         yield from _title("What these rows do not show")
-        yield Text(f"  {visible(listed(list(best.undetermined)))}: with any value the prompts are the same")
+        names = ["--tool-arguments" if name == "tool_arguments" else name for name in best.undetermined]
+        yield Text(f"  {visible(listed(names))}: with any value the prompts are the same")
     if best.equal:
         yield from _title("What writes the same")
         yield from (Text(f"  {visible(described(one))}") for one in best.equal[:_LISTED])

@@ -11,6 +11,7 @@ from tito_audit.identify.observe import Observation, Part, for_search
 from tito_audit.identify.outside import differs_in_answers
 from tito_audit.identify.readings import parsed
 from tito_audit.identify.ways import CHARACTERS, CLOCK, SYSTEM, Way, Writer
+from tito_audit.render.renderer import ToolArguments
 
 _NEIGHBOURS = 24
 """How many observations decide whether an argument changes anything."""
@@ -102,15 +103,19 @@ def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
 def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: bool) -> tuple[list[Way], list[str]]:
     """Other values of arguments that write the same, and the arguments of which every value does.
 
-    With `calls_tools`, whether tool-call arguments are objects or texts is such a value too.
+    With `calls_tools`, how the arguments of tool calls are given is such an argument too.
     """
     writer, way = best.writer, best.way
     few = for_search([seen[at] for at in sorted(best.written)], _NEIGHBOURS)
-    others = [*_same_date(best), *(replace(way, tool_arguments=form) for form in ("auto", "string"))]
-    equal = [other for other in others if other != way and _same(writer, way, other, few)]
-    if not calls_tools:
-        equal = [other for other in equal if other.tool_arguments == way.tool_arguments]
+    equal = [other for other in _same_date(best) if other != way and _same(writer, way, other, few)]
     undetermined: list[str] = []
+    forms: tuple[ToolArguments, ...] = ("auto", "object", "string")
+    others = [replace(way, tool_arguments=form) for form in forms if form != way.tool_arguments]
+    same = [other for other in others if _same(writer, way, other, few)]
+    if calls_tools and len(same) == len(others):
+        undetermined.append("tool_arguments")
+    elif calls_tools:
+        equal += [other for other in same if other.tool_arguments == "auto"]
     for argument in writer.arguments.arguments:
         if argument.name in way.varies:
             continue

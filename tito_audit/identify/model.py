@@ -264,7 +264,8 @@ class Found:
     equal: tuple[Explanation, ...] = ()
     """Other explanations that write the same in all these rows, with more flags."""
     undetermined: tuple[str, ...] = ()
-    """Arguments of the template that change nothing in these rows."""
+    """Arguments of the template that change nothing in these rows; `tool_arguments`, if no prompt shows those of a
+    call, or the template writes them alike in every form."""
 
 
 class Lack(StrEnum):
