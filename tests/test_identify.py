@@ -743,6 +743,25 @@ def test_a_row_without_a_mask_has_to_go_on_with_its_answer_after_its_first_promp
     assert not found(rollouts).sure
 
 
+def test_rows_without_a_mask_are_not_surely_of_a_template_that_writes_longer_ones_in_another_way() -> None:
+    source = SOURCE.replace(
+        "{{ message.content }}<|im_end|>", "{{ '~' if loop.index > 3 }}{{ message.content }}<|im_end|>"
+    )
+    assert source != SOURCE
+    rollouts = []
+    for row, messages in enumerate(conversations(random.Random(12), 16)):
+        text = Written(source).text(messages, []).removesuffix("<|im_start|>assistant\n")
+        ids = toy_tokenizer().encode(text)
+        whole = Written(source).rollout(row, messages)
+        rollouts.append(replace(whole, turns=(), training_row=TrainingRow(ids, None, None)))
+    assert any(len(one.messages) == 3 for one in rollouts)
+    identified = found(rollouts)
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert not identified.sure
+    assert "with answers" in identified.unsure_because
+
+
 def test_what_an_explanation_leaves_is_counted_by_the_findings_of_an_audit() -> None:
     rollouts = log(Written(), calls=True)
     spoiled = [one if number % 3 else _rewritten(one) for number, one in enumerate(rollouts)]
