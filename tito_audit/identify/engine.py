@@ -144,7 +144,9 @@ def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
         renderer = None
     reference = Reference(tokenizer, renderer)
     why = not_the_tokenizer(rows, reference)
-    return TokenizerFit(tokenizer.name, why is None, why or "", share_back(rows, reference))
+    if why is not None:
+        return TokenizerFit(tokenizer.name, False, why)
+    return TokenizerFit(tokenizer.name, True, same=share_back(rows, reference))
 
 
 def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:
