@@ -78,6 +78,8 @@ def _outcome(given: Given, logs: list[str], tokenizers: list[str], chat_template
         trust_remote_code=settings.trust_remote_code,
     )
     found = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
+    for candidate in candidates.tried:
+        candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
     return Outcome(logs, first, candidates, found, ids_alone(first.rollouts), given.reading_flags())
 
 
