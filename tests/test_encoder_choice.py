@@ -118,9 +118,9 @@ def test_the_first_rows_are_read_once_for_all_that_looks_at_them_before_the_run(
     heads: list[Path] = []
     head = LogGroup.head
 
-    def watched(self: LogGroup, file: Path, rows: int) -> Iterator[Any]:
+    def watched(self: LogGroup, file: Path, rows: int, *, joined: bool = False) -> Iterator[Any]:
         heads.append(file)
-        return head(self, file, rows)
+        return head(self, file, rows, joined=joined)
 
     monkeypatch.setattr(LogGroup, "head", watched)
     log = written(tmp_path / "log.jsonl", [row(text) for text in texts(60, ENOUGH // 60)])
