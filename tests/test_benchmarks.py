@@ -362,7 +362,7 @@ def test_every_rule_has_a_fault_that_is_planted() -> None:
     planted = {code for fault in CATALOGUE.values() for code in fault.codes}
     of_a_log = {"REC007", "REC011", "TPL213"}
     assert {rule.code for rule in all_rules()} - planted - of_a_log == {"REC009", "LPR507", "TPL210"}, (
-        "REC009 compares rows with each other, LPR507 a row with its calls, TPL210 dates that no template here writes"
+        "REC009 compares rows with each other, LPR507 a row with its calls, TPL210 dates that no template writes"
     )
 
 
