@@ -21,7 +21,7 @@ from tests.tiers import examples
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TOKENIZERS = Path(environ.get("TITO_AUDIT_TOKENIZERS") or SHARED / "tokenizers")
 ROLLOUTS = SHARED / "rollouts"
-LOGS = examples(10, 350)
+LOGS = examples(6, 350)
 FOUND = 0.95
 """The share of the logs whose settings must be found."""
 
@@ -119,7 +119,7 @@ def test_of_the_wrong_tokenizers_none_is_sure(tokenizer: str, tmp_path: Path) ->
 def test_of_the_wrong_templates_none_is_sure(tmp_path: Path) -> None:
     cases = [case for case in map(random_case, range(LOGS * 2)) if len(MODELS[case.tokenizer][0]) > 1]
     assert len(cases) > LOGS / 2
-    for case in cases[: examples(6, 200)]:
+    for case in cases[: examples(4, 200)]:
         log, prompts = log_with(case, tmp_path)
         others = [file for file in MODELS[case.tokenizer][0] if file not in (case.template, None)]
         given = [word for file in others for word in ("--chat-template", TEMPLATES / file)]

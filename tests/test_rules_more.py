@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.images import FAMILIES, Frame, ImageTokens, frames_in, image_tokens
+from tito_audit.evidence.images import FAMILIES, Frame, ImageTokens, Pictured, frames_in, image_tokens, pictured
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.finding import Finding, Hit, Where
+from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.rules import all_rules, rule_of
 from tito_audit.rules.lpr507_low_logprobs_where_tokens_drifted import _chance
@@ -143,9 +144,92 @@ def test_images_are_skipped_where_the_vocabulary_has_no_tokens_for_them(tmp_path
     log = tmp_path / "log.jsonl"
     log.write_bytes(orjson.dumps({"messages": messages, "token_ids": IDS, "loss_mask": [1] * 8}))
     (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
-    assert [skip.because for skip in result.skips] == [
-        "messages hold images, and how the tokenizer writes images is not known"
+    assert [skip.because for skip in result.skips] == ["how the tokenizer writes images is not known"]
+
+
+TALK = [{"role": "user", "content": "4"}, {"role": "assistant", "content": "4"}]
+
+
+def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(orjson.dumps({"token_ids": IDS, "loss_mask": [1] * 8}))
+    (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
+    assert [skip.because for skip in result.skips] == ["how the tokenizer writes images is not known"]
+    text = {"token_ids": IDS, "loss_mask": [1] * 8, "messages": TALK}
+    log.write_bytes(orjson.dumps(text))
+    (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
+    assert list(result.skips) == []
+
+
+def test_parts_with_empty_fields_are_no_images() -> None:
+    part = {"text": "4", "image": None, "video": None}
+    assert pictured(as_messages([{"role": "user", "content": [part]}], "here")) == Pictured((), 0)
+    held = pictured(as_messages([{"role": "user", "content": [{**part, "image": "a.png"}]}], "here"))
+    assert held == Pictured(("a.png",), 0)
+
+
+RUN = ["<|vision_start|>", *["<|image_pad|>"] * 6, "<|vision_end|>"]
+SPELLED = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "tool_calls"])
+@pytest.mark.parametrize("spelled", [SPELLED, ["<|vision_start|>", *RUN, "<|vision_end|>"]])
+def test_images_are_not_counted_where_text_spells_their_tokens(field: str, spelled: list[str]) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "".join(spelled)}}}
+    said: Any = [call] if field == "tool_calls" else "".join(spelled)
+    messages = [
+        {"role": "user", "content": [{"type": "image"}]},
+        {"role": "assistant", "content": "4", field: said},
+        {"role": "user", "content": "2"},
+        {"role": "assistant", "content": "4"},
     ]
+    turn = {"prompt": ["<|im_start|>", *RUN, *spelled], "completion": ["4"], "message": 3}
+    case = {"tokenizer_name": "toy_vision", "messages": messages, "turns": [turn]}
+    assert image_hits(case) == []
+    silent = [messages[0], {"role": "assistant", "content": "4"}, *messages[2:]]
+    assert len(image_hits({**case, "messages": silent})) >= 1
+
+
+def test_tokens_of_images_around_other_text_are_no_images() -> None:
+    around = ["<|vision_start|>", "4", "<|vision_start|>", "2", "<|vision_end|>", "<|vision_end|>"]
+    for prompt in (around, [*RUN, "<|vision_start|>", "4", "<|vision_end|>"]):
+        assert (
+            image_hits({"tokenizer_name": "toy_vision", "turns": [{"prompt": prompt, "completion": ["4"]}]}) == []
+        )
+
+
+def image_hits(case: Mapping[str, Any]) -> list[Hit]:
+    """What REC010 says of a case."""
+    rule = rule_of("REC010")
+    assert rule is not None
+    assert rule.check is not None
+    return list(rule.check(toy.evidence_of(case)))
+
+
+def test_a_trainers_column_of_zeros_was_never_written() -> None:
+    assert hits("LPR509", row_of(VALUES, old_log_probs=np.zeros(8))) == []
+    assert len(hits("LPR509", row_of(VALUES, old_log_probs=np.array([0.0] * 7 + [-0.01])))) == 1
+
+
+def test_a_call_that_sampled_nothing_has_no_version() -> None:
+    ids, nothing = np.arange(5, dtype=np.int32), np.arange(0, dtype=np.int32)
+    turns = (Turn(ids, ids, weight_versions=("3",)), Turn(ids, nothing, weight_versions=("4",)))
+    assert hits("REC008", Rollout(Place("made up", 0), "toy", turns=turns)) == []
+
+
+def test_versions_of_calls_without_ids_are_told_without_a_count() -> None:
+    turns = tuple(Turn(None, None, weight_versions=(version,)) for version in "34")
+    (found,) = hits("REC008", Rollout(Place("made up", 0), "toy", turns=turns))
+    assert "weights: 3 and 4;" in found.message
+
+
+def test_a_logprob_beside_its_id_is_no_alternative(tmp_path: Path) -> None:
+    row = {
+        "prompt_ids": IDS,
+        "completion_ids": IDS[:4],
+        "logprobs": [[-0.5, 71], [-0.25, 54], [-1.5, 71], [-2, 9]],
+    }
+    assert findings(tmp_path, row, "LPR508") == []
 
 
 # What holds for every row.
@@ -153,7 +237,7 @@ def test_images_are_skipped_where_the_vocabulary_has_no_tokens_for_them(tmp_path
 LOGPROBS = st.lists(st.floats(-12, -1e-4), min_size=2, max_size=60)
 
 
-@settings(max_examples=examples(60, 400))
+@settings(max_examples=examples(30, 400))
 @given(LOGPROBS, st.integers(0, 999))
 def test_right_rows_are_silent(values: list[float], seed: int) -> None:
     logprobs = np.random.default_rng(seed).permutation(values)
@@ -163,7 +247,7 @@ def test_right_rows_are_silent(values: list[float], seed: int) -> None:
     assert [hit for code in NEW for hit in hits(code, rollout)] == []
 
 
-@settings(max_examples=examples(60, 400))
+@settings(max_examples=examples(30, 400))
 @given(LOGPROBS, st.integers(0, 999), st.floats(0, 2))
 def test_the_numbers_of_two_columns_are_those_of_the_simple_form(
     values: list[float], seed: int, width: float
@@ -183,7 +267,7 @@ def test_the_numbers_of_two_columns_are_those_of_the_simple_form(
         assert abs(differences[hit.start]) == abs(differences[worst])
 
 
-@settings(max_examples=examples(60, 400))
+@settings(max_examples=examples(30, 400))
 @given(st.lists(st.floats(-3, -1e-3), min_size=13, max_size=50), st.integers(0, 999))
 def test_sums_are_told_from_logprobs(values: list[float], seed: int) -> None:
     (found,) = hits("LPR508", row_of(np.cumsum(values)))
@@ -193,7 +277,38 @@ def test_sums_are_told_from_logprobs(values: list[float], seed: int) -> None:
     assert hits("LPR508", row_of(shuffled)) == []
 
 
-@settings(max_examples=examples(60, 400))
+@settings(max_examples=examples(20, 400))
+@given(st.lists(st.floats(-3, -0.5), min_size=120, max_size=150), st.integers(0, 999))
+def test_sums_to_the_end_are_told_from_logprobs_that_rise(values: list[float], seed: int) -> None:
+    (found,) = hits("LPR508", row_of(np.cumsum(values)[::-1]))
+    assert (found.cause, found.start, found.end) == ("sums", 0, len(values))
+    assert "never fall" in found.message
+    assert hits("LPR508", row_of(np.sort(values))) == []
+
+
+@settings(max_examples=examples(20, 400))
+@given(st.integers(0, 9999), st.floats(0.5, 2.0), st.sampled_from((3, 10, 50)))
+def test_base_2_is_read_from_alternatives_and_natural_logarithms_are_not_it(
+    seed: int, temperature: float, size: int
+) -> None:
+    scores = np.random.default_rng(seed).normal(0, np.linspace(0.1, 2, 32)[:, None], (32, size)) / temperature
+    natural = -np.sort(-(scores - np.log(np.exp(scores).sum(1, keepdims=True))), axis=1)
+    best = natural[:, 0][natural[:, 0] < -0.5 * math.log(2)]
+    assume(len(best) >= 12 and np.ptp(best) >= 0.5)
+    assert [hit.cause for hit in hits("LPR508", with_alternatives(natural / math.log(2)))] == ["base 2"]
+    for kept in (1, 2, size):
+        assert hits("LPR508", with_alternatives(natural[:, :kept])) == []
+
+
+def with_alternatives(tops: np.ndarray[Any, Any]) -> Rollout:
+    """A call whose tokens have these alternatives."""
+    ids = np.arange(len(tops), dtype=np.int32)
+    values, columns = call_columns(ids, logprobs=("logprobs", tops[:, 0]))
+    turn = Turn(ids, ids, values, columns=columns, alternatives=tuple(map(tuple, tops.tolist())))
+    return Rollout(Place("made up", 0), "toy", turns=(turn,))
+
+
+@settings(max_examples=examples(30, 400))
 @given(
     st.lists(st.floats(-9, -0.2), min_size=12, max_size=40),
     st.sampled_from((2, 10)),
@@ -215,7 +330,7 @@ def test_a_base_is_read_from_two_columns_and_reported_once(
     assert hits("LPR509", rollout) == []
 
 
-@settings(max_examples=examples(60, 400))
+@settings(max_examples=examples(30, 400))
 @given(st.lists(st.tuples(st.booleans(), st.integers(-1, 3)), min_size=1, max_size=40))
 def test_every_sampled_token_is_counted_for_its_version(tokens: list[tuple[bool, int]]) -> None:
     mask, versions = [int(sampled) for sampled, _ in tokens], [version for _, version in tokens]
@@ -277,7 +392,7 @@ def test_images_that_a_processor_expanded_are_as_the_template_writes_them() -> N
 TOKENS = ImageTokens(FAMILIES[0], pad=5, start=3, end=4, video=6)
 
 
-@settings(max_examples=examples(60, 400))
+@settings(max_examples=examples(30, 400))
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.booleans(), st.integers(0, 3)), max_size=6))
 def test_images_are_found_as_they_were_written(images: list[tuple[int, int, bool, int]]) -> None:
     ids, want = [7], []

@@ -239,8 +239,9 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
     turns, line = rollout.turns, rollout.training_row
     versions, trainers = versions_and_trainers(rollout)
     images = states_images(rollout)
+    messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
     return _needs(
-        (Needs.MESSAGES, bool(rollout.messages) or any(turn.prompt_messages for turn in turns)),
+        (Needs.MESSAGES, messages),
         (Needs.PROMPTS, any(turn.prompt_ids is not None for turn in turns)),
         (Needs.COMPLETIONS, any(turn.completion_ids is not None for turn in turns)),
         (
@@ -258,7 +259,7 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         (Needs.HIDDEN, hidden_and_trained(line) is not None),
         (Needs.TRAINER_LOGPROBS, trainers),
         (Needs.IMAGES, images),
-        (Needs.IMAGE_TOKENS, not images or _writes_images(reference)),
+        (Needs.IMAGE_TOKENS, (messages and not images) or _writes_images(reference)),
     )
 
 

@@ -73,6 +73,11 @@ class Frame:
     """How often it was opened before it was closed: 1 for an image, 2 for one that was written twice."""
     video: bool = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether it holds nothing but its own tokens; text that spells such tokens holds other text too."""
+        return self.stop - self.start in (1, self.pads + 2 * self.depth)
+
 
 @dataclass(frozen=True, slots=True)
 class Pictured:
@@ -107,11 +112,15 @@ def pictured(messages: Iterable[Message]) -> Pictured:
             continue
         for part in message.content:
             kind = part.get("type")
-            if kind in _IMAGES or (kind is None and not _IMAGES.isdisjoint(part)):
+            if kind in _IMAGES or (kind is None and _has(part, _IMAGES)):
                 images.append(_identity(part))
-            elif kind in _VIDEOS or (kind is None and not _VIDEOS.isdisjoint(part)):
+            elif kind in _VIDEOS or (kind is None and _has(part, _VIDEOS)):
                 videos += 1
     return Pictured(tuple(images), videos)
+
+
+def _has(part: Mapping[str, Any], names: frozenset[str]) -> bool:
+    return any(part.get(name) is not None for name in names)
 
 
 def states_images(rollout: Rollout) -> bool:

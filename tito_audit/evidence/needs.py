@@ -27,7 +27,7 @@ class Needs(Flag):
     TRAINER_LOGPROBS = auto()
     IMAGES = auto()
     IMAGE_TOKENS = auto()
-    """Image tokens that are known, or a log without images."""
+    """Image tokens that are known, or messages without images."""
 
 
 _WORDS = {
@@ -44,7 +44,7 @@ _WORDS = {
     Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
     Needs.WEIGHT_VERSIONS: "no weight versions",
     Needs.TRAINER_LOGPROBS: "no logprobs of the trainer next to the sampler's",
-    Needs.IMAGE_TOKENS: "messages hold images, and how the tokenizer writes images is not known",
+    Needs.IMAGE_TOKENS: "how the tokenizer writes images is not known",
 }
 
 

@@ -44,5 +44,5 @@ def _values(top: Any) -> tuple[float, ...]:
 
 def _part(top: Raw) -> Raw:
     part: Raw = top[:_MOST]
-    # SGLang's [logprob, id, text] is one token, not three alternatives.
-    return () if len(part) == 3 and isinstance(part[1], int) else part
+    # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
+    return () if len(part) in (2, 3) and isinstance(part[1], int) else part

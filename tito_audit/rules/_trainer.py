@@ -94,7 +94,7 @@ def _of_row(evidence: Evidence) -> Iterator[Pair]:
         inside = np.ones(len(row.token_ids), np.bool_) if view is None else view.sampled
     name = _name(row.columns)
     for column in trainer_columns(row.columns):
-        trainer = over_row(column, row)
+        trainer = _filled(over_row(column, row))
         at: Offsets = np.flatnonzero(inside & _both(row.logprobs, trainer, row.sentinel))
         if len(at):
             drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
@@ -108,7 +108,7 @@ def _of_calls(evidence: Evidence) -> Iterator[Pair]:
         if values is None or ids is None:
             continue
         for column in trainer_columns(turn.columns):
-            trainer = column.values.astype(np.float64)
+            trainer = _filled(column.values.astype(np.float64))
             at: Offsets = np.flatnonzero(_both(values, trainer, None))
             if len(at):
                 pair = values[at], trainer[at]
@@ -125,6 +125,11 @@ def _both(sampler: Logprobs, trainer: Logprobs, sentinel: float | None) -> Mask:
     for fill in (*IMPOSSIBLE, *(() if sentinel is None else (sentinel,))):
         out &= (sampler != fill) | ((fill == 0) & (trainer > _CERTAIN))
     return np.asarray(out & ((sampler != 0) | (trainer > _CERTAIN)))
+
+
+def _filled(trainer: Logprobs) -> Logprobs:
+    """A trainer's logprobs; NaN throughout where all of them are 0, as a column is that nobody wrote."""
+    return trainer if np.nan_to_num(trainer).any() else np.full_like(trainer, np.nan)
 
 
 def _name(columns: Iterable[Column]) -> str:

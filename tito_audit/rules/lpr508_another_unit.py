@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,7 +24,15 @@ _TOKENS = 3
 _FIRST = 16
 """Values of a stretch that are looked at before all are."""
 _CHANCE = -9.0
-"""Decimal logarithm of the chance below which values that only fall are sums and no accident."""
+"""Decimal logarithm of the chance below which values that only fall, or only rise, are sums and no accident."""
+_VOCABULARY = math.log(2**18)
+"""Natural logarithm of the most tokens that a sampler has to choose from."""
+_UNCERTAIN = -0.5
+"""The best alternative of a token with others that matter: a probability of 0.7 in base 2."""
+_SPREAD = 0.5
+"""By how much the best alternatives of these tokens differ; tokens with equal alternatives prove nothing."""
+_UNCERTAIN_TOKENS = 12
+"""Uncertain tokens, the fewest from which base 2 is read."""
 
 
 @rule("LPR508", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
@@ -32,11 +41,17 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     - Another base: the alternatives of a token (`top_logprobs`) add up to more than 1 as natural logarithms, which
-      no probabilities do, at three tokens or more; if they fit base 10, the finding says so. Or the sampler's and
-      the trainer's logprobs of at least 12 tokens have the ratio of two bases at nine of ten tokens.
+      no probabilities do, at three tokens or more; if they fit base 10, the finding says so. Base 2 is read where
+      the alternatives of nine in ten uncertain tokens, of at least 12, add up to 1 within 2 % as powers of 2, and
+      none to more, and where these tokens are not alike: powers of 2 of natural logarithms add up to between 0.5
+      and 2. Or the sampler's and the trainer's logprobs of at least 12 tokens have the ratio of two bases at nine
+      of ten tokens.
     - Sums: the values never rise in any stretch that was sampled without a break, as the sum of all logprobs up to
       each token does. It is reported where the chance that values in any order lie like this is below one in a
-      billion (13 different values in one stretch).
+      billion (13 different values in one stretch). Sums from each token to the end never fall; since logprobs rise
+      towards 0 where a model repeats itself, they are reported only where no sampler draws such values either:
+      a token with a logprob of v is drawn with a chance of at most 262,144 times e^v, and all of them together
+      with one below one in a billion.
 
     Probabilities belong to LPR504, one value for all tokens of a turn to LPR506. A base that shows in no second
     column and in no alternatives cannot be told, and is not guessed.
@@ -59,7 +74,7 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
             break
     if Needs.TRAINER_LOGPROBS in evidence.present:
         yield from _other_bases(evidence)
-    if not _rises_at_once(evidence):
+    if not _scattered_at_once(evidence):
         yield from _sums(evidence)
 
 
@@ -75,6 +90,12 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
         sums = [float(np.exp(top).sum()) for top in tops]
     wrong = [one for one in sums if one > _ROUNDED]
     ids = turns[number].completion_ids
+    if ids is not None and not wrong and _of_base_2(tops):
+        message = (
+            f"the alternatives of {counted(len(sums), 'token')} add up to 1 as logarithms of base 2, and to "
+            f"{float(np.median(sums)):.3g} in the middle as natural ones"
+        )
+        yield Hit(Where.COMPLETION, 0, len(ids), message, number, "base 2", recorded=shown(evidence, ids))
     if len(wrong) < _TOKENS or ids is None:
         return
     fits = all(float((10.0 ** np.minimum(top, 9)).sum()) <= _ROUNDED for top in tops)
@@ -85,6 +106,18 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
     )
     cause = "base 10" if fits else "alternatives above 1"
     yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, recorded=shown(evidence, ids))
+
+
+def _of_base_2(tops: Sequence[Logprobs]) -> bool:
+    """Whether alternatives add up to 1 as powers of 2; natural logarithms then add up to more, or to much less."""
+    if any(float(np.exp2(top).sum()) > 1.005 for top in tops):
+        return False
+    uncertain = [top for top in tops if len(top) and top.max() < _UNCERTAIN]
+    best = [float(top.max()) for top in uncertain]
+    if len(uncertain) < _UNCERTAIN_TOKENS or max(best) - min(best) < _SPREAD:
+        return False
+    sums = np.array([float(np.exp2(top).sum()) for top in uncertain])
+    return bool((sums > 0.98).mean() >= 0.9)
 
 
 def _other_bases(evidence: Evidence) -> Iterator[Hit]:
@@ -105,27 +138,25 @@ def _ratios(sampler: Logprobs, trainer: Logprobs, whose: str) -> Logprobs:
     return one[other < 0] / other[other < 0]
 
 
-def _rises_at_once(evidence: Evidence) -> bool:
-    """Whether values of the row or of the first call rise, as in nearly all rollouts: then nothing is a sum."""
+def _scattered_at_once(evidence: Evidence) -> bool:
+    """Whether values of the row or of the first call rise and fall, as nearly always: then nothing is a sum."""
     row = evidence.rollout.training_row
     for turn in evidence.rollout.turns:
         if turn.completion_logprobs is not None:
-            return _rises(turn.completion_logprobs[:_FIRST])
+            return _scattered(turn.completion_logprobs[:_FIRST])
     if row is None or row.logprobs is None:
         return True
     if evidence.row is not None and evidence.row.spans:
-        first = evidence.row.spans[0]
-        few = row.logprobs[first.start : first.ends[0]][:3].tolist()
-        if few != sorted(few, reverse=True):
-            return True
-        return any(_rises(row.logprobs[span.start : span.ends[0]]) for span in evidence.row.spans)
+        return any(_scattered(row.logprobs[span.start : span.ends[0]][:_FIRST]) for span in evidence.row.spans)
     start = 0 if row.loss_mask is None else int(row.loss_mask.argmax())
     inside = row.logprobs[start : start + _FIRST]
-    return _rises(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
+    return _scattered(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
 
 
-def _rises(values: Logprobs) -> bool:
-    return bool((values[1:] > values[:-1]).any())
+def _scattered(values: Logprobs) -> bool:
+    few = values.tolist()
+    steps = [b - a for a, b in pairwise(few)]
+    return any(step > 0 for step in steps) and any(step < 0 for step in steps)
 
 
 def _sums(evidence: Evidence) -> Iterator[Hit]:
@@ -134,30 +165,35 @@ def _sums(evidence: Evidence) -> Iterator[Hit]:
     calls = [values for values in found if values.where is Where.COMPLETION]
     rows = [values for values in found if values.where is Where.ROW and values.expected is None]
     for together in (calls, rows):
-        if together and _only_fall(together):
-            first = together[0]
+        which = _sums_of(together) if together else None
+        if which is not None:
+            side, neighbours, first = *which, together[0]
             start, end = first.runs[0][0], first.runs[-1][1]
             count = sum(end - start for values in together for start, end in values.runs)
             message = (
-                f"the {counted(count, 'logprob')} never rise from token to token: each looks like the sum of all "
-                "logprobs up to its token; the difference of two neighbours is the logprob"
+                f"the {counted(count, 'logprob')} never {side} from token to token: each looks like the sum of "
+                f"all logprobs {neighbours} its token; the difference of two neighbours is the logprob"
             )
             yield first.hit(evidence, start, end, message, "sums")
 
 
-def _only_fall(together: Sequence[SampledValues]) -> bool:
-    """Whether the values fall or stay in every stretch, and too many differ for that to be chance."""
-    stretches = []
-    for values in together:
-        for start, end in values.runs:
-            mine = values.logprobs[start:end]
-            # Most stretches rise within a few tokens.
-            if (mine[1:4] > mine[:3][: len(mine[1:4])]).any():
-                return False
-            stretches.append(mine)
-    if not all(np.isfinite(mine).all() and (mine[1:] <= mine[:-1]).all() for mine in stretches):
-        return False
-    return sum(map(_chance, stretches)) < _CHANCE
+def _sums_of(together: Sequence[SampledValues]) -> tuple[str, str] | None:
+    """What the values of every stretch never do, and what they then add up, where that is no chance; else None."""
+    stretches = [values.logprobs[start:end] for values in together for start, end in values.runs]
+    if not any(_scattered(mine[:4]) for mine in stretches) and all(np.isfinite(mine).all() for mine in stretches):
+        if sum(map(_chance, stretches)) >= _CHANCE:
+            return None
+        if all((mine[1:] <= mine[:-1]).all() for mine in stretches):
+            return "rise", "up to"
+        if all((mine[1:] >= mine[:-1]).all() for mine in stretches) and _undrawn(stretches):
+            return "fall", "from"
+    return None
+
+
+def _undrawn(stretches: Sequence[Logprobs]) -> bool:
+    """Whether no sampler draws tokens this unlikely: each has at most this chance times its vocabulary."""
+    chance = sum(float(np.minimum(mine + _VOCABULARY, 0).sum()) for mine in stretches)
+    return chance / math.log(10) < _CHANCE
 
 
 def _chance(values: Logprobs) -> float:

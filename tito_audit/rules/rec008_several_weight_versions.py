@@ -90,7 +90,7 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
 
 def _named(version: str, tokens: int, untold: int) -> str:
     short = version if len(version) <= _LONGEST else version[: _LONGEST - 1] + "…"
-    return short if untold and not tokens else f"{short} ({counted(tokens, 'token')})"
+    return short if not tokens else f"{short} ({counted(tokens, 'token')})"
 
 
 def _versions(rollout: Rollout) -> _Versions | None:
@@ -126,7 +126,7 @@ def _of_calls(rollout: Rollout) -> _Versions:
         if column is not None:
             values = column.values.astype(np.float64)
             _add_tokens(found, values, Where.COMPLETION, number, np.ones(size, np.bool_))
-        elif turn.weight_versions:
+        elif turn.weight_versions and (size or turn.completion_ids is None):
             found.add(turn.weight_versions, size, (Where.COMPLETION, number, 0, size))
     return found
 

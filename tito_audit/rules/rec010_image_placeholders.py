@@ -62,8 +62,9 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
     - Images whose number, or whose tokens, are not those of the row's `image_grid_thw`.
 
     Known are the image tokens of Qwen-VL, Gemma 3 and 4, GLM-V, InternVL, Kimi-VL, Llama 3.2 Vision, Llama 4 and
-    Pixtral. With messages that hold images and another vocabulary the rule is skipped. Each kind of mistake is one
-    finding for a rollout, at the first prompt that has it.
+    Pixtral. With another vocabulary the rule is skipped, unless messages show that there are no images. Rollouts
+    whose text spells image tokens are not judged. Each kind of mistake is one finding for a rollout, at the first
+    prompt that has it.
 
     ## Why it matters
     Image features replace placeholders one by one. One too few or too many moves all features after it, or the
@@ -105,22 +106,34 @@ def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
     stated = bool(evidence.present & Needs.IMAGES)
     if not stated:
         prompts = [] if row is not None else prompts[-1:]
+    if _spelled(
+        [*rollout.messages, *(one for turn in rollout.turns for one in turn.prompt_messages or ())], tokens
+    ):
+        return
     generated = False
     for number, ids in prompts:
         generated |= number > 0 and _holds(rollout.turns[number - 1].completion_ids, tokens)
-        messages = None if generated or not stated else _sent(evidence, number)
+        if generated:
+            break
+        messages = _sent(evidence, number) if stated else None
         yield _pictures(Where.PROMPT, number, ids, messages, tokens)
     if row is not None:
-        sampled = stated and row.loss_mask is not None and _holds(row.token_ids[row.loss_mask], tokens)
-        messages = None if sampled or not stated else rollout.messages
-        yield _pictures(Where.ROW, None, row.token_ids, messages, tokens)
+        generated |= row.loss_mask is not None and _holds(row.token_ids[row.loss_mask], tokens)
+        if not generated:
+            yield _pictures(Where.ROW, None, row.token_ids, rollout.messages if stated else None, tokens)
 
 
 def _pictures(
     where: Where, turn: int | None, ids: Ids, messages: Sequence[Message] | None, tokens: ImageTokens
 ) -> _Pictures:
-    told = None if not messages or _spelled(messages, tokens) else pictured(messages)
-    return _Pictures(where, turn, ids, tuple(frames_in(ids, tokens)), told, tokens)
+    frames = tuple(frames_in(ids, tokens))
+    told = pictured(messages) if messages else None
+    return _Pictures(where, turn, ids, frames, told, tokens)
+
+
+def _holds_text(frames: Sequence[Frame], tokens: ImageTokens) -> bool:
+    """Whether text stands between the tokens that open and close an image: then text spells them."""
+    return tokens.start >= 0 <= tokens.end and any(frame.depth and not frame.whole for frame in frames)
 
 
 def _sent(evidence: Evidence, number: int) -> Sequence[Message] | None:
@@ -137,12 +150,22 @@ def _holds(ids: Ids | None, tokens: ImageTokens) -> bool:
 
 
 def _spelled(messages: Sequence[Message], tokens: ImageTokens) -> bool:
-    """Whether a text spells a placeholder, which may be read as an image."""
-    names = [name for name in (tokens.family.pad, tokens.family.start) if name is not None]
-    return any(name in message.text for message in messages for name in names)
+    """Whether a text, a thought or a call spells a placeholder, which may be read as an image."""
+    names = [name for name in (tokens.family.pad, tokens.family.start, tokens.family.end) if name is not None]
+    texts = (text for message in messages for text in _texts(message))
+    return any(name in text for text in texts for name in names)
+
+
+def _texts(message: Message) -> Iterator[str]:
+    yield message.text
+    yield message.reasoning or ""
+    for call in message.tool_calls:
+        yield str(call.arguments)
 
 
 def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+    if _holds_text(pictures.frames, pictures.tokens):
+        return
     twice = next((frame for frame in pictures.frames if frame.depth > 1), None)
     if twice is not None:
         message = (
