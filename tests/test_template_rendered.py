@@ -12,8 +12,8 @@ import pytest
 
 from tests.command import run
 from tests.template_oracle.chat import Refusal, Template
-from tests.template_oracle.conversations import STEPS, SYSTEM_STEPS, user
-from tests.template_oracle.facts import Step, outcomes, reads_clock, writes_bos
+from tests.template_oracle.conversations import STEPS, SYSTEM_STEPS, answer, asking, result, system, user
+from tests.template_oracle.facts import Step, between, outcomes, reads_clock, writes_bos, written
 from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
 from tests.tiers import some
 
@@ -43,12 +43,39 @@ def compare(said: Mapping[str, Any], template: Template) -> None:
     assert not (said["append_only"] and said_broken(said))
     assert (said["clock"] is not None) == reads_clock(template)
     assert said["beginning_token"]["written"] == writes_bos(template)
+    compare_refusals(said, template)
+    compare_seams(said, template)
     try:
         closed, opened = (template.text([user()], opened=asked) for asked in (False, True))
     except Refusal:
         return
     if opened.startswith(closed):
         assert opened[len(closed) :] in said["generation_prompt"]["texts"]
+
+
+def compare_refusals(said: Mapping[str, Any], template: Template) -> None:
+    """What may follow an answer and a call is refused by both, or by neither."""
+    told = {one["conversation"] for one in said["refusals"] if one["message"] == 1}
+    for name, chat in (
+        ("answer, then the user", [user(), answer(), user(2)]),
+        ("tool call, then its result", [user(), asking(), result()]),
+        ("a system message last", [user(), answer(), system()]),
+    ):
+        assert (name in told) == (not written(template, chat)), name
+
+
+def compare_seams(said: Mapping[str, Any], template: Template) -> None:
+    """The text between contents is what rendering puts there."""
+    texts = {(one["left"], one["right"]): one["texts"] for one in said["between"]}
+    own = between(template)
+    if own["system to user"] is not None and texts.get(("system", "user")):
+        assert own["system to user"] in texts["system", "user"]
+    if own["assistant to user"] is not None and texts.get(("assistant", "user")):
+        assert any(own["assistant to user"].endswith(one) for one in texts["assistant", "user"])
+    opened = written(template, [user()], opened=True)
+    if opened and texts.get(("user", "answer")):
+        asked = user()["content"]
+        assert opened[opened.rfind(asked) + len(asked) :] in texts["user", "answer"]
 
 
 def test_facts_of_published_templates_are_what_rendering_shows() -> None:
