@@ -488,3 +488,14 @@ def test_the_pieces_of_a_traced_rendering_are_the_rendering(name: str) -> None:
         assert tracer.trace(given, text + "x") is None, "a text that it does not write"
         traced += 1
     assert traced
+
+
+def test_an_answer_has_its_end_token_where_it_does_not_continue_the_generation_prompt() -> None:
+    """The prompt holds an empty reasoning block that rendered answers lack."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+    )
+    found = facts_of(source)
+    assert not found.generation_prompt.continued
+    assert [stop.text for stop in found.stops if stop.written] == ["<|im_end|>"]

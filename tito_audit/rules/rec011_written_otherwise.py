@@ -15,12 +15,13 @@ def written_otherwise(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     Before the audit, the first prompts of a log (up to 16, three at least) are rendered with the template and its
-    arguments. If most of them come out wrong, other arguments of the template, another date, no tools, and
-    arguments of tool calls as text are tried; if one of these gives three quarters of the prompts exactly, token
-    by token, it is what they were written with. One finding of the log says so (`where` is `log`) in place of the
-    same finding in every row: TPL210 if only the date differs, TPL212 if only the tools do, else this one. The log
-    is then audited with what was found, so that all else in it shows. A pipe cannot be read twice, so it is not
-    looked at. `--ignore REC011` audits the log with the arguments as given.
+    arguments. If more than a fifth of them come out wrong, other arguments of the template, another date, no
+    tools, arguments of tool calls as text, and the tokenizer's other templates are tried. The log was written with
+    what gives the prompts exactly, token by token: three quarters of them, or all where half were right as given.
+    One finding of the log says so (`where` is `log`) in place of the same finding in every row: TPL210 if only the
+    date differs (a note), TPL212 if only the tools do, else this one; a warning, or an error where the rows state
+    otherwise. The log is then audited with what was found, so that all else in it shows. A pipe cannot be read
+    twice, so it is not looked at. `--ignore REC011` audits the log with the arguments as given.
 
     ## Why it matters
     The trainer renders with one set of arguments what the sampler saw with another. Every prompt then differs in

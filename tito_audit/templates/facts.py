@@ -11,7 +11,7 @@ from tito_audit.templates.appends import AppendOnly, append_only, turn_ends
 from tito_audit.templates.breaks import Break, Breaks
 from tito_audit.templates.partial import Partial, partial_answers
 from tito_audit.templates.probes import PROBES, Probe
-from tito_audit.templates.returns import Return, Returned, answer_form, returns
+from tito_audit.templates.returns import Return, Returned, answer_ending, answer_form, returns
 from tito_audit.templates.seams import Seam, seams
 from tito_audit.templates.settings import Effect, Setting, effects, settings
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -123,8 +123,7 @@ def _opener(renderer: Renderer, probe: Probe, count: int) -> str | None:
 
 
 def _stops(renderer: Renderer, tokenizer: Tokenizer | None) -> Iterator[Stop]:
-    form = answer_form(renderer)
-    ends = form.ends.strip() if form is not None else ""
+    ends = answer_ending(renderer).strip()
     for text in turn_ends(renderer):
         ids = tokenizer.encode(text).tolist() if tokenizer is not None else []
         yield Stop(text, ids[0] if len(ids) == 1 else None, text in renderer.end_texts, text in ends)

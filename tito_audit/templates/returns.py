@@ -63,6 +63,12 @@ class AnswerForm:
         return self.opens.strip(), (self.closes or "").strip()
 
 
+def answer_ending(renderer: Renderer) -> str:
+    """What a template writes after an answer; "" if it refuses one, or does not write its text."""
+    written = _written(renderer, [answering(_CONTENT)])
+    return written.rpartition(_CONTENT)[2] if written is not None and _CONTENT in written else ""
+
+
 def answer_form(renderer: Renderer) -> AnswerForm | None:
     """How a template writes an answer; None if it does not continue the generation prompt."""
     prompt = _written(renderer, [], opens=True)
