@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import merged_config, read_config, toml_key, toml_value
 
@@ -140,6 +141,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=examples(40, 400))
 @given(st.dictionaries(st.text(), values, max_size=4))
 def test_toml_that_is_written_is_read_back(table: dict[str, Any]) -> None:
     text = "".join(f"{toml_key(name)} = {toml_value(value)}\n" for name, value in table.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -147,16 +146,19 @@ def _scattered_at_once(evidence: Evidence) -> bool:
     if row is None or row.logprobs is None:
         return True
     if evidence.row is not None and evidence.row.spans:
-        return any(_scattered(row.logprobs[span.start : span.ends[0]][:_FIRST]) for span in evidence.row.spans)
+        first = evidence.row.spans[0]
+        few = row.logprobs[first.start : first.ends[0]][:3].tolist()
+        if few not in (sorted(few), sorted(few, reverse=True)):
+            return True
+        return any(_scattered(row.logprobs[span.start : span.ends[0]]) for span in evidence.row.spans)
     start = 0 if row.loss_mask is None else int(row.loss_mask.argmax())
     inside = row.logprobs[start : start + _FIRST]
     return _scattered(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
 
 
 def _scattered(values: Logprobs) -> bool:
-    few = values.tolist()
-    steps = [b - a for a, b in pairwise(few)]
-    return any(step > 0 for step in steps) and any(step < 0 for step in steps)
+    before, behind = values[:-1], values[1:]
+    return bool((behind > before).any()) and bool((behind < before).any())
 
 
 def _sums(evidence: Evidence) -> Iterator[Hit]:
