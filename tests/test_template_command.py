@@ -168,6 +168,29 @@ def test_a_file_that_is_no_template_is_one_message(tmp_path: Path) -> None:
     assert "line 1" in err
 
 
+@pytest.mark.parametrize("source", ["", "Hello."])
+def test_a_template_that_writes_no_answer_is_not_append_only(tmp_path: Path, source: str) -> None:
+    code, out, _ = run("template", "--chat-template", template(tmp_path, source))
+    assert code == 1
+    words = "leaves out a part of every answer: leaves out text, reasoning and tool calls of them."
+    assert out.splitlines()[1] == words
+
+
+def test_a_mistake_in_the_other_template_is_said_of_that_one(tmp_path: Path) -> None:
+    wrong = template(tmp_path, "{% for %}")
+    code, out, err = run("template", TOKENIZER, "--against", wrong)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"tito-audit: {wrong}: the chat template cannot be used (line 1")
+    code, out, err = run("template", TOKENIZER, "--against", tmp_path / "none.jinja")
+    assert (code, out) == (2, "")
+    assert "there is no such file" in err
+
+
+def test_a_refusal_that_ends_a_sentence_gets_no_second_full_stop(tmp_path: Path) -> None:
+    _, out, _ = run("template", "--chat-template", template(tmp_path, "{{ raise_exception('No.') }}"))
+    assert out.splitlines()[1] == "refuses every conversation: chat template, line 1: No."
+
+
 HOSTILE = "\x1b[31m‮::error::{{ '\x1b[2J::warning::' }}"
 
 

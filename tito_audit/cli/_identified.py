@@ -122,10 +122,9 @@ def _verdict(outcome: Outcome) -> Iterator[Text]:
     found = outcome.found
     best = found.best
     if best is None:
-        why = _LACKS[found.lack] if found.lack is not None else "no template writes these prompts"
-        if not outcome.candidates.tried and found.lack is not Lack.NO_IDS:
-            why = "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
-        yield Text("Not identified: ", style="bold red").append(why)
+        yield Text("Not identified: ", style="bold red").append(_why_nothing(outcome))
+        if found.lack is None:
+            yield from _left(found.left)
         return
     if found.sure:
         yield Text("Written by ", style="bold green").append(visible(described(best.explanation)), style="bold")
@@ -134,6 +133,16 @@ def _verdict(outcome: Outcome) -> Iterator[Text]:
     yield Text(f"  It writes exactly {share_words(best.share)}. {_on_which(found)}")
     if not found.sure and found.unsure_because:
         yield Text(f"  Not sure because {visible(elided(found.unsure_because, 2 * _TEXT))}.")
+
+
+def _why_nothing(outcome: Outcome) -> str:
+    """Why there is no explanation at all."""
+    found, first = outcome.found, outcome.first
+    if not first.rollouts:
+        return "no row can be read" if first.unreadable else "the log has no rows"
+    if not outcome.candidates.tried and found.lack is not Lack.NO_IDS:
+        return "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
+    return _LACKS[found.lack] if found.lack is not None else "no template writes these prompts"
 
 
 def share_words(share: Share) -> str:

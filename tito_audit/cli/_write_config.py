@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tito_audit.errors import SetupError
 from tito_audit.identify import Explanation
 from tito_audit.settings.file import merged_config, read_config
 from tito_audit.settings.model import NO_TOOLS
@@ -24,6 +25,8 @@ def write_found(path: Path, explanation: Explanation, *, force: bool) -> str:
     SetupError if the file sets one of them to something else and `force` is not given.
     """
     target = path.absolute()
+    if target.is_dir():
+        raise SetupError(f"{path}: this is a folder, so nothing was written; name a file in it.")
     keys = {name: _as_value(name, value, target.parent) for name, value in explanation.config().items()}
     unset = [name for name in _DECIDED if name not in keys]
     if not explanation.without_tools and _holds(target, "tools", NO_TOOLS):

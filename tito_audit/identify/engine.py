@@ -353,10 +353,11 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
     for at, one in enumerate(rest):
         if at not in best.written:
             text = best.writer.text(best.way, one)
+            refusal = best.writer.refusal(best.way, one) if text is None else None
             sampled = differs_in_answers(best.writer, best.way, one)
             what = "other tokens of the same text" if best.writer.spells(best.way, one) else "another text"
             cause = f"{what}, in answers" if sampled else what
-            cause = "the template refuses the messages" if text is None else cause
+            cause = f"the template refuses the messages: {refusal}" if refusal is not None else cause
             numbers[cause] += 1
             first.setdefault(cause, one)
     return tuple(

@@ -44,7 +44,7 @@ def _doubt_of_own(best: Confirmed, others: Iterable[Confirmed], rest: Sequence[O
         return "too few prompts open with a system prompt that the messages lack"
     groups = _groups(best, rest)
     if not all(_in_own_message(best, rest[max(group, key=lambda at: len(_first(rest[at])))]) for group in groups):
-        return "the texts that the messages lack are no messages of their own"
+        return "the text that the messages lack is not written as a message of its own"
     texts = [sorted({best.read[at] for at in group}) for group in groups]
     if all(len(group) == 1 for group in texts):
         return f"the system prompts that it needs depend on tools or arguments alone: {_LIKELIER}"

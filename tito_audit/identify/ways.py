@@ -243,7 +243,30 @@ class Writer:
         ids = self.tokenizer.encode(text)
         return _same(ids, one.ids[: len(ids)]) or _same(self.tokenizer.encode(self.recorded(one)), one.ids)
 
+    def refusal(self, way: Way, one: Observation) -> str | None:
+        """Why the template refuses an observation; None if it does not."""
+        own = self.resolved(way, one) if way.varies else way
+        try:
+            if own is not None:
+                self._rendered(own, one)
+        except RenderError as error:
+            return str(error)
+        return None
+
     def _write(self, way: Way, one: Observation) -> str | None:
+        try:
+            text = self._rendered(way, one)
+        except RenderError as error:
+            reason = str(error)
+            self.refused[reason] = self.refused.get(reason, 0) + 1
+            return None
+        if text is None:
+            return None
+        self.written += len(text)
+        return self._around(way, text) + (way.prefill if one.opens else "")
+
+    def _rendered(self, way: Way, one: Observation) -> str | None:
+        """What the template writes; None if it is given no messages. RenderError if it refuses."""
         renderer = replace(
             self.renderer,
             template_args=dict(way.args),
@@ -254,19 +277,12 @@ class Writer:
         messages = _sent(way, one.messages)
         if not messages:
             return None
-        try:
-            text = renderer.render(
-                messages,
-                one.tools,
-                add_generation_prompt=way.opens and one.opens,
-                template_kwargs=one.stated if way.uses_stated else {},
-            )
-        except RenderError as error:
-            reason = str(error)
-            self.refused[reason] = self.refused.get(reason, 0) + 1
-            return None
-        self.written += len(text)
-        return self._around(way, text) + (way.prefill if one.opens else "")
+        return renderer.render(
+            messages,
+            one.tools,
+            add_generation_prompt=way.opens and one.opens,
+            template_kwargs=one.stated if way.uses_stated else {},
+        )
 
     def _around(self, way: Way, text: str) -> str:
         if way.bos > 0:

@@ -55,8 +55,7 @@ def _of_file(settings: Settings) -> OpenedTemplate:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(
-            f"{path}: the chat template cannot be read ({error}).\n"
-            "Pass --chat-template with the path of a Jinja text file."
+            f"{path}: the chat template cannot be read ({error}).\nPass the path of a Jinja file in UTF-8."
         ) from None
     renderer = Renderer(
         templates={"default": compile_template(source, str(path), time_limit=settings.template_seconds)},

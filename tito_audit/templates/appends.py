@@ -98,9 +98,10 @@ class AppendOnly:
 
     @property
     def holds(self) -> bool:
-        """Whether it appends to every answer that it writes, and writes one."""
+        """Whether it appends to every answer that it writes, and writes one that is not empty."""
         judged = [step for step in self.steps if step.outcome not in (Outcome.REFUSED, Outcome.LEFT_OUT)]
-        return bool(judged) and all(step.outcome is Outcome.KEPT for step in judged)
+        written = any(step.message.text or step.message.reasoning or step.message.tool_calls for step in judged)
+        return written and all(step.outcome is Outcome.KEPT for step in judged)
 
     @property
     def broken(self) -> tuple[Step, ...]:

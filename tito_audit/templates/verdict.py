@@ -64,10 +64,11 @@ def _parts(facts: TemplateFacts) -> Iterator[str]:
         yield f"append-only for usual conversations with {helped}"
     parts = dict.fromkeys(part for step in append.left_out for part in step.left_out)
     if parts:
-        yield f"leaves out {_listed(list(parts))} of some answers"
+        some = "some answers" if append.holds or append.broken else "them"
+        yield f"leaves out {_listed(list(parts))} of {some}"
     refused = [_NAMES.get(name, name) for name, one in by_next.items() if len(one.refused) == len(one.steps)]
     if refused and len(refused) == len(by_next):
-        yield append.refused[0].refusal or ""
+        yield (append.refused[0].refusal or "").rstrip(".")
     elif refused:
         yield f"refuses {_listed(refused)}"
 
