@@ -217,6 +217,7 @@ def test_one_row_with_an_id_outside_the_vocabulary_is_a_fault_of_the_row() -> No
     finding = asked(BPE, *[rollout([*ids_of(BPE, n), 70_000 + n], talk(n)) for n in range(8)])
     assert finding is not None
     assert "of the ids lie outside the vocabulary, in 8 of 8 rows" in finding.hit.message
+    assert "logged texts" not in finding.hit.message, "texts that are found do not speak against a tokenizer"
 
 
 def test_a_pipe_is_not_asked(tmp_path: Path) -> None:

@@ -398,6 +398,19 @@ def test_dates_that_differ_are_read_from_each_prompt() -> None:
     assert best(identified).config()["clock"] == best(identified).settings(Settings()).clock == "recorded"
 
 
+def test_a_template_that_never_opens_as_the_log_does_without_a_system_message_is_not_sure() -> None:
+    opened = [{"role": "system", "content": "Be kind."}]
+    several = [[*opened, *one] for one in conversations(random.Random(5), 30, system=False)]
+    several.append(several[0][1:])
+    rollouts = [Written().rollout(row, messages) for row, messages in enumerate(several)]
+    greets = "{% if messages[0].role != 'system' %}Hi.{% endif %}" + SOURCE
+    identified = found(rollouts, greets)
+    assert identified.best is not None
+    assert not identified.sure
+    assert "none of the first prompts without a system message, without tools (1)" in identified.unsure_because
+    assert found(rollouts).sure
+
+
 def test_a_system_prompt_that_the_messages_lack_is_read() -> None:
     written = Written(system="You are a parrot.\nSay little.")
     identified = found(log(written, system=False))

@@ -148,7 +148,7 @@ def test_what_is_given_and_wrong_is_named_as_well(tmp_path: Path) -> None:
     given = "--clock", "2025-01-02", "--template-arg", "enable_thinking=false"
     (found,) = findings(log, *flags(tmp_path), *given)
     assert found["code"] == "REC011"
-    assert "no enable_thinking, not with enable_thinking=false" in found["message"]
+    assert "written without enable_thinking, not with enable_thinking=false" in found["message"]
     assert "on 2024-07-26, not on 2025-01-02, as --clock says" in found["message"]
 
 

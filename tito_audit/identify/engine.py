@@ -225,16 +225,33 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
     prompts = {rest[at].ids.tobytes() for at in best.written}
     if best.way.departs and len(prompts) < 2:
         return "there is only one prompt, which could be explained in many ways"
-    because = doubt_of_systems(best, found[1:], rest)
-    if because:
-        return because
-    because = _other_history(best, rest)
+    because = doubt_of_systems(best, found[1:], rest) or _other_opening(best, rest) or _other_history(best, rest)
     if because:
         return because
     for other in found[1:]:
         does = sum(at in other.written for at in basis)
         if does >= written and not other.written <= best.written:
             return "another explanation writes as many prompts, but not the same ones"
+    return ""
+
+
+def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
+    """Why the template may be another one, by how it opens conversations; "" if it may not.
+
+    Two templates of a family often differ only for conversations that few rows have, such as those without a
+    system message. A row whose text is right and whose tokens are not says nothing of the template.
+    """
+    right: set[str] = set()
+    wrong: Counter[str] = Counter()
+    for at, one in enumerate(rest):
+        if one.first:
+            if at in best.written or best.writer.spells(best.way, one):
+                right.add(one.opening)
+            else:
+                wrong[one.opening] += 1
+    for opening, number in wrong.items():
+        if opening not in right:
+            return f"it writes none of the first prompts {opening} ({number:,})"
     return ""
 
 

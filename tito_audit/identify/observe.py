@@ -68,6 +68,12 @@ class Observation:
         return self.part, first, roles, bool(self.tools), calls, thinks, tuple(sorted(self.stated))
 
     @property
+    def opening(self) -> str:
+        """What templates open a conversation by, in words: a system message, tools."""
+        first = "with" if self.messages and self.messages[0].role in ("system", "developer") else "without"
+        return f"{first} a system message, {'with' if self.tools else 'without'} tools"
+
+    @property
     def kind(self) -> str:
         """What of a conversation it holds that templates treat in ways of their own, in words."""
         words = ["answers"]

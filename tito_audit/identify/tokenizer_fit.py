@@ -111,6 +111,7 @@ def _why_not(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
     words = _counted(seen)
     enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
     if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
+        words = words[-1:] if _reads(seen) else words  # texts that are found do not speak against it
         return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
     same = None if _reads(seen) else _too_few(tested, seen, reference)
     if same is None:

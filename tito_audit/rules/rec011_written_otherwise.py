@@ -30,8 +30,8 @@ def written_otherwise(evidence: Evidence) -> Iterator[Hit]:
 
     ## Example
     ```text
-    the prompts of this log were written with enable_thinking=false: so 16 of the first 16 prompts come out
-    exactly, and none as given; the log is audited by that; pass -t Qwen/Qwen3-8B --template-arg
+    the prompts of this log were written with enable_thinking=false: that gives 16 of the first 16 prompts
+    exactly, the settings as given none; the log is audited with it; pass -t Qwen/Qwen3-8B --template-arg
     enable_thinking=false
     ```
 

@@ -23,7 +23,7 @@ def another_date(difference: Difference, evidence: Evidence) -> Reason | None:
     A template that writes the date (`strftime_now`) and a prompt or row that holds another one than it writes now,
     or a prompt with another date than the call before it. If the first prompts of a log (up to 16) hold other
     dates and come out exactly when they are rendered on these, one finding of the log says so (`where` is `log`),
-    and the log is audited by them. `--ignore TPL210` audits it by the clock of this machine.
+    and the log is audited with them. `--ignore TPL210` audits it on today's date.
 
     ## Why it matters
     A prompt rendered again on another day is another prompt: tokens before every answer change, and with them the

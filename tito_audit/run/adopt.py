@@ -81,8 +81,8 @@ def _adopted(change: Change, reading: _Reading, exact: int, right: int, prompts:
     """A change, adopted, with the finding that says so."""
     of = many(len(prompts), "prompt")
     message = (
-        f"{change.says}: so {exact:,} of the first {of} come out exactly, and {right or 'none'} as given; the log "
-        f"is audited by that; {change.advice}"
+        f"{change.says}: that gives {exact:,} of the first {of} exactly, the settings as given {right or 'none'}; "
+        f"the log is audited with it; {change.advice}"
     )
     message = f"{change.says}: so {counts}; the log is audited by that; {change.advice}"
     hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)

@@ -169,7 +169,8 @@ class Change:
             if self._unused and stated is not None and now != stated:
                 yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
             elif now != (was := _argument(old, name)):
-                yield ARGUMENTS, now, f"with {now}, not with {was}" if name in old else f"with {now}"
+                how = f"with {now}" if name in new else f"without {name}"
+                yield ARGUMENTS, now, f"{how}, not with {was}" if name in old else how
 
     def _flags(self) -> Sequence[str]:
         old = self._settings
