@@ -404,7 +404,7 @@ def test_a_template_that_never_opens_as_the_log_does_without_a_system_message_is
     several.append(several[0][1:])
     rollouts = [Written().rollout(row, messages) for row, messages in enumerate(several)]
     greets = "{% if messages[0].role != 'system' %}Hi.{% endif %}" + SOURCE
-    identified = found(rollouts, greets)
+    identified = found(rollouts, NamedTemplate("greets", greets))
     assert identified.best is not None
     assert not identified.sure
     assert "none of the first prompts without a system message, without tools (1)" in identified.unsure_because
