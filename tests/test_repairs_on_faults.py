@@ -19,7 +19,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
 from tito_audit.record.finding import Finding, Severity, Where
-from tito_audit.record.rollout import Padding, Rollout, TrainingRow
+from tito_audit.record.rollout import Padding, Rollout, TrainingRow, trained_runs
 from tito_audit.repair import Proposal
 from tito_audit.repairs import repair_named
 from tito_audit.rules import all_rules
@@ -168,6 +168,8 @@ def test_exactly_the_tokens_without_a_logprob_leave_the_loss(log: Log, data: st.
     where = np.flatnonzero(log.row_mask)
     bad = data.draw(st.sets(st.sampled_from(where.tolist()), min_size=1, max_size=4))
     assume(len(bad) < len(where))
+    # Where every answer lacks its first value, the others may as well lie one place late: nothing is repaired.
+    assume(not {start for start, _ in trained_runs(np.asarray(log.row_mask, bool))} <= bad)
     for position in bad:
         log.row_logprobs[position] = data.draw(st.sampled_from([None, float("inf"), 1.0, -9999.0, 0.5]))
     row = row_of(mended("mask", replace(log.rollout(), turns=())))
