@@ -1,346 +1,237 @@
-"""The command `identify`: its page, its JSON, what it writes, which tokenizers it tries, and how it ends."""
+"""Logs that are written here with a known template, arguments and date: `identify` has to find them again."""
 
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
-import tomllib
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
+from functools import cache
 from typing import Any
 
+import jinja2
+import numpy as np
 import pytest
 
-from tests.command import run, written
-from tests.identified import writer
-from tests.identified.writer import Case, log_of, rows_of
+from tests.tiers import DEEP, examples
+from tests.toy import toy_renderer, toy_tokenizer
+from tito_audit.evidence.gather import gather
+from tito_audit.identify import (
+    GIVEN_TEMPLATE,
+    OWN_TEMPLATE,
+    Candidate,
+    DepartureKind,
+    Explanation,
+    Identified,
+    Lack,
+    NamedTemplate,
+    explain_head,
+    identify,
+)
+from tito_audit.record.finding import Finding
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.rules import all_rules
+from tito_audit.run.check import check
+from tito_audit.settings.model import Settings
+from tito_audit.settings.readers import arguments as arguments_given
+from tito_audit.settings.readers import clock as clock_given
+from tito_audit.tokens.tokenizer import Tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZERS = ROOT / "fixtures" / "tokenizers"
-TOY = TOKENIZERS / "toy_bpe"
-OTHER = TOKENIZERS / "toy_metaspace"
-
-DATED = """{{- '<|im_start|>system\\nToday is ' + strftime_now('%Y-%m-%d') + '.<|im_end|>\\n' }}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
+SOURCE = """
+{%- if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}
+{%- set effort = reasoning_effort | default('medium') %}
+{{- bos_token }}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{% endif %}Date: {{ date_string }}
+Effort: {{ effort }}
+{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% for message in messages %}
+{%- if message.role == 'assistant' %}<|im_start|>assistant
+{% if message.reasoning_content and (keep_thinking or loop.last) %}<think>{{ message.reasoning_content }}</think>
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}
+{%- if call.function.arguments is string %}{{ call.function.arguments }}
+{%- else %}{{ call.function.arguments | tojson }}{% endif %}</tool_call>{% endfor %}<|im_end|>
+{% elif message.role != 'system' %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>
+{% endif %}{% endif %}
 """
-
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No hub cache of whoever runs the tests, no configuration file, the toy tokenizers."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.chdir(tmp_path)
-    before = list(writer._FOLDER)
-    writer.use(TOKENIZERS)
-    yield
-    writer._FOLDER[:] = before
+MINE = NamedTemplate("mine.jinja", SOURCE, "mine.jinja")
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+WORDS = ("How are you?", "What is 2 + 2?", "Tell me more.", "The sky is blue\nand wide.", "Why — so soon?")
 
 
-def chats(number: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": f"How much is {one} and {one + 3}?"},
-                {"role": "assistant", "content": f"It is {2 * one + 3}."},
-                {"role": "user", "content": f"And {one} times {one}?"},
-                {"role": "assistant", "content": f"That is {one * one}."},
-            ],
-            "tools": None,
-            "texts": [f"It is {2 * one + 3}.", f"That is {one * one}."],
-        }
-        for one in range(number)
-    ]
+@dataclass(frozen=True)
+class Written:
+    """How a log is written."""
+
+    source: str = SOURCE
+    args: Mapping[str, Any] = field(default_factory=dict)
+    date: datetime = datetime(2024, 7, 26)
+    parsed: bool = True
+    shows_tools: bool = True
+    system: str | None = None
+    prefill: str = ""
+    tokenizer: str = "toy_bpe"
+
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+        """A prompt, by jinja2 alone."""
+        sent = [json.loads(json.dumps(message)) for message in messages]
+        if self.system is not None:
+            sent.insert(0, {"role": "system", "content": self.system})
+        for message in sent if self.parsed else ():
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        special = {"bos_token": "", **toy_tokenizer(self.tokenizer).special_tokens}
+        given = {**special, **self.args, "messages": sent, "tools": tools if tools and self.shows_tools else None}
+        return (
+            str(
+                _compiled(self.source).render(**given, strftime_now=self.date.strftime, add_generation_prompt=True)
+            )
+            + self.prefill
+        )
+
+    def rollout(self, row: int, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> Rollout:
+        """A rollout with a prompt before each answer."""
+        tokenizer, turns = toy_tokenizer(self.tokenizer), []
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt = tokenizer.encode(self.text(messages[:index], tools))
+                answer = tokenizer.encode((message["content"] or "") + "<|im_end|>")
+                turns.append(Turn(prompt, answer, message_index=index, finish_reason="stop"))
+        read = as_messages([dict(message) for message in messages], "messages")
+        return Rollout(Place("log", row), "toy", read, as_tools(list(tools), "tools"), turns=tuple(turns))
 
 
-def log_at(path: Path, rows: int = 8, turns: int = 2, **case: Any) -> Path:
-    """A log written by the toy tokenizer with its template, or as a case says."""
-    made = Case(1, "toy_bpe", stop="<|im_end|>", **case)
-    cut = [{**chat, "messages": chat["messages"][: 2 * turns]} for chat in chats(rows)]
-    return written(path, rows_of(made, log_of(made, cut, rows)))
+@cache
+def _compiled(source: str) -> jinja2.Template:
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(source)
 
 
-def finds_nothing(*arguments: object) -> bool:
-    """Whether a scan finds no difference from what tokenizer and template write."""
-    return run("scan", *arguments, "--select", "TOK,TPL,SEQ", "--fail-on", "note")[0] == 0
+def conversations(
+    rng: random.Random, number: int, *, system: bool = True, calls: bool = False
+) -> Iterator[list[dict[str, Any]]]:
+    """Conversations of several turns, with tool calls and reasoning if they have calls."""
+    for row in range(number):
+        messages: list[dict[str, Any]] = [{"role": "system", "content": f"Be kind to {row}."}] if system else []
+        for turn in range(rng.randint(1, 3)):
+            messages.append({"role": "user", "content": f"{rng.choice(WORDS)} {row}"})
+            answer: dict[str, Any] = {"role": "assistant", "content": rng.choice(WORDS)}
+            if calls:
+                answer["reasoning_content"] = f"Let me see, {turn}."
+                text = json.dumps({"at": row, "of": "é"}, separators=(",", ":"))
+                answer["tool_calls"] = [{"type": "function", "function": {"name": "look", "arguments": text}}]
+            messages.append(answer)
+            if calls:
+                messages += [{"role": "tool", "content": "12"}, {"role": "assistant", "content": "It is 12."}]
+        yield messages
 
 
-def said(*arguments: object, **how: Any) -> dict[str, Any]:
-    code, out, error = run("identify", *arguments, "-f", "json", **how)
-    found: dict[str, Any] = json.loads(out)
-    assert code == (not found["sure"]), error
-    return found
+def log(
+    written: Written, number: int = 12, seed: int = 1, *, system: bool = True, calls: bool = False
+) -> list[Rollout]:
+    """A log of rollouts that were written so."""
+    tools = TOOLS if calls else []
+    several = conversations(random.Random(seed), number, system=system, calls=calls)
+    return [written.rollout(row, messages, tools) for row, messages in enumerate(several)]
 
 
-def test_the_command_to_paste_audits_the_log_without_a_finding(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "a log.jsonl", turns=1, arguments={"enable_thinking": False})
-    code, page, _ = run("identify", log, "-t", TOY)
-    assert code == 0
-    assert page.splitlines()[3].startswith(f"Written by {TOY} with its own template")
-    calls = [call for line in log.read_text().splitlines() for call in json.loads(line)["calls"]]
-    tokens = sum(len(call["prompt_token_ids"]) for call in calls)
-    assert f"8 of 8 prompts (100%) and {tokens} of {tokens} tokens (100%)." in " ".join(page.split())
-    (command,) = (line for line in page.splitlines() if line.startswith("  tito-audit scan "))
-    words = shlex.split(command)
-    assert words == ["tito-audit", "scan", str(log), "-t", str(TOY), "--template-arg", "enable_thinking=false"]
-    assert finds_nothing(*words[2:])
-    assert not finds_nothing(log, "-t", TOY), "the argument matters"
-    assert said(log, "-t", TOY)["command"] == command.strip()
+def found(rollouts: Sequence[Rollout], *templates: NamedTemplate, tokenizer: str = "toy_bpe") -> Identified:
+    return identify(rollouts, [Candidate(toy_tokenizer(tokenizer), templates or (OWN_TEMPLATE, MINE))])
 
 
-def test_the_keys_to_paste_say_the_same(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", arguments={"enable_thinking": False})
-    page = run("identify", log, "-t", TOY)[1]
-    keys = page[page.index("  in tito-audit.toml\n") :].splitlines()[1:]
-    assert all(line.startswith("    ") for line in keys)
-    table = tomllib.loads("\n".join(keys))
-    assert table == {"tokenizer": str(TOY), "template-args": {"enable_thinking": False}}
-    assert said(log, "-t", TOY)["explanations"][0]["config"] == table
+def best(identified: Identified) -> Explanation:
+    assert identified.best is not None, identified
+    return identified.best.explanation
 
 
-def test_a_date_is_read_out_of_the_prompts_and_a_file_is_a_template_to_try(tmp_path: Path) -> None:
-    template = tmp_path / "dated.jinja"
-    template.write_text(DATED, encoding="utf-8")
-    log = log_at(tmp_path / "log.jsonl", template=str(template), at=datetime(2024, 2, 29))
-    best = said(log, "-t", TOY, "--chat-template", "dated.jinja")["explanations"][0]
-    assert best["flags"] == ["-t", str(TOY), "--chat-template", "dated.jinja", "--clock", "2024-02-29"]
-    assert finds_nothing(log, *best["flags"])
+def writes(explanation: Explanation, rollouts: Sequence[Rollout]) -> bool:
+    """Whether the renderer of an explanation writes every prompt exactly."""
+    tokenizer = next(
+        one for one in map(toy_tokenizer, ("toy_bpe", "toy_metaspace")) if one.name == explanation.tokenizer
+    )
+    renderer = explanation.renderer(tokenizer)
+    return all(
+        np.array_equal(
+            tokenizer.encode(
+                renderer.render(one.messages[: turn.message_index], one.tools, add_generation_prompt=True)
+            ),
+            turn.prompt_ids,
+        )
+        for one in rollouts
+        for turn in one.turns
+    )
 
 
-def test_how_the_log_was_read_is_part_of_the_command(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "log.jsonl", form="binary").read_text().splitlines()]
-    log = written(tmp_path / "named.jsonl", ({"toks": row.pop("token_ids"), **row} for row in rows))
-    command = said(log, "-t", TOY, "--map", "token_ids=toks", "--map", "loss_mask=loss_mask")["command"]
-    assert command.endswith("--map token_ids=toks --map loss_mask=loss_mask")
-    assert finds_nothing(*shlex.split(command)[2:])
+def test_a_log_of_the_tokenizers_own_template_needs_no_other_flags() -> None:
+    written = Written(toy_tokenizer().chat_templates["default"])
+    identified = found(log(written))
+    assert identified.sure
+    assert best(identified).flags() == ("-t", toy_tokenizer().name)
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert identified.best.undetermined == ()
+    assert [departure.kind for departure in best(identified).departures] == []
 
 
-# What it writes
-
-
-def test_what_was_found_is_written_and_then_used(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", turns=1, arguments={"enable_thinking": False})
-    code, _, told = run("identify", log, "-t", TOY, "--write", "tito-audit.toml")
-    assert (code, told) == (0, "tito-audit.toml: added tokenizer and template-args.\n")
-    assert finds_nothing(log)
-    before = (tmp_path / "tito-audit.toml").read_bytes()
-    assert run("identify", log, "-w", "tito-audit.toml")[2] == "tito-audit.toml says all of it already.\n"
-    assert (tmp_path / "tito-audit.toml").read_bytes() == before
-
-
-def test_a_key_that_differs_is_replaced_only_by_force(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", arguments={"enable_thinking": False})
-    file = tmp_path / "pyproject.toml"
-    before = '[tool.tito-audit]\nclock = "2020-01-01"\nfail-on = "note"\n'
-    file.write_text(before, encoding="utf-8")
-    code, _, told = run("identify", log, "-t", TOY, "-w", "pyproject.toml")
-    assert code == 2
-    assert "clock = '2020-01-01', found: none" in told
-    assert "--force" in told
-    assert file.read_text(encoding="utf-8") == before
-    assert run("identify", log, "-t", TOY, "-w", "pyproject.toml", "--force")[0] == 0
-    table = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["tito-audit"]
-    assert table == {
-        "fail-on": "note",
-        "template-args": {"enable_thinking": False},
-        "tokenizer": table["tokenizer"],
+def test_arguments_date_and_template_are_found_with_the_flags_that_say_them() -> None:
+    written = Written(args={"enable_thinking": False, "reasoning_effort": "high"})
+    identified = found(log(written))
+    assert identified.sure, identified.unsure_because
+    explanation = best(identified)
+    words = ("-t", toy_tokenizer().name, "--chat-template", "mine.jinja")
+    given = ("--template-arg", "reasoning_effort=high", "--template-arg", "enable_thinking=false")
+    assert explanation.flags()[:4] == words
+    assert sorted(explanation.flags()[4:]) == sorted((*given, "--clock", "2024-07-26"))
+    assert explanation.config() == {
+        "tokenizer": toy_tokenizer().name,
+        "chat-template": "mine.jinja",
+        "template-args": {"reasoning_effort": "high", "enable_thinking": False},
+        "clock": "2024-07-26",
     }
-    assert (tmp_path / table["tokenizer"]).resolve() == TOY
+    settings = explanation.settings(Settings(select=("TPL",)))
+    assert settings.select == ("TPL",)
+    assert settings.clock == datetime(2024, 7, 26)
+    assert dict(settings.template_args) == {"reasoning_effort": "high", "enable_thinking": False}
+    assert identified.best is not None
+    assert "keep_thinking" in identified.best.undetermined
 
 
-def test_a_file_in_another_folder_gets_paths_that_it_can_follow(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    shutil.copytree(TOY, tmp_path / "tok")
-    (tmp_path / "there").mkdir()
-    assert run("identify", log, "-t", "tok", "-w", "there/tito-audit.toml")[0] == 0
-    assert finds_nothing(log, "--config", "there/tito-audit.toml")
-
-
-def test_what_is_not_sure_is_not_written(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", rows=4)
-    rows = log.read_text().splitlines()
-    log.write_text("\n".join([*rows, *(row.replace("How much is", "Why is") for row in rows)]) + "\n")
-    code, page, told = run("identify", log, "-t", TOY, "-w", "tito-audit.toml")
-    assert code == 1
-    assert "Not sure. Closest:" in page
-    assert "4 of 8 prompts (50%)" in page
-    assert "Nothing was written" in told
-    assert not (tmp_path / "tito-audit.toml").exists()
-
-
-# Which tokenizers are tried
-
-
-def cached(folder: Path, repository: str, tokenizer: Path, revision: str = "abc", main: bool = True) -> Path:
-    """A tokenizer in a hub cache, as the hub client leaves it there."""
-    place = folder / f"models--{repository.replace('/', '--')}"
-    snapshot = place / "snapshots" / revision
-    (place / "blobs").mkdir(parents=True, exist_ok=True)
-    snapshot.mkdir(parents=True)
-    for file in sorted(tokenizer.iterdir()):
-        blob = place / "blobs" / str(hash(file.read_bytes()))
-        shutil.copy(file, blob)
-        (snapshot / file.name).symlink_to(blob)
-    if main:
-        (place / "refs").mkdir(exist_ok=True)
-        (place / "refs" / "main").write_text(revision, encoding="utf-8")
-    return snapshot
-
-
-def test_tokenizers_of_the_hub_cache_are_tried(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    assert said(log)["tokenizers"] == []
-    cached(tmp_path / "hub", "org/toy", TOY)
-    cached(tmp_path / "hub", "org/same-as-toy", TOY)
-    cached(tmp_path / "hub", "org/other", OTHER)
-    found = said(log)
-    assert found["sure"]
-    assert found["explanations"][0]["tokenizer"] in ("org/toy", "org/same-as-toy")
-    names = {one["name"] for one in found["tokenizers"]}
-    assert len(names & {"org/toy", "org/same-as-toy"}) == 1, "the same files are tried once"
-    tried = names | {one["name"] for one in found["passed_over"]}
-    assert "org/other" in tried
-
-
-def test_a_tokenizer_without_room_for_the_ids_is_passed_over(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    small = tmp_path / "small"
-    shutil.copytree(TOY, small)
-    whole = json.loads((small / "tokenizer.json").read_text(encoding="utf-8"))
-    whole["added_tokens"], whole["model"]["vocab"] = [], {"a": 0, "b": 1}
-    (small / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
-    cached(tmp_path / "hub", "org/small", small)
-    found = said(log)
-    assert found["tokenizers"] == []
-    assert found["passed_over"] == [{"name": "org/small", "because": "its ids end at 1, the log has 2,002"}]
-
-
-def test_a_snapshot_that_is_not_the_main_one_is_named_by_its_folder(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    snapshot = cached(tmp_path / "hub", "org/toy", TOY, main=False)
-    assert said(log)["explanations"][0]["flags"] == ["-t", str(snapshot)]
-
-
-def test_a_broken_tokenizer_in_the_cache_is_no_mistake_of_the_user(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    broken = tmp_path / "broken"
-    shutil.copytree(TOY, broken)
-    (broken / "tokenizer.json").write_text("{}", encoding="utf-8")
-    cached(tmp_path / "hub", "org/broken", broken)
-    assert [one["name"] for one in said(log)["passed_over"]] == ["org/broken"]
-
-
-def test_what_the_log_names_is_looked_for_beside_it_and_in_the_cache(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
-    log = written(tmp_path / "log.jsonl", ({**row, "model": "org/policy"} for row in rows))
-    found = said(log)
-    (only,) = found["passed_over"]
-    assert only["name"] == "org/policy"
-    assert "not on this machine" in only["because"]
-    shutil.copytree(TOY, tmp_path / "policy")
-    (tried,) = said(log)["tokenizers"]
-    assert (tried["name"], tried["from"]) == (str(tmp_path / "policy"), "the log names its model 'org/policy'")
-    shutil.rmtree(tmp_path / "policy")
-    cached(tmp_path / "hub", "org/policy", TOY)
-    (tried,) = said(log)["tokenizers"]
-    assert (tried["name"], tried["from"]) == ("org/policy", "the log names its model 'org/policy'")
-
-
-@pytest.mark.parametrize("name", ["../toy", "/etc", "a/../../toy", "..", "-t", "a\x1b[2Jb"])
-def test_a_name_in_a_log_leads_nowhere_else(name: str, tmp_path: Path) -> None:
-    shutil.copytree(TOY, tmp_path / "toy")
-    (tmp_path / "logs").mkdir()
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
-    log = written(tmp_path / "logs" / "log.jsonl", ({**row, "model": name} for row in rows))
-    found = said(log)
-    assert (found["tokenizers"], found["passed_over"]) == ([], [])
-
-
-def test_the_configured_tokenizer_is_tried_unless_others_are_given(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    (tmp_path / "tito-audit.toml").write_text(f'tokenizer = "{TOY}"\n', encoding="utf-8")
-    assert [(one["name"], one["from"]) for one in said(log)["tokenizers"]] == [(str(TOY), "configured")]
-    assert [(one["name"], one["from"]) for one in said(log, "-t", OTHER)["tokenizers"]] == [(str(OTHER), "given")]
-
-
-def test_of_two_tokenizers_the_one_that_wrote_the_log_is_named(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    found = said(log, "-t", OTHER, "-t", TOY)
-    assert found["sure"]
-    assert found["explanations"][0]["tokenizer"] == str(TOY)
-    wrong = said(log, "-t", OTHER)
-    assert not wrong["sure"]
-
-
-# What cannot be explained
-
-
-def test_without_a_tokenizer_the_ids_speak_for_themselves(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    code, page, _ = run("identify", log)
-    assert code == 1
-    assert "Not identified: there is no tokenizer to try" in page
-    assert "ids in 16 sequences" in page
-    assert "to 2,002: the vocabulary has at least 2,003 entries" in " ".join(page.split())
-    assert said(log)["ids"]["largest"] == 2002
-
-
-def test_rows_without_messages_or_ids_say_so(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl", form="binary").read_text().splitlines()]
-    ids = [{key: value for key, value in row.items() if key != "messages"} for row in rows]
-    assert said(written(tmp_path / "ids.jsonl", ids), "-t", TOY)["because"] == "no messages"
-    texts = [{"messages": row["messages"]} for row in rows]
-    assert said(written(tmp_path / "texts.jsonl", texts), "-t", TOY)["because"] == "no token ids"
-
-
-def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    log.write_text(log.read_text() + "{broken\n")
-    found = said(log, "-t", TOY)
-    assert found["sure"]
-    assert (found["rows"]["read"], found["rows"]["unreadable"]) == (9, 1)
-
-
-def test_a_limit_is_shared_by_the_logs(tmp_path: Path) -> None:
-    logs = [log_at(tmp_path / f"{one}.jsonl", rows=rows) for one, rows in enumerate((2, 8, 8))]
-    assert said(*logs, "-t", TOY, "--limit", "9")["rows"]["read"] == 9
-    assert said(*logs, "-t", TOY, "--limit", "9")["rows"]["all"] is False
-    assert said(*logs, "-t", TOY)["rows"] | {"read": 18, "all": True} == said(*logs, "-t", TOY)["rows"]
-
-
-def test_mistakes_are_one_message(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    for arguments, words in (
-        ((log, "-t", "no/such/folder"), "no such folder"),
-        ((log, "-t", TOY, "--chat-template", "none.jinja"), "cannot be read"),
-        ((tmp_path / "none.jsonl",), "no such file"),
-        ((log, "-t", TOY, "-w", "missing/tito-audit.toml"), "missing"),
+def random_way(rng: random.Random) -> tuple[Written, bool]:
+    """A random way to write a log, and whether it has tool calls."""
+    calls = rng.random() < 0.5
+    args: dict[str, Any] = {}
+    for name, values in (
+        ("enable_thinking", (True, False)),
+        ("keep_thinking", (True, False)),
+        ("reasoning_effort", ("low", "very high", "7")),
+        ("date_string", ("1 May 2023", "today")),
     ):
-        code, _, error = run("identify", *arguments)
-        assert code == 2, error
-        assert words in error
-        assert "Traceback" not in error
+        if rng.random() < 0.4:
+            args[name] = rng.choice(values)
+    date = datetime(2024, rng.randint(1, 12), rng.randint(1, 28))
+    shows = not calls or rng.random() < 0.7
+    return Written(args=args, date=date, parsed=rng.random() < 0.5, shows_tools=shows), calls
 
 
-def test_nothing_of_a_log_acts_on_a_terminal(tmp_path: Path) -> None:
-    hostile = "\x1b[2J\u202e##[error]x"
-    case = {"system": f"Be {hostile}."}
-    log = log_at(tmp_path / "log.jsonl", **case)
-    for arguments in ((log, "-t", TOY), (log, "-t", TOY, "-f", "json")):
-        code, page, _ = run("identify", *arguments)
-        assert code == 0
-        assert "system prompt not in the messages" in page
-        assert "\x1b" not in page
-        assert "\u202e" not in page
-        assert "##[error]" not in page
+@pytest.mark.parametrize("seed", range(examples(8, 150)))
+def test_whatever_wrote_a_log_is_found_and_writes_other_prompts_too(seed: int) -> None:
+    written, calls = random_way(random.Random(seed))
+    identified = found(log(written, seed=seed, calls=calls))
+    assert identified.sure, identified.unsure_because
+    held_out = log(written, 6, seed=seed + 1, calls=calls)
+    assert writes(best(identified), held_out)
+    assert all(writes(other, log(written, seed=seed, calls=calls)) for other in identified.found[0].equal)
 
 
 @pytest.mark.parametrize("seed", range(examples(2, 40)))
@@ -630,6 +521,31 @@ def test_reasoning_that_a_sampler_moved_or_dropped_is_told(shown: str, kind: Dep
     assert identified.sure, identified.unsure_because
 
 
+def test_a_history_that_is_kept_as_it_was_sampled_leaves_the_template_sure() -> None:
+    """The template writes the last question in another way than earlier ones, which stay as they were."""
+    source = SOURCE.replace(
+        "{{ message.content }}<|im_end|>", "{{ message.content }}{% if loop.last %}!{% endif %}<|im_end|>"
+    )
+    tokenizer, kept = toy_tokenizer(), []
+    for one in log(Written(source)):
+        turns: list[Turn] = []
+        for turn in one.turns:
+            assert turn.prompt_ids is not None
+            text, prompt = tokenizer.vocabulary.text(turn.prompt_ids), turn.prompt_ids
+            if turns:
+                (seen,) = [turns[-1].seen_ids]
+                assert seen is not None
+                at = text.rindex("<|im_end|>\n<|im_start|>user") + len("<|im_end|>")
+                prompt = np.concatenate([seen, tokenizer.encode(text[at:])])
+            turns.append(replace(turn, prompt_ids=prompt))
+        kept.append(replace(one, turns=tuple(turns)))
+    identified = found(kept, NamedTemplate("other", source, "other.jinja"))
+    assert identified.best is not None
+    assert identified.best.share.turns < identified.best.share.of_turns
+    assert identified.sure, identified.unsure_because
+    assert [left.cause for left in identified.left] == ["another text, in answers"]
+
+
 def test_rows_without_a_mask_may_differ_in_their_answers() -> None:
     rollouts = [as_row(one, masked=False) for one in log(Written())]
     spoiled = []
@@ -655,12 +571,32 @@ def test_rows_of_two_ways_are_explained_by_both_and_neither_is_sure() -> None:
     assert {"enable_thinking": False} in explained
 
 
-@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[9].content.x.y }}", "{% if %}"])
+SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+BROKEN = ("{{ raise_exception('no') }}", "{{ messages[9].content.x.y }}", "{% if %}", "{{ 'x' * 99999999 }}")
+
+
+@pytest.mark.parametrize("source", (*BROKEN, SLOW) if DEEP else BROKEN)
 def test_a_template_that_raises_explains_nothing(source: str) -> None:
     rollouts = log(Written(toy_tokenizer().chat_templates["default"]))
     broken = NamedTemplate("broken", source, "broken.jinja")
     assert not found(rollouts, broken).sure
     assert best(found(rollouts, broken, OWN_TEMPLATE)).template is OWN_TEMPLATE
+
+
+def test_answers_that_never_end_are_looked_for_once() -> None:
+    """A message may spell the start of an answer as often as it likes."""
+    hostile = "<|im_start|>assistant\n" * 20_000
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+        {"role": "user", "content": hostile},
+    ]
+    written = Written(toy_tokenizer().chat_templates["default"])
+    rollout = written.rollout(99, [*messages, {"role": "assistant", "content": "Ha"}])
+    last = rollout.turns[-1]
+    assert last.prompt_ids is not None
+    spoiled = replace(rollout, turns=(rollout.turns[0], replace(last, prompt_ids=last.prompt_ids[:-9])))
+    assert found([*log(written), spoiled]).sure
 
 
 def test_a_bos_token_that_is_doubled_or_missing_is_told() -> None:
@@ -841,7 +777,18 @@ def test_flags_are_read_back_as_the_values_they_were() -> None:
     explanation = Explanation(
         "toy", template_args=values, clock=datetime(2024, 7, 26, 14, 30), tool_arguments="string"
     )
-    (tmp_path / "worse.jinja").write_text("{% if %}")
-    found = said(log, "-t", TOY, "--chat-template", "bad.jinja", "--chat-template", "worse.jinja")
-    assert found["sure"]
-    assert found["explanations"][0]["template"]["chat_template"] is None
+    flags = list(explanation.flags())
+    pairs = [flags[at + 1] for at, word in enumerate(flags) if word == "--template-arg"]
+    assert arguments_given(pairs, "--template-arg") == values
+    assert clock_given(flags[flags.index("--clock") + 1], "--clock") == explanation.clock
+    assert flags[flags.index("--tool-arguments") + 1] == "string"
+
+
+def test_a_search_writes_little_however_long_the_log_is() -> None:
+    """The time of an identification depends on the number of rows that are looked at, which is bounded."""
+    written = Written(toy_tokenizer().chat_templates["default"])
+    few = found(log(written, 300))
+    many = found(log(written, 900 if DEEP else 450))
+    assert few.rows_confirmed <= 260
+    assert many.rows_confirmed <= 260
+    assert many.rows_searched == few.rows_searched <= 8

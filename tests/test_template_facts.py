@@ -10,12 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import run
-from tests.template_oracle.chat import Refusal, Template
-from tests.template_oracle.conversations import STEPS, SYSTEM_STEPS, user
-from tests.template_oracle.facts import Step, outcomes, reads_clock, writes_bos
-from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
-from tests.tiers import some
+from tests.tiers import examples, some
+from tests.toy import TOKENIZERS, toy_tokenizer
+from tito_audit.errors import RenderError
+from tito_audit.record.message import as_messages
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.render.template import compile_template
+from tito_audit.templates import (
+    CORE,
+    PROBES,
+    Breaks,
+    Change,
+    Outcome,
+    Probe,
+    Return,
+    TemplateFacts,
+    answer_kind,
+    append_only,
+    explained,
+    template_facts,
+)
+from tito_audit.templates.probes import ANSWER, TOOLS, answering, call
+from tito_audit.templates.returns import answer_form
+from tito_audit.templates.verdict import claims, verdict
+from tito_audit.tokens.load import load_tokenizer
 
 REAL = Path(os.environ.get("TITO_AUDIT_TOKENIZERS", "no-such-folder"))
 OPENER = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -27,31 +46,25 @@ CALLS = (
 THOUGHT = "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
 
 
-def broken(template: Template) -> set[str]:
-    """The steps after which the prompt and its answer are not there as they were, in some form of the messages."""
-    tried = {**STEPS, **SYSTEM_STEPS}
-    return {name for name, step in tried.items() if any(map(_is_broken, outcomes(template, *step)))}
-
-
-def _is_broken(one: Step) -> bool:
-    return one.outcome in ("ended", "rewritten") or (one.outcome != "refused" and not one.opened)
+def chatml(answer: str, *, before: str = "", opener: str = OPENER, other: str = "{{ m.content }}") -> str:
+    """A ChatML template; `answer` writes what is inside of an assistant message `m`, `other` of any other."""
+    return (
+        before
+        + "{% for m in messages %}\n{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\n"
+        + answer
+        + "{% else %}\n"
+        + other
+        + "{% endif %}\n{{ '<|im_end|>\n' }}{% endfor %}\n"
+        + opener
+    )
 
 
 KEEPS = chatml(THOUGHT + "{{ m.content or '' }}" + CALLS)
 
 
-def compare(said: Mapping[str, Any], template: Template) -> None:
-    """Every fact that both know is the same."""
-    assert said_broken(said) == bool(broken(template))
-    assert not (said["append_only"] and said_broken(said))
-    assert (said["clock"] is not None) == reads_clock(template)
-    assert said["beginning_token"]["written"] == writes_bos(template)
-    try:
-        closed, opened = (template.text([user()], opened=asked) for asked in (False, True))
-    except Refusal:
-        return
-    if opened.startswith(closed):
-        assert opened[len(closed) :] in said["generation_prompt"]["texts"]
+def renderer_of(source: str, **settings: object) -> Renderer:
+    """A renderer of a template with the toy tokenizer's special tokens."""
+    return make_renderer(toy_tokenizer(), chat_template=source, **settings)  # type: ignore[arg-type]
 
 
 def facts_of(source: str) -> TemplateFacts:

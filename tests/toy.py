@@ -27,6 +27,8 @@ A case is a table; only `name` is required.
     sentinel       what the format writes where no logprob exists
     stated         facts that the log states (`ids_wanted`, `dummy_tokens`, …)
     tokenizer      false: audit without a tokenizer;  template  false: audit without a chat template
+    chat_template  a Jinja text in place of the tokenizer's own template
+    clock          the date that this template is told
     tokenizer_name a folder of `fixtures/tokenizers`; `toy_bpe` (ChatML, no BOS) when not given; `toy_vision` is
                    `toy_bpe` with the image tokens of Qwen-VL
 

@@ -15,7 +15,7 @@ FLOW = {
     "compares them": ("render", "tokens", "align", "chains", "evidence"),
     "judges them": ("rules", "repairs", "gate"),
     "and reports": ("reports", "viewer", "terminal"),
-    "Beside it": ("convert", "inspect", "templates"),
+    "Beside it": ("convert", "inspect", "identify", "templates"),
     "Nouns": ("record",),
     "Contracts": (
         "signature",

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli import config, convert, explain, inspect, repair, scan, show, template
+from tito_audit.cli import config, convert, explain, identify, inspect, repair, scan, show, template
 from tito_audit.cli import list as list_command
 from tito_audit.cli._exits import INTERRUPTED, READER_GONE, UNMADE, epilog
 from tito_audit.cli._help import SUMMARIES, Command

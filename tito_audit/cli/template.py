@@ -29,9 +29,6 @@ def template(
         Optional[str],  # noqa: UP045 - read by Typer
         typer.Argument(metavar="[TOKENIZER]", help="A folder with tokenizer.json, or a Hugging Face name."),
     ] = None,
-    *,
-    logs: list[str],
-    shape: str,
 ) -> None:
     """Show what a chat template does: whether it only appends, what it rewrites, adds and refuses. Exits 1 unless
     it only appends.

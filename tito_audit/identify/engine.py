@@ -265,7 +265,8 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
     wrong: Counter[str] = Counter()
     for at, one in enumerate(rest):
         if not one.first:
-            same = at in best.written or differs_in_answers(best.writer, best.way, one)
+            same = at in best.written or best.writer.spells(best.way, one)
+            same = same or (one.begun > 0 and differs_in_answers(best.writer, best.way, one))
             (right if same else wrong)[one.kind] += 1
     for kind, number in wrong.items():
         if not right[kind] or number > right.total() + wrong.total() / 2:

@@ -12,7 +12,7 @@ import numpy as np
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, trained_runs
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, trained_runs
 
 _LONGEST, _ALL = 32_768, 65_536
 """Most ids of an observation to search with while there are shorter ones, and of all together."""
@@ -76,7 +76,8 @@ class Observation:
     @property
     def kind(self) -> str:
         """What of a conversation it holds that templates treat in ways of their own, in words."""
-        words = ["answers"]
+        sampled = sum(message.sampled for message in self.messages)
+        words = ["answers" if sampled > 1 or self.part is not Part.WHOLE else "one answer"]
         if any(message.role == "tool" or message.tool_calls for message in self.messages):
             words.append("tool calls")
         if any(message.reasoning for message in self.messages):
@@ -94,14 +95,10 @@ def observations_of(rollout: Rollout) -> Iterator[Observation]:
     if rollout.stated.dummy_tokens:
         return
     prompts = [(k, ids) for k, turn in enumerate(rollout.turns) if (ids := turn.prompt_ids) is not None]
-    sampled: dict[int, bool] = {}
     for k, ids in prompts:
-        sampled[k] = sampled.get(k - 1, False) and _goes_on(rollout.turns[k - 1], ids)
         sent = prompt_messages(rollout, k)
         if sent and len(ids):
-            one = _made(rollout, k, sent, ids, as_sampled=sampled[k])
-            sampled[k] = sampled[k] or one.part is Part.FIRST
-            yield one
+            yield _made(rollout, k, sent, ids, _kept(rollout, k, ids))
     if not prompts and rollout.training_row is not None and rollout.messages:
         yield from _of_row(rollout, rollout.training_row)
 
@@ -122,7 +119,8 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
     pairs = list(zip(answers, starts, strict=True)) if len(starts) == len(answers) else []
     for k, (index, start) in enumerate(pairs):
         if index and start:
-            yield _made(rollout, k, rollout.messages[:index], row.token_ids[:start], as_sampled=len(pairs) > 1)
+            begun = ends[k - 1] if k and len(ends) == len(pairs) else 0
+            yield _made(rollout, k, rollout.messages[:index], row.token_ids[:start], begun)
     if not pairs and row.loss_mask is None and len(row.token_ids):
         whole = Observation(
             rollout.place,
@@ -145,18 +143,18 @@ def _first_text(answer: Message) -> str:
     return text if text == text.strip() and not answer.reasoning and "</think>" not in text else ""
 
 
-def _goes_on(before: Turn, ids: Ids) -> bool:
-    """Whether ids begin with what the call before saw and said."""
-    seen = before.seen_ids
-    return seen is not None and np.array_equal(ids[: len(seen)], seen)
+def _kept(rollout: Rollout, turn: int, ids: Ids) -> int:
+    """The length of the latest earlier prompt with its answer that a prompt begins with; 0 without one."""
+    for earlier in reversed(rollout.turns[:turn]):
+        seen = earlier.seen_ids
+        if seen is not None and len(seen) < len(ids) and np.array_equal(ids[: len(seen)], seen):
+            return len(seen)
+    return 0
 
 
-def _made(
-    rollout: Rollout, turn: int, messages: Sequence[Message], ids: Ids, *, as_sampled: bool = False
-) -> Observation:
+def _made(rollout: Rollout, turn: int, messages: Sequence[Message], ids: Ids, begun: int = 0) -> Observation:
     part = Part.LATER if any(message.sampled for message in messages) else Part.FIRST
-    stated = rollout.template_kwargs
-    return Observation(rollout.place, turn, messages, rollout.tools, stated, ids, part, as_sampled)
+    return Observation(rollout.place, turn, messages, rollout.tools, rollout.template_kwargs, ids, part, begun)
 
 
 def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:

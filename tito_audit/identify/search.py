@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tito_audit.identify.observe import Observation
 from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer, has_reasoning

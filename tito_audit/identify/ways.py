@@ -15,7 +15,6 @@ from tito_audit.identify.observe import Observation, Part
 from tito_audit.identify.readings import MARK, SAMPLE_DATE, between, date_in
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, as_message
-from tito_audit.render.arguments import TemplateArguments
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -118,6 +117,8 @@ class Writer:
     @cached_property
     def arguments(self) -> TemplateArguments:
         """The arguments of the template, of all of them if it depends on the tools which is used."""
+        from tito_audit.render.arguments import TemplateArguments  # imports jinja2
+
         found = [template.arguments for template in self.renderer.templates.values()]
         if self.renderer.name is not None:
             found = [self.renderer.templates[self.renderer.name].arguments]

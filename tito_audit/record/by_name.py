@@ -8,7 +8,7 @@ import numpy as np
 
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import Column, ColumnRole, spread
-from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 
 VERSIONS = frozenset(("versions", "output_versions", "token_versions", "token_weight_versions", "weight_versions"))
 """Columns with the version of the weights that sampled each token; -1 where nothing was sampled (AReaL)."""
@@ -51,9 +51,9 @@ def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
     row, stated, trainers = rollout.training_row, rollout.stated, False
     versions = bool(stated.policy_versions) or "weight_versions" in stated.facts
     # Asked of every rollout: loops, without generators.
-    columns = [turn.columns for turn in rollout.turns]
-    for group in columns if row is None else (row.columns, *columns):
-        for column in group:
+    holders: tuple[TrainingRow | Turn, ...] = rollout.turns if row is None else (row, *rollout.turns)
+    for holder in holders:
+        for column in holder.columns:
             if column.name in TRAINERS:
                 trainers = trainers or _fits(column)
             elif column.name in VERSIONS:

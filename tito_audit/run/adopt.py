@@ -62,11 +62,7 @@ def adopted(
         return None
     from tito_audit.run.change import changes_of  # slow to import, and rarely needed
 
-    change = change_of(rollouts, prompts, tokenizer, renderer, settings)
-    if change is None:
-        return None
-    reading = replace(given, renderer=change.renderer(renderer), own_dates=change.own_dates)
-    exact, right = reading.exact(prompts), sum(map(given.writes, prompts))
+    right = sum(map(given.writes, prompts))
     # Where many prompts are right as given, an explanation has to write those and all others too.
     least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
     for change in changes_of(rollouts, prompts, tokenizer, renderer, settings):
@@ -84,7 +80,6 @@ def _adopted(change: Change, reading: _Reading, exact: int, right: int, prompts:
         f"{change.says}: that gives {exact:,} of the first {of} exactly, the settings as given {right or 'none'}; "
         f"the log is audited with it; {change.advice}"
     )
-    message = f"{change.says}: so {counts}; the log is audited by that; {change.advice}"
     hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
     finding = Finding(change.code, change.severity, prompts[0].rollout.place, hit)
     return Adopted(finding, reading.renderer, reading.own_dates)

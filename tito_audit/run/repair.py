@@ -96,12 +96,8 @@ class Repairs:
         with ExitStack() as later, ExitStack() as stack:
             quarantine = self._quarantine(files, targets, stack)
             outcomes = stack.enter_context(closing(self._outcomes(flow, targets, quarantine, later)))
-            told: set[str] = set()
             for outcome in outcomes:
                 for result in flow.noted(outcome.before):
-                    if result.told and result.place.file not in told:
-                        told.add(result.place.file)
-                        self._tell(Result(result.told[0].place, None, result.told, of_log=True))
                     self.before.add(result)
                 self.before.seconds = time.perf_counter() - started
                 for result in outcome.after if self.out is None else ():
@@ -119,11 +115,16 @@ class Repairs:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
 
-    def _tell(self, of_log: Result) -> None:
-        """Count what is said of a whole log before its rows; a dry run leaves it as it is."""
-        self.before.add(of_log)
+    def tell(self, flow: RowFlow, file: Path) -> None:
+        """Count the findings of a whole log, which no repair changes."""
+        told = flow.group(str(file)).auditor.told
+        if not told:
+            return
+        result = Result(told[0].place, None, told, of_log=True)
+        self.before.add(result)
         if self.out is None:
-            self.after.add(of_log)
+            self.after.add(result)
+            self.failing += _failing(flow, str(file), result)
 
     def _quarantine(
         self, files: Sequence[Path], targets: Mapping[Path, Path], stack: ExitStack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from tito_audit.errors import SetupError
@@ -62,7 +63,7 @@ def _of_file(settings: Settings) -> OpenedTemplate:
         special_tokens=NO_TOKENS,
         template_args=dict(settings.template_args),
         tool_arguments=settings.tool_arguments,
-        clock=Clock(settings.clock) if settings.clock is not None else None,
+        clock=Clock(settings.clock) if isinstance(settings.clock, datetime) else None,
     )
     return OpenedTemplate(str(path), renderer, None)
 

@@ -77,9 +77,10 @@ _TEXT = (
     _of_log("tool_arguments", "How the template gets tool-call arguments.", _TEMPLATES, takes=ToolArguments),
     _of_log(
         "clock",
-        "When the log was written, such as 2024-07-26, for templates that write the date. [default: now]",
+        "When the log was written, such as 2024-07-26, for templates that write the date; recorded: on the date "
+        "that each prompt holds. [default: now]",
         _TEMPLATES,
-        metavar="DATE",
+        metavar="DATE|recorded",
         reads=readers.clock,
         key_takes=values.CLOCK,
         unset="now",

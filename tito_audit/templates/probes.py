@@ -62,7 +62,7 @@ def answer_kind(message: Message) -> str:
 
 
 def call(arguments: object, number: int = 1, name: str = "get_weather") -> dict[str, Any]:
-    """One tool call in OpenAI chat form."""
+    """One tool call in OpenAI chat form; arguments are text there, JSON as a model may have written it."""
     # Nine letters and digits: what Mistral's templates demand of an id.
     called = {"name": name, "arguments": arguments}
     return {"id": f"call0000{number}", "type": "function", "function": called}
@@ -86,10 +86,10 @@ _SYSTEM_AGAIN: _Wire = {"role": "system", "content": "From now on, answer in Fre
 _ASKED: _Wire = {"role": "user", "content": USER}
 _ASKED_AGAIN: _Wire = {"role": "user", "content": USER_AGAIN}
 _ASKED_LAST: _Wire = {"role": "user", "content": "Thank you. Which is warmer?"}
-_CALL = call({"city": "Paris"})
-_CALL_OF_TEXT = call('{"city": "Paris"}')
-_CALL_AGAIN = call({"city": "Rome"}, 2)
-_CALL_OF_NOTHING = call({}, name="get_time")
+_CALL = call('{"city": "Paris"}')
+_CALL_OF_OBJECT = call({"city": "Paris"})
+_CALL_AGAIN = call('{"city": "Rome"}', 2)
+_CALL_OF_NOTHING = call("{}", name="get_time")
 _ANSWERS: Mapping[str, _Wire] = {
     "answer": answering(ANSWER),
     "answer with reasoning": answering(ANSWER, REASONING),
@@ -106,7 +106,7 @@ _CALLS: Mapping[str, _Wire] = {
     "tool call with reasoning": answering("", REASONING, _CALL),
     "tool call with text and reasoning": answering("I look it up.", REASONING, _CALL),
     "tool call with <think> in its content": answering(f"<think>\n{REASONING}\n</think>\n\n", None, _CALL),
-    "tool call with arguments as text": answering(None, None, _CALL_OF_TEXT),
+    "tool call with arguments as object": answering(None, None, _CALL_OF_OBJECT),
     "tool call without arguments": answering(None, None, _CALL_OF_NOTHING),
     "tool call with other scripts": answering(None, None, call({"city": 'Zürich 東京 "q" <b>&\''})),
 }

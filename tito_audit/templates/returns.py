@@ -19,6 +19,7 @@ from tito_audit.templates.probes import TOOLS, USER, answering, call
 
 _CONTENT, _THOUGHT = "Cqx is sunny", "Rzk thinks so"
 _CITY = "Xqv"
+_NAMED = '{"city": "Xqv"}'
 
 
 class Return(StrEnum):
@@ -253,9 +254,9 @@ def _of_envelopes(renderer: Renderer, prompt: str, form: str, text: str) -> Iter
 
 def _of_text_before_calls(renderer: Renderer, prompt: str) -> Iterator[Returned]:
     """A text before a call; servers keep the white space between them as part of the text, or strip it."""
-    said = answering(_CONTENT, None, call({"city": _CITY}))
+    said = answering(_CONTENT, None, call(_NAMED))
     written = _written(renderer, [said], tools=True)
-    bare = _written(renderer, [answering(None, None, call({"city": _CITY}))], tools=True)
+    bare = _written(renderer, [answering(None, None, call(_NAMED))], tools=True)
     if written is None or bare is None or not written.startswith(prompt) or _CITY not in written:
         return
     before, found, after = written[len(prompt) :].partition(_CONTENT)
@@ -265,5 +266,5 @@ def _of_text_before_calls(renderer: Renderer, prompt: str) -> Iterator[Returned]
     for case, between in (("text before it", space), ("text and an empty line before it", "\n\n")):
         sampled = f"{before}{_CONTENT}{between}{after.lstrip()}".rstrip()
         for form, text in (("as sampled", _CONTENT + between), ("stripped", _CONTENT)):
-            answer = answering(text, None, call({"city": _CITY}))
+            answer = answering(text, None, call(_NAMED))
             yield _returned(renderer, ("tool call", case, form), prompt, sampled, answer)

@@ -131,7 +131,7 @@ def _wire(role: str, content: str) -> Mapping[str, Any]:
     if role == "assistant":
         return answering(content)
     if role in ("call", "calls"):
-        calls = [call({"city": "Oslo"}, 1), call({"city": "Rome"}, 2)][: 2 if role == "calls" else 1]
+        calls = [call('{"city": "Oslo"}', 1), call('{"city": "Rome"}', 2)][: 2 if role == "calls" else 1]
         return answering(content, None, *calls)
     wire = {"role": role, "content": content}
     return {**wire, "tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else wire

@@ -16,9 +16,9 @@ _NAMES = {
     "assistant": "another answer",
 }
 _NEXT = {
-    "user": "the next user message",
+    "user": "a user message",
     "tool": "a tool result",
-    "system": "a later system message",
+    "system": "a system message",
     "assistant": "another answer",
 }
 _ORDER = ("user", "tool", "system", "assistant")
@@ -40,7 +40,13 @@ class Claim:
 
 def verdict(facts: TemplateFacts) -> str:
     """One line: what the template appends to, what it changes, and what helps."""
-    return f"{title(facts.append)}: {'; '.join(_parts(facts))}."
+    kept = [_NAMES.get(name, name) for name, one in _in_order(facts.append.by_next()).items() if one.holds]
+    kept = [name for name in kept if name != _NAMES["assistant"]]
+    head = title(facts.append)
+    if kept:
+        head += f"{'' if facts.append.holds else ', except'} for {_listed(kept)}"
+    rest = "; ".join(_parts(facts))
+    return f"{head}: {rest}." if rest else f"{head}."
 
 
 def title(append: AppendOnly) -> str:
@@ -56,9 +62,6 @@ def _parts(facts: TemplateFacts) -> Iterator[str]:
     """What follows the title."""
     append = facts.append
     by_next = _in_order(append.by_next())
-    kept = [_NAMES.get(name, name) for name, one in by_next.items() if one.holds and name != "assistant"]
-    if kept:
-        yield f"{'' if append.holds else 'append-only '}for {_listed(kept)}"
     yield from _changes(facts.breaks)
     if append.broken and (helped := helping(facts)):
         yield f"append-only for usual conversations with {helped}"
@@ -83,7 +86,7 @@ def _changes(breaks: Sequence[Break]) -> Iterator[str]:
         if line is not None:
             lines.setdefault(one.change, {}).setdefault(line)
     for change, names in sorted(nexts.items(), key=lambda one: _CHANGES.index(one[0])):
-        before = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names))
+        follows = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names), "or")
         at = list(lines.get(change, ()))
         lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
         place = f" ({lines_of})" if at else ""
@@ -179,5 +182,5 @@ def _in_order(steps: Mapping[str, AppendOnly]) -> dict[str, AppendOnly]:
     return {name: steps[name] for name in names}
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
+def _listed(words: Sequence[str], joint: str = "and") -> str:
+    return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
