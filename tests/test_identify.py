@@ -26,6 +26,7 @@ from tito_audit.identify import (
     Identified,
     Lack,
     NamedTemplate,
+    Share,
     explain_head,
     identify,
 )
@@ -112,6 +113,11 @@ class Written:
 
 
 @cache
+def writes_all_prompts(share: Share) -> bool:
+    """Whether every first prompt is written exactly."""
+    return share.prompts == share.of_prompts > 0
+
+
 def _compiled(source: str) -> jinja2.Template:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
@@ -179,7 +185,7 @@ def test_a_log_of_the_tokenizers_own_template_needs_no_other_flags() -> None:
     assert identified.sure
     assert best(identified).flags() == ("-t", toy_tokenizer().name)
     assert identified.best is not None
-    assert identified.best.share.all_prompts
+    assert writes_all_prompts(identified.best.share)
     assert identified.best.undetermined == ()
     assert [departure.kind for departure in best(identified).departures] == []
 
@@ -283,7 +289,7 @@ def test_dates_that_differ_are_read_from_each_prompt() -> None:
     assert departure.values == ("2024-05-01", "2024-05-02")
     assert identified.sure
     assert identified.best is not None
-    assert identified.best.share.all_prompts
+    assert writes_all_prompts(identified.best.share)
     assert best(identified).clock in dates
     assert best(identified).flags()[-2:] == ("--clock", "recorded")
     assert best(identified).config()["clock"] == best(identified).settings(Settings()).clock == "recorded"
@@ -333,7 +339,7 @@ def test_system_prompts_that_differ_and_the_messages_lack_are_read_row_by_row(
         rollouts = [as_row(one) for one in rollouts]
     identified = found(rollouts, ROLES_TEMPLATE)
     assert identified.best is not None
-    assert identified.best.share.all_prompts
+    assert writes_all_prompts(identified.best.share)
     assert identified.best.share.turns == identified.best.share.of_turns
     (departure,) = best(identified).departures
     assert departure.kind is DepartureKind.SYSTEM_VARIES
@@ -436,7 +442,7 @@ def test_a_text_in_the_message_of_the_user_is_no_message_of_its_own() -> None:
 {% endif %}"""
     identified = found(own_systems(Written(source)), NamedTemplate("merged", source, "merged.jinja"))
     assert identified.best is not None
-    assert identified.best.share.all_prompts
+    assert writes_all_prompts(identified.best.share)
     assert not identified.sure
     assert "not written as a message of its own" in identified.unsure_because
 
@@ -671,7 +677,7 @@ def test_the_first_prompt_of_a_row_without_a_mask_counts_though_its_history_drif
     assert cut > 3
     identified = found(changed)
     assert identified.best is not None
-    assert identified.best.share.all_prompts
+    assert writes_all_prompts(identified.best.share)
     assert identified.best.share.of_prompts == 16
     assert identified.best.share.of_turns - identified.best.share.turns <= cut
     assert dict(best(identified).template_args) == {"reasoning_effort": "low"}
@@ -706,7 +712,7 @@ def test_rows_without_a_mask_are_not_surely_of_a_template_that_writes_longer_one
     assert any(len(one.messages) == 3 for one in rollouts)
     identified = found(rollouts)
     assert identified.best is not None
-    assert identified.best.share.all_prompts
+    assert writes_all_prompts(identified.best.share)
     assert not identified.sure
     assert "with answers" in identified.unsure_because
 

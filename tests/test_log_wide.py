@@ -330,7 +330,8 @@ def test_a_template_that_strips_reasoning_is_one_note_for_the_log(tmp_path: Path
         "for 4 of the first 8 conversations: after the answer in message 1 of row 1 it writes"
         in notes[0]["message"]
     )
-    assert "`tito-audit template" in notes[0]["message"]
+    named = f"`tito-audit template {BPE} --chat-template {tmp_path / 'toy.jinja'}` says"
+    assert named in notes[0]["message"]
     assert not [one for one in findings(log, *flags(tmp_path), "--ignore", "TPL213") if one["code"] == "TPL213"]
 
 

@@ -31,14 +31,11 @@ class FirstPrompt:
 
     def text(self, reference: Reference) -> str | None:
         """What the template writes for it, by a faster engine if that can tell; None where it cannot."""
-        rollout, kwargs = self.rollout, self.rollout.template_kwargs
-        fast = reference.render_fast(self.messages, rollout.tools, kwargs, opens_answer=True)
-        if fast is not None:
-            return fast
-        try:
-            return reference.render(self.messages, rollout.tools, kwargs, opens_answer=True)
-        except RenderError:
-            return None
+        assert reference.renderer is not None
+        rollout = self.rollout
+        return reference.renderer.guess(
+            self.messages, rollout.tools, add_generation_prompt=True, template_kwargs=rollout.template_kwargs
+        )
 
     def recorded(self, reference: Reference, characters: int) -> str:
         """The text of the recorded ids, at least its first characters."""

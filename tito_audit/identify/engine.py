@@ -56,6 +56,7 @@ _TESTED = 16
 _AUDITED = 48
 """How many rollouts are audited to say what is left."""
 _NEARLY_ALL = 0.95
+"""The share of the prompts that an explanation has to write to be sure."""
 _RIGHT = 0.8
 """The share of the prompts that a renderer has to write for nothing to be looked for."""
 _SECONDS, _CHARACTERS = 2.0, 8 * 1024 * 1024

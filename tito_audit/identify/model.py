@@ -226,11 +226,6 @@ class Share:
             self.of_tokens + other.of_tokens,
         )
 
-    @property
-    def all_prompts(self) -> bool:
-        """Whether every first prompt is written exactly."""
-        return self.prompts == self.of_prompts > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Left:

@@ -121,6 +121,25 @@ class Renderer:
         given = self.variables(tools, template_kwargs)
         return self.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt, forms=forms)[1]
 
+    def guess(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, object] | None = None,
+        forms: Forms | None = None,
+    ) -> str | None:
+        """The text of these messages, by `render_fast` where that can tell; None where the template refuses."""
+        how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "template_kwargs": template_kwargs}
+        fast = self.render_fast(messages, tools, forms=forms, **how)
+        if fast is not None:
+            return fast
+        try:
+            return self.render(messages, tools, **how)
+        except RenderError:
+            return None
+
     def accepted_fast(
         self,
         messages: Sequence[Message],

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, tested
 from tito_audit.record.arrays import Ids
@@ -89,16 +88,11 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
 
 
 def _rendered(rollout: Rollout, reference: Reference) -> str | None:
-    if not rollout.messages:
+    if not rollout.messages or reference.renderer is None:
         return None
-    kwargs = rollout.template_kwargs
-    fast = reference.render_fast(rollout.messages, rollout.tools, kwargs, opens_answer=False)
-    if fast is not None:
-        return fast
-    try:
-        return reference.render(rollout.messages, rollout.tools, kwargs, opens_answer=False)
-    except RenderError:
-        return None
+    return reference.renderer.guess(
+        rollout.messages, rollout.tools, add_generation_prompt=False, template_kwargs=rollout.template_kwargs
+    )
 
 
 def _control_ids(all_ids: Sequence[Ids], reference: Reference) -> Counter[str]:

@@ -275,8 +275,17 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
     if other is not None:
         auditor, renderer = auditor.adopting(other), other.renderer
     if REWRITING in asked:
-        auditor = auditor.telling(rewriting(head, renderer, auditor.speakers, tokenizer.name))
+        auditor = auditor.telling(
+            rewriting(head, renderer, auditor.speakers, _template_words(tokenizer, settings))
+        )
     return group if auditor is group.auditor else replace(group, auditor=auditor)
+
+
+def _template_words(tokenizer: Tokenizer, settings: Settings) -> Sequence[str]:
+    """The words that name the chat template of these settings to `tito-audit template`."""
+    file = ("--chat-template", settings.chat_template) if settings.chat_template else ()
+    name = ("--template-name", settings.template_name) if settings.template_name else ()
+    return (tokenizer.name, *file, *name)
 
 
 def _joining(settings: Settings) -> tuple[str, ...]:
