@@ -38,7 +38,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": {}}}
-NOW = datetime.now()
+
+
+def today(form: str) -> str:
+    """The date as a template's clock tells it; asked when a row is written, as a run may pass midnight."""
+    return datetime.now().strftime(form)
+
+
 THEN = datetime(2024, 7, 26)
 ROWS = 20
 
@@ -52,7 +58,7 @@ def template() -> jinja2.Template:
 
 def row(
     number: int,
-    at: datetime = NOW,
+    at: datetime | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     stated: Mapping[str, Any] | None = None,
     **args: Any,
@@ -65,8 +71,9 @@ def row(
     ]
     calls = []
     for place in (1, 3):
+        clock = today if at is None else at.strftime
         written = template().render(
-            messages=messages[:place], tools=tools, strftime_now=at.strftime, add_generation_prompt=True, **args
+            messages=messages[:place], tools=tools, strftime_now=clock, add_generation_prompt=True, **args
         )
         answer = messages[place]["content"] + "<|im_end|>"
         encode = toy.toy_tokenizer().encode
@@ -187,7 +194,7 @@ def test_rows_that_differ_from_most_are_told_one_by_one(tmp_path: Path) -> None:
 
 
 def test_a_row_of_another_day_in_a_right_log_is_a_date(tmp_path: Path) -> None:
-    rows = [row(number, THEN if number == 3 else NOW, WITH) for number in range(8)]
+    rows = [row(number, THEN if number == 3 else None, WITH) for number in range(8)]
     found = findings(log_of(tmp_path, rows), *flags(tmp_path))
     assert {(one["code"], one["row"]) for one in found} == {("TPL210", 3)}
     assert "the prompt was written on 2024-07-26" in found[0]["message"]
@@ -303,7 +310,7 @@ def test_a_row_is_shown_as_it_was_written_with_that_said(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("report", ["text", "concise", "github", "jsonl", "markdown", "junit", "sarif", "html"])
 def test_reports_say_it_before_what_rows_show(tmp_path: Path, report: str) -> None:
-    rows = [row(number, NOW, None if number in (4, 9) else WITH, enable_thinking=False) for number in range(ROWS)]
+    rows = [row(number, None, None if number in (4, 9) else WITH, enable_thinking=False) for number in range(ROWS)]
     out = run("scan", log_of(tmp_path, rows), *flags(tmp_path), "-f", report, "--fail-on", "note")[1]
     said = out.find("were written with enable_thinking=false")
     assert said > 0
@@ -350,7 +357,7 @@ REAL: dict[str, tuple[str, str | None, Mapping[str, Any], tuple[str, ...]]] = {
     "qwen3 as it is": ("qwen3", None, {}, ()),
     "llama on a date": ("llama-3.1", TODAYS, {"strftime_now": THEN.strftime}, ("TPL210",)),
     "llama with a date as text": ("llama-3.1", TODAYS, {"date_string": "26 July 2019"}, ("REC011",)),
-    "llama today": ("llama-3.1", TODAYS, {"strftime_now": NOW.strftime}, ()),
+    "llama today": ("llama-3.1", TODAYS, {"strftime_now": today}, ()),
     "deepseek as it is": ("deepseek-v3", None, {}, ()),
 }
 
