@@ -19,7 +19,7 @@ class ReportOptions:
     color: bool = False
     width: int = 100
     worst: int = 10
-    """How many findings the reports for reading show in full."""
+    """How many findings the reports for people show in full."""
     titles: Mapping[str, str] = field(default_factory=dict)
     """What each rule finds, by code; reports do not know the rules."""
     docs: Mapping[str, str] = field(default_factory=dict)

@@ -1,19 +1,26 @@
 """The JSON objects of machine-readable reports, schema version 1.
 
     finding  {"code", "severity", "file", "row", "item", "turn", "where", "start", "end", "cause", "message",
-              "recorded": {"ids", "pieces"}, "canonical": {"ids", "pieces"}, "repair", "fingerprint", "known"}
+              "recorded": SIDE, "canonical": SIDE, "context": {"before": {"ids", "pieces"}, "after": …}, "repair",
+              "fingerprint", "known", "because_of"}
+    SIDE     {"ids", "pieces", "label"}
     summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
               "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens", "known"}},
               "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer", "seconds",
               "files", "without_ids", "uncompared", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
               "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
-              "gate"}
+              "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}}
+    HEADLINE {"text", "times", "unit", "error", "warning", "note", "rollouts", "codes": {CODE: findings}}
     gate     {"failed", "because": [SENTENCE], "fail_on", "failing", "rates": [RATE], "baseline", "known",
-              "fixed": [FIXED], "added", "updated"}
+              "fixed": [FIXED], "added", "updated", "required": [REQUIRED], "min_audited"}
     RATE     {"limit", "findings", "of", "rate", "failed"}; "rate" is null where there is nothing to divide by
+    REQUIRED {"codes", "idle", "share", "covered", "of", "rate", "because", "lacking", "first": PLACE, "failed"};
+              "because" and "first" are null where all are covered
+    PLACE    {"file", "row", "item"}
     FIXED    {"fingerprint", "code", "file", "row", "message", "times"}
 
-"sampled" is null when every row was audited, "gate" when nothing gated the run.
+"sampled" is null when every row was audited, "gate" when nothing gated the run, "min_audited" when no share
+was asked for, else a REQUIRED without "codes" and "idle".
 New keys do not raise the version; changing the meaning of a key or removing it does.
 """
 
@@ -26,14 +33,15 @@ from typing import Any
 
 import orjson
 
-from tito_audit.record.finding import Finding, Side
-from tito_audit.summary import SCHEMA_VERSION, Gate, Skipped, Summary
+from tito_audit.record.finding import Finding, Severity, Side
+from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Gate, Headline, Skipped, Summary
 from tito_audit.terminal.escape import escaped_json
 
 
 def finding_object(finding: Finding) -> dict[str, Any]:
     """One finding as the schema writes it."""
     hit = finding.hit
+    recorded, canonical = hit.labels
     return {
         "code": finding.code,
         "severity": finding.severity.word,
@@ -46,11 +54,13 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "end": hit.end,
         "cause": hit.cause,
         "message": hit.message,
-        "recorded": _side(hit.recorded),
-        "canonical": _side(hit.canonical),
+        "recorded": _side(hit.recorded) | {"label": recorded},
+        "canonical": _side(hit.canonical) | {"label": canonical},
+        "context": {"before": _side(hit.before), "after": _side(hit.after)},
         "repair": finding.repair,
         "fingerprint": finding.fingerprint,
         "known": finding.known,
+        "because_of": finding.because_of,
     }
 
 
@@ -93,6 +103,11 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         },
         "sampled": None if summary.sampled is None else asdict(summary.sampled),
         "gate": None if summary.gate is None else _gate(summary.gate),
+        "new": {
+            severity.word: sum(one.new[severity] for one in summary.findings.values())
+            for severity in sorted(Severity, reverse=True)
+        },
+        "headlines": [_headline(one) for one in summary.ranked_headlines()],
     }
 
 
@@ -114,11 +129,42 @@ def _gate(gate: Gate) -> dict[str, Any]:
     said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(gate).items()}
     for rate in said["rates"]:
         rate["rate"] = rate["rate"] if math.isfinite(rate["rate"]) else None
+    said["required"] = [_covered(one) for one in gate.required]
+    said["min_audited"] = None if gate.min_audited is None else _covered(gate.min_audited)
     return said
+
+
+def _covered(count: CoverageCount) -> dict[str, Any]:
+    """Required coverage as an object."""
+    codes = {"codes": count.codes, "idle": count.idle} if count.codes else {}
+    return {
+        **codes,
+        "share": count.share,
+        "covered": count.covered,
+        "of": count.of,
+        "rate": count.rate,
+        "because": count.because,
+        "lacking": count.lacking,
+        "first": None if count.first is None else asdict(count.first),
+        "failed": count.failed,
+    }
 
 
 def _side(side: Side) -> dict[str, Any]:
     return {"ids": list(side.ids), "pieces": list(side.pieces)}
+
+
+def _headline(headline: Headline) -> dict[str, Any]:
+    return {
+        "text": headline.words,
+        "times": headline.times,
+        "unit": headline.unit,
+        "error": headline.error,
+        "warning": headline.warning,
+        "note": headline.note,
+        "rollouts": headline.rollouts,
+        "codes": {code: number for code, number in sorted(headline.codes.items()) if number},
+    }
 
 
 def _skipped(skipped: Skipped) -> dict[str, Any]:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound, TextSide
 from tito_audit.evidence.needs import Needs, words_for
-from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.record.finding import (
+    NEXT_PROMPT,
+    PROMPT,
+    RE_ENCODED,
+    SAMPLED,
+    TEMPLATE,
+    TRAINING_ROW,
+    Hit,
+    Severity,
+    Where,
+)
 from tito_audit.record.stated import NotRead
 
 SHOWN_TOKENS = 16
-"""Tokens of each side that a finding holds."""
+"""How many tokens of each side a finding keeps."""
+_OWN_LABELS = {Where.PROMPT: PROMPT, Where.COMPLETION: SAMPLED, Where.ROW: TRAINING_ROW}
 _NAMED_TOKENS = 8
-"""Tokens of each side that the message of a difference names."""
+"""How many tokens of each side the message of a difference names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +50,19 @@ class Rule:
     name: str
     severity: Severity
     needs: tuple[Needs, ...]
-    """All are needed; an entry of several joined by `|` needs one of them."""
+    """All are required; of alternatives joined by `|`, one is."""
     doc: str
     check: Callable[[Evidence], Iterator[Hit]] | None = None
     explain: Callable[[Difference, Evidence], Reason | None] | None = None
     precedence: int = 0
-    """For causes: the lowest one that gives a reason owns the difference."""
+    """For causes: the rule of lowest precedence that gives a reason owns the difference."""
     silent: Sound = Sound.NOTHING
-    """If all of this is sound, the rule finds nothing; NOTHING: it has to be asked."""
+    """If all of this is sound, the rule finds nothing and is not run; NOTHING: it always runs."""
+    of_log: bool = False
+    """Whether it judges a whole log or run, and so covers no single rollout."""
+    headline: str = ""
+    """What its findings add up to, in a few words, with `{n}` for their number: `{n} re-tokenized`. Rules with the
+    same headline report one cause."""
 
     @property
     def title(self) -> str:
@@ -54,34 +71,44 @@ class Rule:
 
 
 def rule(
-    code: str, severity: Severity, *, needs: tuple[Needs, ...] = (), silent: Sound = Sound.NOTHING
+    code: str,
+    severity: Severity,
+    *,
+    needs: tuple[Needs, ...] = (),
+    silent: Sound = Sound.NOTHING,
+    of_log: bool = False,
+    headline: str = "",
 ) -> Callable[[Callable[[Evidence], Iterator[Hit]]], Rule]:
-    """A decorator that makes a rule of a generator of hits.
+    """A decorator that turns a generator of hits into a rule.
 
     The first line of the generator's docstring says what is wrong; then come the headings `## What it finds`, `##
-    Why it matters`, `## Example` and `## Repair`. The rule is not asked about a row if everything that `silent`
-    names is sound.
+    Why it matters`, `## Example` and `## Repair`. The rule does not run on a row where everything that `silent`
+    names is sound. `of_log` rules judge a whole log or run.
     """
 
     def decorate(check: Callable[[Evidence], Iterator[Hit]]) -> Rule:
         doc = inspect.getdoc(check) or ""
-        return Rule(code, _name(check), severity, needs, doc, check=check, silent=silent)
+        return Rule(
+            code, _name(check), severity, needs, doc, check=check, silent=silent, headline=headline, of_log=of_log
+        )
 
     return decorate
 
 
 def cause(
-    code: str, severity: Severity, *, precedence: int, needs: tuple[Needs, ...] = ()
+    code: str, severity: Severity, *, precedence: int, needs: tuple[Needs, ...] = (), headline: str = ""
 ) -> Callable[[Callable[[Difference, Evidence], Reason | None]], Rule]:
-    """A decorator that makes a rule of a function which says whether it explains a difference.
+    """A decorator that turns a function that may explain a difference into a rule.
 
     Every difference of a rollout goes to the rule of lowest precedence that gives a Reason. The finding has the
-    severity of the difference (what the later prompt or the training row made of it), at most `severity`.
+    severity of the difference (what the later prompt or the training row made of it), capped at `severity`.
     """
 
     def decorate(explain: Callable[[Difference, Evidence], Reason | None]) -> Rule:
         doc = inspect.getdoc(explain) or ""
-        return Rule(code, _name(explain), severity, needs, doc, explain=explain, precedence=precedence)
+        return Rule(
+            code, _name(explain), severity, needs, doc, explain=explain, precedence=precedence, headline=headline
+        )
 
     return decorate
 
@@ -95,26 +122,43 @@ def missing(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> st
 
 
 def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
-    """An explained difference as a hit: what is wrong, the tokens of both sides, and the effect."""
+    """An explained difference as a hit: what is wrong, the tokens of both sides, the effect."""
     difference = explained.difference
     recorded, canonical = (_pieces(side, evidence) for side in (difference.recorded, difference.canonical))
-    other = {
-        Against.REENCODED: "encoding the text again gives",
-        Against.NEXT_PROMPT: f"turn {difference.later_turn}'s prompt has",
-        Against.ROW: "the training row has",
-        Against.TEMPLATE: "the template writes",
+    other, label = {
+        Against.REENCODED: ("which re-encodes as", RE_ENCODED),
+        Against.NEXT_PROMPT: (f"turn {difference.later_turn}'s prompt has", NEXT_PROMPT),
+        Against.ROW: ("the training row has", TRAINING_ROW),
+        Against.TEMPLATE: ("the template writes", TEMPLATE),
     }[difference.against]
+    own = _OWN_LABELS[difference.where]
+    has = own if own == SAMPLED else f"the {own} has"
+    before, after = _context(difference, evidence)
     return Hit(
         difference.where,
         difference.start,
         difference.end,
-        f"{explained.what}: recorded {recorded}, {other} {canonical}; {difference.effect}",
+        f"{explained.what}: {has} {recorded}, {other} {canonical}; {difference.effect}",
         turn=difference.turn,
         cause=explained.cause,
         severity=severity,
-        recorded=evidence.side(difference.recorded.ids[:SHOWN_TOKENS]),
-        canonical=evidence.side(difference.canonical.ids[:SHOWN_TOKENS]),
+        recorded=replace(evidence.side(difference.recorded.ids[:SHOWN_TOKENS]), label=own),
+        canonical=replace(evidence.side(difference.canonical.ids[:SHOWN_TOKENS]), label=label),
+        before=evidence.side(before),
+        after=evidence.side(after),
+        later_turn=difference.later_turn,
     )
+
+
+def _context(difference: Difference, evidence: Evidence) -> tuple[Ids, Ids]:
+    """The equal tokens right before and right after a difference, as far as its sequence reaches."""
+    ids = evidence.sequence(difference.where, difference.turn)
+    start, end = difference.start, difference.end
+    shown = max(len(difference.recorded.ids), len(difference.canonical.ids)) <= SHOWN_TOKENS
+    if ids is None or len(difference.recorded.ids) != end - start:  # part of it lies outside the sequence
+        return empty_ids(), empty_ids()
+    before, after = difference.equal
+    return ids[max(start - before, 0) : start], ids[end : end + after] if shown else empty_ids()
 
 
 def selected(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tito_audit.record.finding import Result, Severity
-from tito_audit.record.rollout import Rollout
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.rollout import Place, Rollout
 
 SCHEMA_VERSION = 1
 
@@ -19,11 +19,59 @@ class RuleCount:
     warning: int = 0
     note: int = 0
     rollouts: int = 0
-    """Rollouts with at least one; findings of a whole log count for none."""
+    """Rollouts with at least one; findings about a whole log count for none."""
     tokens: int = 0
     """Recorded tokens inside their ranges."""
     known: int = 0
     """How many of them are in the baseline."""
+    new: Counter[Severity] = field(default_factory=Counter)
+    """By severity: how many are not in the baseline."""
+
+
+@dataclass(slots=True)
+class New:
+    """Findings of one severity that are not in the baseline."""
+
+    findings: int = 0
+    rollouts: int = 0
+    """Rollouts and unreadable rows with at least one."""
+    of_logs: int = 0
+    """Those among them that are about a whole log."""
+    between: int = 0
+    """Rollouts with one that compares them with other rollouts; `rollouts` may count them too."""
+
+
+@dataclass(slots=True)
+class Headline:
+    """One cause, counted once for each prompt, completion, training row or rollout that shows it."""
+
+    text: str
+    """With `{n}` for the count and its unit: `{n} re-tokenized`."""
+    unit: str
+    """What `times` counts: `prompt`, `completion`, `training row`, `rollout` or `log`."""
+    error: int = 0
+    """How many of them have an error that is not in the baseline."""
+    warning: int = 0
+    """How many of the others have such a warning."""
+    note: int = 0
+    rollouts: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    """Its findings by code; here and above, findings in the baseline are left out."""
+
+    @property
+    def times(self) -> int:
+        """How many prompts, completions, … show it."""
+        return self.error + self.warning + self.note
+
+    @property
+    def words(self) -> str:
+        """`20 prompts re-tokenized`."""
+        return self.text.replace("{n}", f"{self.times:,} {self.unit}" + ("" if self.times == 1 else "s"))
+
+    @property
+    def severity(self) -> Severity:
+        """Its worst severity anywhere."""
+        return Severity.ERROR if self.error else Severity.WARNING if self.warning else Severity.NOTE
 
 
 @dataclass(slots=True)
@@ -71,7 +119,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class RateCount:
-    """A limit on how often findings may occur, and how often they did."""
+    """A limit on how often findings may occur, and how often they occurred."""
 
     limit: str
     """As the user wrote it: `TOK=0.001`, `SEQ=0.1/rollout`."""
@@ -89,6 +137,33 @@ class RateCount:
 
 
 @dataclass(frozen=True, slots=True)
+class CoverageCount:
+    """A share of rollouts that was required, and how many there were; unreadable rows count as rollouts."""
+
+    codes: str
+    """The rules that were required, as the user wrote them: `LPR`, `TPL203`, `ALL`; "" for any audit at all."""
+    share: float
+    """What was required, above 0 and at most 1."""
+    covered: int
+    """Rollouts in which these rules ran or had nothing to check; without `codes`, audited rollouts."""
+    of: int
+    because: str | None = None
+    """The most common reason why rollouts are not covered; None if all are."""
+    lacking: int = 0
+    """How many of them have that reason."""
+    first: Place | None = None
+    """The first of these."""
+    idle: int = 0
+    """Covered rollouts in which none of the rules ran, as none had anything to check."""
+    failed: bool = False
+
+    @property
+    def rate(self) -> float:
+        """The share that is covered; 0 without rollouts."""
+        return self.covered / self.of if self.of else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
     """Whether the logs pass, and why not."""
 
@@ -97,7 +172,7 @@ class Gate:
     """What failed, in sentences; () when nothing did."""
     fail_on: str
     failing: int
-    """Findings that fail one by one: at or above `fail_on`, not in the baseline, under no limit."""
+    """Findings that each fail the gate: at or above `fail_on`, not in the baseline, under no limit."""
     rates: tuple[RateCount, ...] = ()
     baseline: str | None = None
     """Its path; None without one."""
@@ -109,10 +184,19 @@ class Gate:
     """Findings added to the baseline when it was rewritten."""
     updated: bool = False
     """Whether the baseline was rewritten."""
+    required: tuple[CoverageCount, ...] = ()
+    """The rules that were required, and the rollouts that they cover."""
+    min_audited: CoverageCount | None = None
+    """The share of rollouts that had to be audited; None if none was asked for."""
+
+    @property
+    def coverage(self) -> tuple[CoverageCount, ...]:
+        """Everything that was required, the rules first."""
+        return self.required if self.min_audited is None else (*self.required, self.min_audited)
 
     @property
     def gone(self) -> int:
-        """How many findings of the baseline are gone, each occurrence counted."""
+        """How many findings of the baseline are gone, counting each occurrence."""
         return sum(one.times for one in self.fixed)
 
 
@@ -127,32 +211,43 @@ class Summary:
     generated_tokens: int = 0
     rows_unreadable: int = 0
     findings: dict[str, RuleCount] = field(default_factory=dict)
+    codes: frozenset[str] = frozenset()
+    """The codes of the rules that were selected for any log."""
     skipped: dict[str, Skipped] = field(default_factory=dict)
     formats: Counter[str] = field(default_factory=Counter)
     """Rollouts of each format."""
     taken: dict[str, dict[str, Taken]] = field(default_factory=dict)
     """By file, then by format: the rows read as that format."""
+    unread: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By file: the columns that were not read, and what each looks like: token ids, loss masks, logprobs,
+    messages."""
     causes: dict[str, Counter[str]] = field(default_factory=dict)
     """By code: how many findings have each cause."""
+    new: dict[Severity, New] = field(default_factory=dict)
+    """By severity: the findings that are not in the baseline."""
+    headlines: dict[tuple[str, str], Headline] = field(default_factory=dict)
+    """Each cause with its counts, by headline and unit, in the order found."""
     without_ids: int = 0
-    """Rollouts without any token ids: nothing was audited in them, which does not mean that they are clean."""
+    """Rollouts without any token ids: not audited, so not known to be clean."""
     uncompared: int = 0
-    """Rollouts with ids of which nothing was compared, since no tokenizer was given: not known to be clean
-    either."""
+    """Rollouts with ids that were not compared, as no tokenizer was given: not known to be clean either."""
     tokenizer: str | None = None
+    reading: tuple[str, ...] = ()
+    """The flags by which rows were read and rendered, as `--map token_ids=toks`; () without any, or where logs
+    differ."""
     joining: tuple[str, ...] = ()
     """The flags by which single calls were joined, as `--session KEY`; () without any, or where logs differ."""
     encoder: str | None = None
     """What encoded: "tokenizers", or "fastokens, proved by tokenizers"; None without a tokenizer."""
     joined: list[str] = field(default_factory=list)
-    """How rows that are single calls became conversations; `notices` say it too."""
+    """How rows that are single calls became conversations; also in `notices`."""
     notices: list[str] = field(default_factory=list)
-    """What a reader should know about the whole run: an empty file, no template, a fallback."""
+    """What a reader should know about the run as a whole: an empty file, no template, a fallback."""
     seconds: float = 0.0
     sampled: Sampled | None = None
     """None when every row was audited."""
     gate: Gate | None = None
-    """Set by the caller that gates the run, once its results are used up."""
+    """Set by the caller that gates the run, after the last result."""
 
     def add(self, result: Result) -> None:
         """Count one result."""
@@ -180,10 +275,45 @@ class Summary:
             count.tokens += finding.hit.end - finding.hit.start
             count.known += finding.known
             self.causes.setdefault(finding.code, Counter())[finding.hit.cause] += 1
+        self.count_new(result)
         for skip in result.skips:
             skipped = self.skipped.setdefault(skip.code, Skipped())
             skipped.rollouts += 1
             skipped.because[skip.because] += 1
+
+    def count_new(self, result: Result, by: int = 1) -> None:
+        """Count the findings of a result that are not in the baseline, and each of their causes once.
+
+        `by=-1` undoes this, for a result whose findings turn out to be known.
+        """
+        new = [finding for finding in result.findings if not finding.known]
+        if not new:
+            return
+        for severity, number in Counter(finding.severity for finding in new).items():
+            count = self.new.setdefault(severity, New())
+            count.findings += by * number
+            count.between += by * result.between_rows
+            count.of_logs += by * number * (result.of_log and not result.between_rows)
+            count.rollouts += by * (not result.of_log)
+        for finding in new:
+            self.findings[finding.code].new[finding.severity] += by
+        self._count_headlines(result, new, by)
+
+    def _count_headlines(self, result: Result, new: list[Finding], by: int) -> None:
+        prints = {id(one): one.fingerprint for one in result.findings if one.because_of is None}
+        roots = {prints[id(one)]: one for one in result.findings if one.because_of is None}
+        worst: dict[str, tuple[Severity, Headline]] = {}
+        for finding in new:
+            own = finding.because_of or prints[id(finding)]
+            root = roots.get(own, finding)
+            headline = self.headlines.setdefault((root.headline, root.unit), Headline(root.headline, root.unit))
+            headline.codes[finding.code] += by
+            severity = max(finding.severity, worst[own][0]) if own in worst else finding.severity
+            worst[own] = severity, headline
+        for severity, headline in worst.values():
+            setattr(headline, severity.word, getattr(headline, severity.word) + by)
+        for headline in {id(headline): headline for _, headline in worst.values()}.values():
+            headline.rollouts += by * (not result.of_log or result.between_rows)
 
     def _note(self, rollout: Rollout) -> None:
         """Keep the notice of a rollout's format, once."""
@@ -193,6 +323,8 @@ class Summary:
 
     def _take(self, result: Result, format: str) -> None:
         place = result.place
+        for kind, path in result.unread:
+            self.unread.setdefault(place.file, {})[path] = kind
         formats = self.taken.setdefault(place.file, {})
         taken = formats.get(format)
         if taken is None:
@@ -204,6 +336,13 @@ class Summary:
     def compared(self) -> int:
         """Rollouts in which something was compared."""
         return self.rollouts - self.without_ids - self.uncompared
+
+    def ranked_headlines(self) -> list[Headline]:
+        """The causes found: the most severe first, then those of whole logs, then the most frequent."""
+        found = [one for one in self.headlines.values() if one.times]
+        return sorted(
+            found, key=lambda one: (-one.severity, one.unit != "log", -getattr(one, one.severity.word), one.text)
+        )
 
     def worst(self) -> Severity | None:
         """The highest severity found; None when nothing was."""

@@ -12,13 +12,13 @@ from tito_audit.record.arrays import Ids, Offsets
 
 
 class BlockKind(IntEnum):
-    """What happened to recorded tokens; the direction is fixed, recorded first."""
+    """What happened to recorded tokens, always seen from the recorded side."""
 
     SAME = 0  # equal ids, one to one
     MERGE = 1  # several recorded, one canonical, same bytes
     SPLIT = 2  # one recorded, several canonical, same bytes
     RESPLIT = 3  # several to several over the same bytes, or one to another id
-    DRIFT = 4  # other bytes on both sides
+    DRIFT = 4  # different bytes on the two sides
     EXTRA = 5  # recorded only
     MISSING = 6  # canonical only
 
@@ -33,7 +33,7 @@ class Blocks:
     """A partition of both sequences into blocks; block b ends at the given positions (exclusive).
 
     A SAME block covers a run of equal tokens. The constructor checks that ends never decrease and that a block is
-    empty only on a side that its kind allows; nothing downstream checks again.
+    empty only on a side where its kind allows it; nothing checks again later.
     """
 
     recorded_end: Offsets
@@ -53,7 +53,7 @@ class Blocks:
             raise ValueError(f"block {int(np.flatnonzero(wrong)[0])} is empty on a side its kind needs")
 
     def lengths(self) -> tuple[Offsets, Offsets]:
-        """Tokens of each block on the recorded and on the canonical side, `[B]` each."""
+        """How many tokens each block has on the recorded and on the canonical side, `[B]` each."""
         return _lengths(self.recorded_end), _lengths(self.canonical_end)
 
     def differing(self) -> list[tuple[BlockKind, int, int, int, int]]:
@@ -82,7 +82,7 @@ class Blocks:
 
 
 def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
-    """Both sequences as a single block; no block at all when both are empty."""
+    """Both sequences as a single block; no block when both are empty."""
     if not recorded and not canonical:
         return Blocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int8))
     if not recorded:
@@ -105,7 +105,7 @@ def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonic
     on_recorded, on_canonical = recorded_count[others], canonical_count[others]
     kind[others[(on_recorded > 1) & (on_canonical == 1)]] = BlockKind.MERGE
     kind[others[(on_recorded == 1) & (on_canonical > 1)]] = BlockKind.SPLIT
-    # Tokens without bytes belong to the block before them, so a block of several may still be all the same.
+    # Tokens without bytes join the block before them, so several on both sides may still be equal.
     for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
         r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
         if np.array_equal(recorded[r - n : r], canonical[c - n : c]):
@@ -114,7 +114,7 @@ def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonic
 
 
 def join_blocks(parts: list[Blocks]) -> Blocks:
-    """One alignment from alignments of consecutive stretches; adjacent SAME blocks become one."""
+    """One alignment made of consecutive alignments; adjacent SAME blocks become one."""
     parts = [part for part in parts if len(part.kind)]
     if not parts:
         return one_block(BlockKind.SAME, 0, 0)

@@ -1,4 +1,4 @@
-"""Two tokenizations of equal bytes, paired where tokens end at the same byte."""
+"""Two tokenizations of the same bytes, paired where tokens end at the same byte."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tito_audit.record.arrays import Offsets
 def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
     """Blocks between the byte ends that both sequences have. Both must spell the same bytes.
 
-    [he, llo] against [hello] gives one MERGE block. A token of no bytes joins the block before it, at
-    the very start the one after.
+    [he, llo] against [hello] gives one MERGE block. A token without bytes joins the block before it, or the block
+    after it at the very start.
     """
     if not recorded.data:
         same = np.array_equal(recorded.ids, canonical.ids)
@@ -28,7 +28,7 @@ def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
 
 
 def _shared(mine: Offsets, theirs: Offsets, size: int) -> Offsets:
-    """How many of my tokens end at or before each byte end above 0 that both have; `[B]` int64, ascending.
+    """How many of `mine` end at or before each byte end above 0 that both have; `[B]` int64, ascending.
 
     `mine` and `theirs` never decrease and end at `size`.
     """

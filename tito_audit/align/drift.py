@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import groupby
 
 import numpy as np
 
@@ -14,20 +16,20 @@ from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
 
 _REFINE_LIMIT = 1500
-"""The most tokens on a side; `difflib` is quadratic, so a longer stretch stays one block."""
+"""The most tokens on a side; `difflib` is quadratic, so a longer gap stays one block."""
 _REFINE_RUN = 12
-"""Equal tokens in a row that split a drifted stretch; fewer would pair by chance."""
+"""Equal tokens in a row that split a drifted gap; fewer would pair by chance."""
 
 
 def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blocks:
     """The blocks of two token sequences, a partition of both.
 
-    `open_end` says that the canonical side continues after what the recorded side holds (a later prompt against
-    what was seen before it), so that drift at the end is not stretched over the continuation.
+    `open_end` says that the canonical side continues past the end of the recorded side (a later prompt against
+    what was seen before it), so drift at the end must not extend over the continuation.
 
     Identical sequences are one SAME block. Equal bytes are paired where tokens end. Otherwise both are cut at
-    control tokens, the pieces are paired in order, and the common start and end are removed from pieces that
-    differ; what remains is DRIFT, EXTRA or MISSING.
+    control tokens and the pieces paired in order; in pieces that differ, what lies between common start and common
+    end is DRIFT, EXTRA or MISSING.
     """
     if np.array_equal(recorded.ids, canonical.ids):
         return one_block(BlockKind.SAME, len(recorded), len(canonical))
@@ -42,8 +44,7 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
     keys_left = [(bool(recorded.control[a]), recorded.bytes_of(a, b)) for a, b in left]
     keys_right = [(bool(canonical.control[a]), canonical.bytes_of(a, b)) for a, b in right]
     parts = []
-    matcher = SequenceMatcher(None, keys_left, keys_right, autojunk=False)
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+    for tag, i1, i2, j1, j2 in _opcodes(keys_left, keys_right):
         a = recorded.part(left[i1][0], left[i2 - 1][1]) if i2 > i1 else recorded.part(0, 0)
         b = canonical.part(right[j1][0], right[j2 - 1][1]) if j2 > j1 else canonical.part(0, 0)
         if open_end and tag == "replace" and i2 == len(left) and j2 == len(right):
@@ -52,6 +53,24 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
         else:
             parts.append(align_cuts(a, b) if tag == "equal" else _align_trimmed(a, b))
     return join_blocks(parts)
+
+
+def _opcodes(left: Sequence[Hashable], right: Sequence[Hashable]) -> Iterator[tuple[str, int, int, int, int]]:
+    """The opcodes of `difflib`, which takes quadratic time where units repeat, as they do in every long chat.
+
+    Where units differ only at equal places, and none of those is on the other side as well, every equal run lies
+    between two of these places on both sides. `difflib` then pairs each run with itself, and so does this.
+    """
+    changed = [place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
+    apart = {left[place] for place in changed}.isdisjoint(right)
+    if len(left) != len(right) or not apart or not {right[place] for place in changed}.isdisjoint(left):
+        yield from SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+        return
+    at = 0
+    for same, run in groupby(zip(left, right, strict=True), key=lambda pair: pair[0] == pair[1]):
+        end = at + sum(1 for _ in run)
+        yield "equal" if same else "replace", at, end, at, end
+        at = end
 
 
 def _head(pieces: Pieces, controls: int) -> int:
@@ -80,7 +99,7 @@ def _align_trimmed(a: Pieces, b: Pieces) -> Blocks:
 
 
 def _common_start(a: Pieces, b: Pieces) -> tuple[int, int]:
-    """How many tokens of each side lie before the last cut that both have in their common first bytes."""
+    """How many tokens of each side lie before the last cut that both have within their common first bytes."""
     return _cut(a.end, b.end, common_byte_prefix(a.data, b.data))
 
 
@@ -97,7 +116,7 @@ def _from_back(pieces: Pieces) -> Offsets:
 
 
 def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
-    """How many tokens of each side end at or before the last cut that both have, within `length` bytes."""
+    """How many tokens of each side end at or before the last common cut within `length` bytes."""
     a, b = a[: np.searchsorted(a, length, side="right")], b[: np.searchsorted(b, length, side="right")]
     cuts = np.zeros(length + 1, np.bool_)
     cuts[a] = True
@@ -109,12 +128,12 @@ def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
 
 
 def _gap(a: Pieces, b: Pieces) -> Blocks:
-    """The blocks of a stretch between two equal runs: paired where the bytes agree, else one DRIFT block."""
+    """The blocks of a gap between two equal runs: paired where the bytes agree, else one DRIFT block."""
     return align_cuts(a, b) if a.data == b.data else one_block(BlockKind.DRIFT, len(a), len(b))
 
 
 def _refine(a: Pieces, b: Pieces) -> Blocks:
-    """The blocks of a drifted stretch, split at long runs of equal tokens unless it is too long."""
+    """The blocks of a drifted gap, split at long runs of equal tokens unless it is too long."""
     if not len(a) or not len(b) or max(len(a), len(b)) > _REFINE_LIMIT:
         return one_block(BlockKind.DRIFT, len(a), len(b))
     runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= _REFINE_RUN]

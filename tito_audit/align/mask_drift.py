@@ -1,4 +1,4 @@
-"""Drift masked out of the loss: trained tokens that differ from those that were sampled."""
+"""Masks drift out of the loss: trained tokens that differ from what was sampled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tito_audit.align.runs import Run, equal_runs, gaps, nearest_run
 from tito_audit.record.arrays import Ids, Mask, as_ids
 
 MaskBy: TypeAlias = Literal["span", "turn", "first-divergence"]
-"""How much leaves the loss: the drifted tokens, their turns, or all from the first on."""
+"""What leaves the loss: the drifted tokens, their turns, or everything from the first of them on."""
 _WINDOWS = (64, 256)
-"""Tokens of each side that are compared closely; the wider window if they do not meet in the narrow one."""
+"""Tokens of each side that are compared closely; the wider window is used if they do not meet in the narrow
+one."""
 _ANCHOR = 12
 """Equal tokens in a row after which two sequences count as meeting again; fewer would meet by chance."""
 
@@ -40,11 +41,11 @@ def mask_drift(
 
     A token is in place when the longest common alignment of both sequences pairs it. Where the reference has
     tokens that the row lacks, no token of the row is out of place: `span` masks nothing, `turn` the turn that lost
-    them, `first-divergence` everything from where they are missing. A reference that continues after the row's end
-    means that the row was cut, which is no drift.
+    them, `first-divergence` everything from where they are missing. A reference that continues past the row's end
+    means that the row was truncated, which is not drift.
 
-    ValueError when `loss_mask` and `recorded_ids` differ in length, when it holds other values, or when `by` is
-    none of the three; RecordError if an argument is not token ids.
+    ValueError when `loss_mask` differs in length from `recorded_ids` or holds other values, or when `by` is
+    unknown; RecordError if an argument is not token ids.
 
     The model sampled 5, 6 where the row holds 7:
 
@@ -100,7 +101,7 @@ def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:
 def _paired(a: Ids, b: Ids) -> Iterator[Run]:
     """Equal runs of both, in order.
 
-    Equal stretches are skipped whole; after a difference both are compared in windows until they meet again.
+    Equal runs are skipped whole; after a difference both are compared in windows until they meet again.
     """
     _, tail = common_ends(a, b)
     m, n = len(a) - tail, len(b) - tail
@@ -122,7 +123,8 @@ def _paired(a: Ids, b: Ids) -> Iterator[Run]:
 
 
 def _next_meeting(a: Ids, b: Ids) -> list[Run]:
-    """Equal runs up to the last that is long enough to continue from; all of them when both end in the window."""
+    """Equal runs up to the last one that is long enough to continue from; all of them when both sides end in the
+    window."""
     for width in _WINDOWS:
         runs = equal_runs(a[:width], b[:width])
         if width >= len(a) and width >= len(b):

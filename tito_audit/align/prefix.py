@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 1 << 16
-"""Entries compared at once: few at first, for sequences that differ early, never more than a cache holds."""
+"""Entries compared at once: few at first, for sequences that differ early, and never more than fit in a cache."""
 
 
 def common_prefix(a: Array, b: Array) -> int:

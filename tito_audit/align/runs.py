@@ -1,4 +1,4 @@
-"""Equal runs: stretches of tokens that two sequences share, in order."""
+"""Equal runs: tokens in a row that two sequences share, in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tito_audit.align.prefix import common_ends
 
 Array: TypeAlias = NDArray[Any]
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number whose powers spread over 64 bits; hashes only select what is then compared."""
+"""An odd number whose powers spread over 64 bits; hashes only pick candidates, which are then compared."""
 
 
 class Run(NamedTuple):
@@ -52,7 +52,7 @@ def paired_runs(
 ) -> Iterator[Run]:
     """The common start, the equal runs after it, and the common end, in order.
 
-    Where more than `longest` tokens of a side lie between start and end, none of them are paired.
+    If more than `longest` tokens of a side lie between start and end, none of those are paired.
     """
     head, tail = common_ends(a, b)
     inside, other_inside = a[head : len(a) - tail], b[head : len(b) - tail]

@@ -1,4 +1,4 @@
-"""The loss mask that a row's messages and the role headers in its tokens prove together, without logprobs."""
+"""The loss mask that messages and role headers prove together in a row without logprobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tito_audit.tokens.vocab import Vocabulary
 
 
 def agreed_mask(evidence: Evidence) -> Mask | None:
-    """`[T]` the loss mask on which messages and role headers agree; None where they do not, or there are logprobs.
+    """`[T]` the loss mask on which messages and role headers agree; None if they do not, or if there are logprobs.
 
     Every answer must follow its header and have the text of its message. The end of a turn counts as sampled
     where the row's mask trains it. Rows with logprobs are left to `judgement`.

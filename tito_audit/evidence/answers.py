@@ -19,7 +19,8 @@ from tito_audit.record.speakers import ASSISTANT
 
 
 def has_template_markers(held: Pieces, canonical: Pieces, reference: Reference) -> bool:
-    """Whether a row has any template marker other than BOS and turn ends; True too if the template writes none."""
+    """Whether a row has any template marker other than BOS and turn ends; also True if the template writes
+    none."""
     return not _has_markers(canonical, reference) or _has_markers(held, reference)
 
 
@@ -34,8 +35,8 @@ def _has_markers(pieces: Pieces, reference: Reference) -> bool:
 def with_answer_starts(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks) -> RowView:
     """The view with the tokens between a generation prompt and the template's first answer token assigned.
 
-    The template writes nothing there, so they belong to the answer. They are the template's if they repeat the
-    header, or are white space that nothing shows was sampled.
+    The template writes nothing there, so they belong to the answer, unless they repeat the header or are white
+    space that nothing shows to be sampled.
     """
     mine = np.zeros(len(held), np.bool_)
     lone = np.zeros(len(held), np.bool_)
@@ -57,8 +58,8 @@ def with_answer_starts(view: RowView, rollout: Rollout, held: Pieces, blocks: Bl
 def answer_at(view: RowView | None, written: Mask | None, stretch: Stretch) -> slice | None:
     """The row tokens of a stretch in an answer; for an empty stretch, the sampled tokens next to it.
 
-    `written`, `[N]`, marks the canonical tokens that a model would have generated. None when the stretch touches
-    no answer.
+    `written`, `[N]`, marks the canonical tokens that a model would sample. None when the stretch touches no
+    answer.
     """
     if view is None:
         return None
@@ -74,10 +75,11 @@ def answer_at(view: RowView | None, written: Mask | None, stretch: Stretch) -> s
 
 
 def logprobs_prove_sampled(row: TrainingRow, view: RowView, where: slice) -> bool:
-    """Whether logprobs prove that the answer tokens in `where` were sampled: none is missing, not all are fill.
+    """Whether logprobs prove that the answer tokens in `where` were sampled: none is missing, and not all are
+    fill.
 
-    The fill is the commonest value outside the loss, or the format's own. The judgement's fill cannot be used: it
-    needs the spans of the view, which is made here.
+    The fill is the most common value outside the loss, or the format's own. The judgement's fill is not available
+    yet: it needs the spans of the view that is being made.
     """
     if row.logprobs is None:
         return False
@@ -88,7 +90,7 @@ def logprobs_prove_sampled(row: TrainingRow, view: RowView, where: slice) -> boo
 
 
 def _real(row: TrainingRow, values: Logprobs) -> bool:
-    """Whether a sampler gave these logprobs: all finite and at most 0, and at least one is not fill."""
+    """Whether these logprobs come from a sampler: all finite, none above 0, and at least one is not fill."""
     if not len(values) or not np.isfinite(values).all() or (values > 0).any():
         return False
     real = values < 0
@@ -99,14 +101,14 @@ def _real(row: TrainingRow, values: Logprobs) -> bool:
 
 
 def _commonest_outside(row: TrainingRow) -> float | None:
-    """The commonest logprob outside the loss; None without a mask, or where none is a number."""
+    """The most common logprob outside the loss; None without a mask, or where none is a number."""
     if row.loss_mask is None or row.logprobs is None:
         return None
     outside = ~row.loss_mask
     first = float(row.logprobs[outside.argmax()])
     alike = int(np.count_nonzero((row.logprobs == first) & outside))
     if np.isfinite(first) and 2 * alike > np.count_nonzero(outside):
-        return first  # more than half of all, so that no other is as common
+        return first  # more than half, so none is more common
     entries = row.logprobs[outside]
     values, counts = np.unique(entries[np.isfinite(entries)], return_counts=True)
     return float(values[counts.argmax()]) if len(values) else None

@@ -1,4 +1,4 @@
-"""Prompts rendered with the date that they hold."""
+"""Prompts rendered on the date that they hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tito_audit.render.renderer import Renderer
 
 
 def dates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
-    """The messages rendered on the date that the recorded text holds where the template writes it."""
+    """The messages rendered on the date that the recorded text holds where the template writes one."""
     renderer = sequence.reference.renderer
     if renderer is None or not has_clock(renderer):
         return

@@ -8,11 +8,11 @@ from tito_audit.evidence.model import Construction
 from tito_audit.evidence.unmatched import Candidate, UnmatchedSequence
 
 _TRIED = 4
-"""Later questions that are tried as the start of the history."""
+"""How many later questions are tried as the start of the history."""
 
 
 def histories(sequence: UnmatchedSequence) -> Iterator[Candidate]:
-    """The messages without those before a later question, the longest history first."""
+    """The messages from a later question on, the longest history first."""
     messages = sequence.messages
     kept = 1 if messages[0].role in ("system", "developer") else 0
     later = [i for i in range(kept + 1, len(messages)) if messages[i].role == "user"]

@@ -1,4 +1,4 @@
-"""Prompts rendered with a system prompt other than the messages', or with it in another place."""
+"""Prompts rendered with a system prompt other than the messages', or with theirs in another place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_audit.record.message import Message, as_message
 
 _PROBE = "titoauditprobe"
 _ANCHOR = 48
-"""Characters after a system prompt by which its end is found in recorded text."""
+"""How many characters after a system prompt are used to find its end in recorded text."""
 
 
 def holds_system(text: str) -> bool:
@@ -34,7 +34,7 @@ def systems(sequence: UnmatchedSequence) -> Iterator[Candidate]:
 
 
 def _other_than(system: str, sequence: UnmatchedSequence) -> Iterator[Candidate]:
-    """The messages rendered with something else instead of their own system prompt."""
+    """The messages rendered with something other than their own system prompt."""
     rest = sequence.messages[1:]
     text = sequence.write(rest, sequence.rollout.tools)
     bare = _without_default(sequence, text) if text is not None else None
@@ -82,7 +82,7 @@ def _own_turn(sequence: UnmatchedSequence, without: str, system: str) -> Iterato
 
 
 def _found(sequence: UnmatchedSequence, rest: tuple[Message, ...], cause: str, what: str) -> Iterator[Candidate]:
-    """The messages with the system prompt found in the recorded text where the template would write one."""
+    """The messages with the system prompt that the recorded text holds where the template writes one."""
     probe = sequence.write((_system(_PROBE), *rest), sequence.rollout.tools)
     if probe is None or probe.count(_PROBE) != 1:
         return
@@ -100,7 +100,7 @@ def _found(sequence: UnmatchedSequence, rest: tuple[Message, ...], cause: str, w
 
 
 def _without_default(sequence: UnmatchedSequence, text: str) -> str | None:
-    """A text rendered without a system message, with the template's default system prompt cut out as well."""
+    """A text rendered without a system message, with the template's default system prompt cut out too."""
     if sequence.rollout.tools:
         return None  # the tools are written there
     start, _ = _user_header(sequence, text)

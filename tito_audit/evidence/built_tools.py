@@ -88,11 +88,11 @@ def _difference(logged: Sequence[ToolSpec], held: Sequence[ToolSpec]) -> Constru
     theirs = {str(_inner(tool).get("name")): _inner(tool) for tool in held}
     missing, more = [*mine.keys() - theirs.keys()], [*theirs.keys() - mine.keys()]
     if missing and not more:
-        return Construction(
-            "TPL212", "tool missing", f"{_listed(missing)} of the log's tools missing from the prompt"
-        )
+        return Construction("TPL212", "tool missing", f"the prompt lacks {_listed(missing)}, which the log has")
     if more and not missing:
-        return Construction("TPL212", "tool not in the log", f"the prompt holds {_listed(more)}, not in the log")
+        return Construction(
+            "TPL212", "tool not in the log", f"the prompt holds {_listed(more)}, which the log lacks"
+        )
     if missing:
         return Construction("TPL212", "other tools", "the prompt holds tools other than the log's")
     dropped = {key for name in mine for key in _keys(mine[name]) - _keys(theirs[name])}
@@ -103,8 +103,8 @@ def _difference(logged: Sequence[ToolSpec], held: Sequence[ToolSpec]) -> Constru
             "TPL212", f"{keys} dropped from the tools", f"the prompt holds the tools without {keys}"
         )
     if list(mine) != list(theirs) and all(mine[name] == theirs[name] for name in mine):
-        return Construction("TPL212", "tools in another order", "the tools are in another order")
-    return Construction("TPL212", "tools written differently", "the prompt defines the tools in another way")
+        return Construction("TPL212", "tools in another order", "the tools are in a different order")
+    return Construction("TPL212", "tools written differently", "the prompt writes the tools differently")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Call to call: whether each prompt starts with everything seen before it, and if not, what broke."""
+"""Call by call: whether each prompt starts with everything seen before it, and if not, what broke."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.speakers import ASSISTANT
 
 _OPENER = 8
-"""Tokens that a template puts around an answer at most; a longer stretch holds another message as well."""
+"""The most tokens that a template puts around an answer; a longer stretch holds another message too."""
 _ANSWER_ROLES = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END))
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The links between a rollout's turns, with the differences that they show."""
+    """The links between a rollout's turns, with the differences that these show."""
 
     links: tuple[Link, ...]
-    """In the order of their turns."""
+    """In turn order."""
     regions: tuple[tuple[Region, ...], ...]
-    """For turn k, the completions known to be in its prompt + completion, with their places."""
+    """For turn k, the completions known to be in its prompt + completion, and where."""
     seen: tuple[Ids | None, ...]
     """For turn k, its prompt + completion; None without ids."""
     differences: tuple[Difference, ...]
-    """Where later prompts hold other tokens than were sampled."""
+    """Where later prompts hold tokens other than the sampled ones."""
 
     def link(self, turn: int) -> Link | None:
         """The link of a turn; None for the first."""
@@ -73,13 +73,12 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
             link, found = _link(turns, k, earlier, regions, reference, pieces)
             links.append(link)
         if link is not None and link.parent is not None:
-            effect = f"turn {k} was sampled after that, not after what turn {link.parent} said"
             differences += [
                 difference(
                     stretch,
                     Against.NEXT_PROMPT,
                     Severity.ERROR,
-                    effect,
+                    f"turn {k} saw the {_other(stretch)} tokens",
                     regions=regions[link.parent],
                     turn=link.parent,
                     message_indices=indices,
@@ -91,6 +90,11 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
         if turn.prompt_ids is not None and (mine := seen[k]) is not None:
             earlier.add(History(k, turn.prompt_ids, mine))
     return Chains(tuple(links), tuple(regions), seen, tuple(differences))
+
+
+def _other(stretch: Stretch) -> str:
+    """What a later prompt made of sampled tokens: others for the same text, or another text."""
+    return "re-encoded" if stretch.recorded.data == stretch.canonical.data else "rewritten"
 
 
 def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]) -> tuple[Region, ...]:
@@ -126,7 +130,7 @@ def _link(
     linear = _messages_changed(turns[last.turn], turns[k]) is False
     parent = earlier.closest(prompt) if linear else earlier.longest_prefix_or_closest(prompt)
     inside = data.data.startswith(pieces.of(last.prompt).data)
-    # A parent longer than the last call's prompt holds another whole answer to that prompt.
+    # A parent longer than the last call's prompt holds another complete answer to that prompt.
     is_sibling = not inside or len(parent.seen) > len(last.prompt)
     if parent is not last and is_sibling and starts_with(prompt, parent.seen):
         return sibling_link(k, prompt, parent, last), []
@@ -156,7 +160,9 @@ def _other_text(
         return broken(LinkKind.REWRITTEN, "older turns dropped"), []
     first = _first_message(seen, regions, end_ids)
     if at < first and not _other_tools(found, first, len(seen)):
-        return broken(LinkKind.ORPHAN, "it shares no first message with any earlier call"), []
+        return broken(
+            LinkKind.ORPHAN, "its prompt does not share even its first message with any earlier call"
+        ), []
     roles = token_roles(seen, end_ids)
     given = [s for s in found if _is_given(s, roles, regions)] if at >= first else []
     if changed or (changed is None and given):
@@ -167,10 +173,10 @@ def _other_text(
 
 
 def stretches_in_seen(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
-    """Where a prompt differs from what was seen before it; what it adds after that is new and left out.
+    """Where a prompt differs from what was seen before it; what it adds after that is new and not included.
 
-    When the texts part inside the last answer, the answer is compared with the prompt up to the next turn end
-    only, so that no later message is paired with it.
+    When the texts diverge inside the last answer, that answer is compared with the prompt only up to the next turn
+    end, so no later message is paired with it.
     """
     parted = common_byte_prefix(seen.data, prompt.data)
     if answer_start and parted >= int(seen.end[answer_start - 1]):
@@ -211,7 +217,7 @@ def _said(message: Message) -> tuple[object, ...]:
 
 
 def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
-    """Whether a prompt drops an older answer with the messages around it but keeps the last one."""
+    """Whether a prompt drops an older answer and the messages around it but keeps the last answer."""
     for stretch in found:
         lost = [one for one in regions if stretch.start - 1 <= one.start and one.end <= stretch.end + 1]
         more = sum(one.end - one.start for one in lost) + _OPENER < stretch.end - stretch.start
@@ -221,7 +227,7 @@ def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
 
 
 def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool:
-    """Whether a prompt that parts from what was seen at `at` resumes it after an older answer."""
+    """Whether a prompt that departs from what was seen at `at` resumes it after an older answer."""
     if at >= len(prompt) or not regions:
         return False
     for skipped in (np.flatnonzero(seen[at:] == prompt[at]) + at).tolist():
@@ -243,7 +249,8 @@ def _around(side: TextSide) -> str:
 
 
 def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:
-    """Tokens up to the first turn end or answer; sequences with fewer in common share no history."""
+    """How many tokens there are up to the first turn end or answer; sequences that share fewer share no
+    history."""
     ends = np.flatnonzero(np.isin(pieces.ids, np.fromiter(end_ids, np.int64)))
     first = int(ends[0]) if len(ends) else len(pieces) // 4
     return min(first, regions[0].start) if regions else first

@@ -1,4 +1,4 @@
-"""Each completion compared with what decoding and re-encoding it gives."""
+"""Each completion compared with its re-encoding."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.segments import Cuts
 
-_HARMLESS = "harmless as logged: it would drift if the text were encoded again"
+_HARMLESS = "harmless as logged, but would drift if the text were re-encoded"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A completion after the end of its prompt, from the last control token on.
+    """A completion after the end of its prompt, from the prompt's last control token on.
 
-    No token spans a control token, so this much of the prompt decides how the completion's first characters are
-    encoded.
+    No token spans a control token, so nothing earlier affects how the completion's first characters are encoded.
     """
 
     turn: int
@@ -39,17 +38,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedIds:
-    """Recorded ids that were compared with a rendered text and are what it encodes as today."""
+    """Recorded ids that are what a rendered text encodes as today."""
 
     ids: Ids
     goes_on: bool
-    """Whether the text may go on after them."""
+    """Whether the text may continue after them."""
 
     def reencode(self, seen: Ids, cuts: Cuts) -> bool:
         """Whether they start with a prompt and its completion, up to a control token.
 
-        Text between control tokens is encoded as it is on its own, so that these ids are what their own text
-        encodes as.
+        Text between control tokens encodes the same on its own, so these ids are what their own text encodes as.
         """
         if not starts_with(self.ids, seen):
             return False
@@ -60,7 +58,7 @@ class ConfirmedIds:
 def answers_of(
     rollout: Rollout, every_seen: Sequence[Ids | None], reference: Reference, confirmed: Sequence[ConfirmedIds]
 ) -> list[Answer]:
-    """The completions of a rollout that have ids, without those that are known to be what they encode as.
+    """The completions of a rollout that have ids, except those already known to re-encode to themselves.
 
     `every_seen` has the prompt + completion of each call.
     """
@@ -81,7 +79,7 @@ def answers_of(
 
 
 def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference) -> list[Difference]:
-    """Where a completion differs from the re-encoding of its own text; severity NOTE."""
+    """Where a completion differs from its re-encoding; severity NOTE."""
     ids, start = answer.ids, answer.start
     encoded = reference.encode_as(answer.text, ids)
     if np.array_equal(encoded, ids):

@@ -1,7 +1,7 @@
-"""Differences explained by another way to write the messages that gives the recorded tokens there.
+"""Explains differences by another way to write the messages that gives the recorded tokens there.
 
-Tried only for sequences that differ from what the template writes, a limited number of times. An explanation is a
-proof: rendered that way, the messages give the recorded tokens where the logged ones gave others.
+Only sequences that differ from what the template writes are tried, a limited number of times. An explanation is a
+proof: rendered that way, the messages give the recorded tokens where they gave others as logged.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tito_audit.record.rollout import Rollout
 _PADS = 2
 """A run of at least this many of one control token is padding."""
 _SEQUENCES = 8
-"""The most sequences of a rollout that are tried."""
+"""How many sequences of a rollout are tried."""
 
 
 def with_constructions(
     rollout: Rollout, differences: Sequence[Difference], reference: Reference
 ) -> list[Difference]:
-    """The same differences, with the construction that explains them where one was found."""
+    """The same differences, each with the construction that explains it, if one was found."""
     out = list(differences)
     if reference.renderer is None:
         return out
@@ -48,7 +48,7 @@ def with_constructions(
 
 
 def _harmless(difference: Difference) -> bool:
-    """Whether it is proven to be what a model sampled, so that there is nothing to explain."""
+    """Whether it is proven to be what a model sampled, which leaves nothing to explain."""
     return difference.sampled and difference.severity is Severity.NOTE
 
 
@@ -81,7 +81,7 @@ def _padding(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequen
 
 
 def _explain(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequence[int]) -> None:
-    """Give the differences of one sequence their constructions, those that explain most of them first."""
+    """Give the differences of one sequence their constructions, starting with those that explain the most."""
     found: list[tuple[Candidate, list[int]]] = []
     for candidate in _candidates(sequence) if numbers and sequence.has_role_markers else ():
         rest = sequence.differing(candidate.text)
@@ -98,7 +98,7 @@ def _explain(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequen
 
 
 def _new(stretch: tuple[int, int], out: Sequence[Difference], numbers: Sequence[int]) -> bool:
-    """Whether a stretch differs where the messages as logged gave the recorded tokens."""
+    """Whether a stretch differs where the messages, as logged, gave the recorded tokens."""
     return not any(_touch(out[number], stretch) for number in numbers)
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.model import Against, Difference, TextSide
+from tito_audit.align.prefix import common_prefix
+from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Difference, TextSide
 from tito_audit.evidence.narrowed import narrowed
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
 
 
@@ -23,10 +25,12 @@ class Stretch:
     canonical_end: int
     recorded: TextSide
     canonical: TextSide
+    equal: tuple[int, int]
+    """How many tokens right before and right after it are the same in both, at most `CONTEXT_TOKENS`."""
 
     @property
     def key(self) -> tuple[int, int, bytes]:
-        """Equal for one difference that is found twice in a recorded sequence."""
+        """The same for one difference found twice in a recorded sequence."""
         return self.start, self.end, self.canonical.ids.tobytes()
 
 
@@ -42,7 +46,16 @@ class Region:
 def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stretch]:
     """The tokens that differ in every block that is not SAME, in order."""
     return [
-        Stretch(kind, start, end, c_start, c_end, _side(recorded, start, end), _side(canonical, c_start, c_end))
+        Stretch(
+            kind,
+            start,
+            end,
+            c_start,
+            c_end,
+            _side(recorded, start, end),
+            _side(canonical, c_start, c_end),
+            equal_around(recorded.ids, (start, end), canonical.ids, (c_start, c_end)),
+        )
         for block in blocks.differing()
         for kind, start, end, c_start, c_end in narrowed(block, recorded, canonical)
     ]
@@ -85,6 +98,7 @@ def difference(
         sampled=region is not None,
         message_index=index,
         later_turn=later_turn,
+        equal=stretch.equal,
     )
 
 
@@ -96,6 +110,17 @@ def region_of(stretch: Stretch, regions: tuple[Region, ...]) -> Region | None:
         if stretch.start == stretch.end and region.start <= stretch.start < region.end:
             return region
     return None
+
+
+def equal_around(
+    recorded: Ids, stretch: tuple[int, int], canonical: Ids, other: tuple[int, int]
+) -> tuple[int, int]:
+    """How many tokens right before and right after two ranges are the same in both sequences."""
+    before = (
+        ids[max(at - CONTEXT_TOKENS, 0) : at][::-1] for ids, (at, _) in ((recorded, stretch), (canonical, other))
+    )
+    after = (ids[end : end + CONTEXT_TOKENS] for ids, (_, end) in ((recorded, stretch), (canonical, other)))
+    return common_prefix(*before), common_prefix(*after)
 
 
 def _side(pieces: Pieces, start: int, end: int) -> TextSide:

@@ -1,4 +1,4 @@
-"""Which entries of a logprob column are logprobs, and which are fill for tokens without one."""
+"""Which entries of a logprob column are logprobs, and which just fill the places of tokens without one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
 IMPOSSIBLE = (1.0, -9999.0)
-"""Values that are never logprobs, whatever the format's own fill is."""
+"""Values that are never logprobs, whatever the format's fill."""
 _IMPOSSIBLY_LOW = min(IMPOSSIBLE)
 FLOOR = -1000.0
 """No sampled token has a logprob this low."""
 REACH = 4
-"""Tokens at either end of a span that do not count as its inside."""
+"""How many tokens at either end of a span do not count as inside."""
 _TRIED = 8
-"""Odd entries among which the commonest is looked for."""
+"""How many odd entries are searched for the most common one."""
 _FILL_SHARE = 0.9
-"""Share of the entries far from every answer that must be one value for it to be the fill."""
+"""The share of the entries far from every answer that a single value needs to be the fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,17 @@ class Values:
     fill: float
     """The entry where there is no logprob; NaN for null."""
     highest: float = np.nan
-    """The highest value, where it was looked for."""
+    """The highest value, if it was looked for."""
     lowest: float = np.nan
 
     @property
     def certain(self) -> bool:
-        """True when no logprob can be the fill; 0.0 is also the logprob of a certain token."""
+        """Whether the fill cannot be a logprob; 0.0 is also the logprob of a certain token."""
         return not (FLOOR < self.fill <= 0)
 
     def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
-        """The places of the spans moved by `far`, `[T]` each: all that may be sampled, and all that must be."""
+        """The places of the spans moved by `far`, `[T]` each: all that may have been sampled, and all that must
+        have been."""
         widest, least = np.zeros_like(self.real), np.zeros_like(self.real)
         for span, end in zip(spans, ends, strict=True):
             start = max(span.start + far, 0)
@@ -62,7 +63,8 @@ class Values:
         return bool(np.array_equal(self.real, self.covering(spans, ends, 0)[0]))
 
     def rarity(self, spans: Sequence[SampledSpan]) -> tuple[int, int]:
-        """How many entries well inside the spans are fill, and of how many; no shift reaches that far in."""
+        """How many of the entries well inside the spans are fill, and out of how many; no shift reaches that far
+        in."""
         inside = np.zeros_like(self.real)
         for span in spans:
             inside[span.start + REACH : max(span.ends[0] - REACH, 0)] = True
@@ -71,9 +73,9 @@ class Values:
 
 
 def rolled_to(spans: Sequence[SampledSpan], far: int, size: int) -> slice:
-    """Where values moved by `far` over one end of a row of this size arrive if they are rolled, as `np.roll` does.
+    """Where values moved by `far` past one end of a row of this size reappear if rolled, as by `np.roll`.
 
-    Only places outside the spans, which are given in order: in a span nothing tells a rolled value from its own.
+    Only places outside the spans (given in order): inside a span, a rolled value looks like any other.
     """
     over = spans[-1].ends[-1] + far - size if far > 0 else -spans[0].start - far
     if over <= 0:
@@ -94,8 +96,8 @@ def first_covered(row: TrainingRow, role: ColumnRole = ColumnRole.LOGPROBS) -> i
 def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Values | None:
     """The values of the logprob column; its fill is read from the entries far from every span.
 
-    None without a column, where it has entries for trained tokens only, where every entry is a value (prompt
-    logprobs are logged too), and where none is.
+    None without a column, where only trained tokens have entries, where every entry is a value (prompt logprobs
+    are logged too), and where none is.
     """
     if row.logprobs is None or not _covers_row(row):
         return None
@@ -111,7 +113,7 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     far = covered & ~near
     fill = _fill(row.logprobs[far] if far.any() else row.logprobs[covered & ~inside])
     if fill is None and not far.any():
-        # Too few entries lie outside to tell, so take the format's fill, or the commonest odd entry.
+        # Too few entries lie outside to tell: take the format's fill, or the most common odd entry.
         fill = row.sentinel if row.sentinel is not None else _commonest_odd(row.logprobs[covered])
         if fill is None and not (covered & ~inside).any():
             fill = np.nan  # a column over a single answer, with a value for every token
@@ -133,8 +135,8 @@ def values_on_mask(
 ) -> Values | None:
     """The values of a column that has one for every trained token and the same fill everywhere else.
 
-    It is what `values_of` finds in most rows, at a fraction of the cost; None for other rows. Pass `inside` if all
-    trained tokens are known to lie in the spans.
+    This gives what `values_of` finds in most rows at a fraction of the cost; None for other rows. Pass `inside` if
+    all trained tokens are known to lie in the spans.
     """
     mask, logprobs = row.loss_mask, row.logprobs
     if mask is None or logprobs is None or not _covers_row(row) or first_covered(row):
@@ -169,7 +171,7 @@ def _fill(entries: Logprobs) -> float | None:
 
 
 def _commonest_odd(entries: Logprobs) -> float | None:
-    """The commonest entry that is no ordinary logprob; None when all are."""
+    """The most common entry that is not an ordinary logprob; None when all are."""
     odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= FLOOR)]
     if not len(odd):
         return None
@@ -178,7 +180,7 @@ def _commonest_odd(entries: Logprobs) -> float | None:
 
 
 def _equals(logprobs: Logprobs, fill: float) -> Mask:
-    """`[T]` True where an entry is the fill; -0.0 is not 0.0, since only arithmetic gives it."""
+    """`[T]` True where an entry is the fill; -0.0 does not equal 0.0, since only arithmetic produces it."""
     if np.isnan(fill):
         return np.isnan(logprobs)
     return np.asarray((logprobs == fill) & (np.signbit(logprobs) == np.signbit(fill)))

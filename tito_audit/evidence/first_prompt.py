@@ -15,7 +15,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, visible_part
 
 _LONGEST = 1 << 16
-"""Most recorded ids that are decoded."""
+"""The most recorded ids that are decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class FirstPrompt:
     """Whether nothing follows the prompt."""
 
     def text(self, reference: Reference) -> str | None:
-        """What the template writes for it, by a faster engine if that can tell; None where it cannot."""
+        """What the template writes for it, by a faster engine where possible; None where it cannot be rendered."""
         assert reference.renderer is not None
         rollout = self.rollout
         return reference.renderer.guess(
@@ -38,11 +38,11 @@ class FirstPrompt:
         )
 
     def recorded(self, reference: Reference, characters: int) -> str:
-        """The text of the recorded ids, at least its first characters."""
+        """The text of the recorded ids, at least its first `characters`."""
         return reference.text(self.ids[: min(characters + 1, _LONGEST)] if not self.whole else self.ids)
 
     def is_written(self, reference: Reference) -> bool:
-        """Whether the template writes what was recorded, in these tokens or in others of the same text."""
+        """Whether the template writes what was recorded, in these tokens or in others for the same text."""
         text = self.text(reference)
         if text is None:
             return False
@@ -52,7 +52,7 @@ class FirstPrompt:
         return self.has_ids_of(text, reference)
 
     def is_exact(self, reference: Reference) -> bool:
-        """Whether what the template itself writes encodes as exactly what was recorded."""
+        """Whether what the template itself writes encodes as exactly the recorded ids."""
         rollout = self.rollout
         try:
             text = reference.render(self.messages, rollout.tools, rollout.template_kwargs, opens_answer=True)
@@ -62,7 +62,7 @@ class FirstPrompt:
 
     def has_ids_of(self, text: str, reference: Reference) -> bool:
         """Whether a text encodes as the recorded ids; in a row, its last token may merge with what follows."""
-        # No thread may start: processes are forked after this.
+        # No thread may start: processes are forked later.
         (ids,) = reference.tokenizer.encode_alone([text])
         if self.whole:
             return np.array_equal(ids, self.ids)
@@ -70,7 +70,7 @@ class FirstPrompt:
 
 
 def first_prompt(rollout: Rollout) -> FirstPrompt | None:
-    """The first prompt of a rollout: of its first call, else of its training row; None where the log has none."""
+    """The first prompt of a rollout: its first call's, else its training row's; None where the log has none."""
     if rollout.turns:
         ids, sent = rollout.turns[0].prompt_ids, prompt_messages(rollout, 0)
         return None if ids is None or not len(ids) or not sent else FirstPrompt(rollout, sent, ids, whole=True)

@@ -1,4 +1,4 @@
-"""From a rollout to its evidence: every comparison is made once, before any rule runs."""
+"""From a rollout to its evidence: each comparison is made once, before any rule runs."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def gather(
 ) -> Evidence:
     """The evidence on a rollout, from what the log holds and what was given to the run.
 
-    `speakers` are the roles that were sampled; `log_reading` is how the log's rows were written, where all of them
-    together prove it; `trained_again` is what of the rollout the run trains more than once.
+    `speakers` are the roles that were sampled; `log_reading` is how the log's rows were written, where they prove
+    it together; `trained_again` is what the run trains more than once in this rollout.
 
     Without a tokenizer, ids are compared with ids; without a renderer or messages, nothing is compared with the
-    template. Never raises for what a log holds.
+    template. Never raises because of what a log holds.
     """
     rollout = with_speakers(rollout, speakers)
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
@@ -90,7 +90,7 @@ def gather(
     return Evidence(
         rollout,
         reference.vocabulary if reference else None,
-        _present(rollout, reference, row, rendered and renderer is not None),
+        _present(rollout, reference, row, rendered, renderer),
         bos_id=tokenizer.bos_id if tokenizer else None,
         end_ids=reference.end_ids() if reference else frozenset(),
         differences=tuple(differences),
@@ -110,7 +110,7 @@ def gather(
 def _row(
     rollout: Rollout, chains: Chains, reference: Reference | None
 ) -> tuple[RowView | None, list[Difference], str | None]:
-    """The training row compared with the best that the log offers: calls, else messages, else itself."""
+    """The training row compared with the best evidence in the log: calls, else messages, else itself."""
     if rollout.training_row is None:
         return None, [], None
     start, end = visible_part(rollout.training_row)
@@ -131,7 +131,7 @@ def _row(
 def _padded(
     rollout: Rollout, row: TrainingRow, part: tuple[int, int], chains: Chains, reference: Reference | None
 ) -> tuple[RowView | None, list[Difference], str | None]:
-    """The same for the part of a row between its padding, with positions counted in the whole row."""
+    """The same for a row's tokens without padding, with positions in the whole row."""
     start, end = part
     cut = replace(
         row,
@@ -194,7 +194,7 @@ def _strings_only(turn: Turn) -> bool:
 
 
 def _without_doubles(differences: list[Difference]) -> list[Difference]:
-    """Each place once: what both a later prompt and the training row show is one difference."""
+    """Each place once: what a later prompt and the training row both show is one difference."""
     kept: dict[tuple[object, ...], Difference] = {}
     for one in differences:
         key = (one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes())
@@ -209,7 +209,7 @@ def _without_doubles(differences: list[Difference]) -> list[Difference]:
 
 
 def _without_expansions(differences: list[Difference], reference: Reference) -> list[Difference]:
-    """The differences without images that a processor expanded."""
+    """The differences that are not just images expanded by a processor."""
     tokens = image_tokens(reference.vocabulary) if differences else None
     return differences if tokens is None else [one for one in differences if not is_expansion(one, tokens)]
 
@@ -217,7 +217,7 @@ def _without_expansions(differences: list[Difference], reference: Reference) -> 
 def _uncovered(new: list[Difference], known: list[Difference]) -> list[Difference]:
     """Those of `new` that no known difference of the same sequence covers.
 
-    A difference in text is not covered by one that only spells the same text with other tokens.
+    One that only spells the same text in other tokens does not cover a difference in text.
     """
     return [
         one
@@ -234,9 +234,16 @@ def _uncovered(new: list[Difference], known: list[Difference]) -> list[Differenc
     ]
 
 
-def _present(rollout: Rollout, reference: Reference | None, row: RowView | None, rendered: bool) -> Needs:
-    """What the evidence has of what rules need."""
+def _present(
+    rollout: Rollout,
+    reference: Reference | None,
+    row: RowView | None,
+    rendered: bool,
+    renderer: Renderer | None,
+) -> Needs:
+    """Which of the needs of rules the evidence meets."""
     turns, line = rollout.turns, rollout.training_row
+    rendered = rendered and renderer is not None
     versions, trainers = versions_and_trainers(rollout)
     images = states_images(rollout)
     messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
@@ -260,7 +267,17 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         (Needs.TRAINER_LOGPROBS, trainers),
         (Needs.IMAGES, images),
         (Needs.IMAGE_TOKENS, (messages and not images) or _writes_images(reference)),
+        (Needs.HISTORY, len(turns) > 1 or rendered),
+        (Needs.TEMPLATE, renderer is not None),
     )
+
+
+def partly_recorded(rollout: Rollout) -> Needs:
+    """What some calls with completion ids have, and others lack: prompt ids, or logprobs."""
+    calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
+    prompts = {turn.prompt_ids is not None for turn in calls}
+    logprobs = {_has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in calls}
+    return _needs((Needs.PROMPTS, len(prompts) > 1), (Needs.COMPLETION_LOGPROBS, len(logprobs) > 1))
 
 
 def _writes_images(reference: Reference | None) -> bool:
@@ -269,7 +286,7 @@ def _writes_images(reference: Reference | None) -> bool:
 
 @lru_cache(maxsize=256)
 def _needs(*has: tuple[Needs, bool]) -> Needs:
-    """Those that are there."""
+    """The needs that are met."""
     return reduce(or_, (need for need, there in has if there), Needs.NOTHING)
 
 

@@ -1,4 +1,4 @@
-"""Whether a repair would give a trained token a logprob that is not its own, under any possible reading."""
+"""Whether a repair would, under any possible reading, give a trained token another token's logprob."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Row = TrainingRow
 
 
 def harm(before: Evidence, after: Evidence) -> str | None:
-    """Why the row after a repair is worse than before, pair by pair of token and logprob; None when it is not.
+    """Why the row is worse after a repair, token by token with its logprob; None when it is not.
 
-    For rows with the same tokens whose sampling no call proves; None for others. A pair that was right under a
-    reading of the row before must stay or leave the loss, and no reading may see a new wrong pair.
+    Only for rows with unchanged tokens that no call proves; None for others. A pair that was right under some
+    reading of the old row must stay or leave the loss, and no reading may find a new wrong pair.
     """
     old, new = before.rollout.training_row, after.rollout.training_row
     found = judgement(before)
@@ -27,12 +27,12 @@ def harm(before: Evidence, after: Evidence) -> str | None:
         return None
     for reading in found.standing:
         if _worse(old, new, found, reading):
-            return "a trained token would get a logprob that is not its own, as far as the row can tell"
+            return "a trained token would get a logprob that is not its own, as far as the row shows"
     return None
 
 
 def _worse(old: _Row, new: _Row, found: Judgement, reading: Reading) -> bool:
-    """Whether, under this reading, a trained pair is wrong after the repair that was not wrong before."""
+    """Whether, under this reading, the repair makes a trained pair wrong that was not wrong before."""
     assert old.loss_mask is not None
     assert new.loss_mask is not None
     sampled = np.zeros(len(old.token_ids), np.bool_)
@@ -53,7 +53,7 @@ def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
 
 
 def _moved(logprobs: Logprobs | None, far: int) -> Logprobs | None:
-    """`[T]` the value of each token if the column lies `far` places off; NaN where it moved out of the row."""
+    """`[T]` the value of each token if the column is `far` places off; NaN where it moved out of the row."""
     if logprobs is None or not far:
         return logprobs
     out = np.full_like(logprobs, np.nan)

@@ -1,4 +1,4 @@
-"""Message headers in token ids: the tokens that open a message, its role word, what comes before its text."""
+"""Message headers in token ids: the tokens that open a message, its role, and what comes before its text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Opener(NamedTuple):
     close: bytes = b"\n"
     """The text that ends the role, where no control token does."""
     role: str | None = None
-    """The role where the words after it are another name, or none."""
+    """The role if the words after it are another name, or there are none."""
 
 
 class Speaker(NamedTuple):
@@ -28,9 +28,9 @@ class Speaker(NamedTuple):
 
 
 HARMONY = "<|start|>"
-"""What opens a message of gpt-oss; the model writes all of the header after its own name itself."""
+"""What opens a message of gpt-oss; after its own name the model writes the header itself."""
 HARMONY_END = "<|end|>"
-"""What ends a message of gpt-oss; the same call may continue with another message."""
+"""What ends a message of gpt-oss; the same call may go on with another message."""
 TOOL_END = "<｜tool▁output▁end｜>"
 """What DeepSeek writes after a tool's output."""
 SAMPLED_HEADERS = frozenset(("<|channel|>", "<|constrain|>", "<|message|>"))
@@ -74,8 +74,8 @@ _PREFILL = re.compile(r"<\|?(?:\w+:)?think(?:ing)?\b|<\|?START_THINKING|\[THINK\
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Message headers and which roles were sampled: those of published templates, and what this template writes
-    before an answer."""
+    """Message headers, of published templates and of this template before an answer, and which roles were
+    sampled."""
 
     speakers: Speakers = field(default_factory=Speakers)
     openers: Mapping[str, Opener] = field(default_factory=lambda: _OPENERS)
@@ -115,7 +115,7 @@ class Headers:
         return speaker is not None and unknown_role_name(speaker) is None
 
     def own_words(self, header: bytes, opener: str) -> int:
-        """How many bytes of a header were given, where the model writes the rest of it; 0 where it does not."""
+        """How many bytes of a header were given if the model writes the rest; 0 if it does not."""
         match = _WORD.match(header) if opener == HARMONY else None
         return match.end() if match is not None else 0
 

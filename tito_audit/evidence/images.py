@@ -1,4 +1,4 @@
-"""Images in a conversation: the parts of messages that are images, and the tokens that stand for images in ids."""
+"""Images in a conversation: the image parts of messages, and the tokens that represent images in ids."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _VIDEOS = frozenset(("video", "video_url", "input_video", "video_file"))
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the tokenizers of one family write an image: between two tokens, or one token alone."""
+    """How the tokenizers of one family write an image: between two tokens, or as a single token."""
 
     name: str
     pad: str
-    """The token that stands for a piece of an image."""
+    """The token that represents a piece of an image."""
     start: str | None = None
     end: str | None = None
     one_each: bool = True
@@ -33,7 +33,7 @@ class Family:
     video: str | None = None
     """The token for a piece of a video, between the same two tokens."""
     beside: str | None = None
-    """A token that only tells the family from others."""
+    """A token that only identifies the family."""
 
 
 FAMILIES = (
@@ -47,7 +47,7 @@ FAMILIES = (
     # Llama 4 writes it once for each image, before the patches.
     Family("Llama Vision", "<|image|>", beside="<|begin_of_text|>"),
 )
-"""Known families; a family needs all of its tokens, and the first that fits is taken."""
+"""Known families; the first whose tokens are all in the vocabulary is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +68,23 @@ class Frame:
     start: int
     stop: int
     pads: int
-    """Tokens that stand for pieces of it."""
+    """Tokens that represent its pieces."""
     depth: int
-    """How often it was opened before it was closed: 1 for an image, 2 for one that was written twice."""
+    """How often it was opened before it was closed: 1 normally, 2 if it was written twice."""
     video: bool = False
 
     @property
     def whole(self) -> bool:
-        """Whether it holds nothing but its own tokens; text that spells such tokens holds other text too."""
+        """Whether it holds only its own tokens; text that spells such tokens holds other text too."""
         return self.stop - self.start in (1, self.pads + 2 * self.depth)
 
 
 @dataclass(frozen=True, slots=True)
 class Pictured:
-    """What messages state of images."""
+    """What messages say about images."""
 
     images: tuple[str, ...]
-    """For each image what it is (a URL, data), "" where the message does not say."""
+    """What each image is (a URL, data); "" where the message does not say."""
     videos: int
 
 
@@ -93,7 +93,7 @@ _NOTHING = Pictured((), 0)
 
 @lru_cache(maxsize=8)
 def image_tokens(vocabulary: Vocabulary) -> ImageTokens | None:
-    """The image tokens of a vocabulary; None if it has those of no known family."""
+    """The image tokens of a vocabulary; None if it belongs to no known family."""
     added = {vocabulary.token_bytes(one): one for one in vocabulary.added_ids}
     for family in FAMILIES:
         names = (family.pad, family.start, family.end)
@@ -124,7 +124,7 @@ def _has(part: Mapping[str, Any], names: frozenset[str]) -> bool:
 
 
 def states_images(rollout: Rollout) -> bool:
-    """Whether a log states images or videos: in the messages of a rollout or of a call, or by their grids."""
+    """Whether a log shows images or videos: in the messages of a rollout or a call, or by their grids."""
     if rollout.stated.facts.get("image_grid_thw"):
         return True
     sent = [turn.prompt_messages for turn in rollout.turns if turn.prompt_messages]
@@ -133,7 +133,7 @@ def states_images(rollout: Rollout) -> bool:
 
 
 def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
-    """The images in ids, in order; those of a prompt that was cut off in the middle of an image are left out.
+    """The images in ids, in order; an image where the prompt was cut off is left out.
 
     Before a processor expands them, images of some families are one token without an end.
     """
@@ -163,7 +163,7 @@ def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
 
 
 def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
-    """Whether a difference is only that a processor wrote more placeholders where the template writes one."""
+    """Whether a difference is just a processor's several placeholders where the template writes one."""
     own = difference.recorded
     if difference.against is not Against.TEMPLATE or len(difference.canonical.ids) or not len(own.ids):
         return False
@@ -173,7 +173,7 @@ def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
 
 
 def _identity(part: Mapping[str, Any]) -> str:
-    """What image a part holds; "" if it does not say."""
+    """Which image a part holds; "" if it does not say."""
     value = next((part[name] for name in (*_IMAGES, "url", "source") if part.get(name) is not None), None)
     if isinstance(value, Mapping):
         value = value.get("url", value.get("data"))

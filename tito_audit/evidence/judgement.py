@@ -1,8 +1,9 @@
-"""How far a row's mask and logprobs lie off their tokens, judged from everything in the row together.
+"""How far a row's mask and logprobs are off their tokens, judged from everything in the row together.
 
 The evidence is where answers begin and end (headers, turn ends, the template), why turns ended, the edges of the
-mask, and which entries of the logprob column are values and which are fill. A reading is one way the row may have
-been written. It stands if it accounts for every span of the row, and is proven only if no other reading stands.
+mask, and which entries of the logprob column are values and which are fill. A reading is one way in which the row
+may have been written. It stands if it accounts for every span of the row, and is proven only if no other reading
+stands.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 from tito_audit.record.testimony import CHANCE, Reading, Witness
 
 _PREFILL = 12
-"""The most tokens of a think block that was given, not sampled."""
+"""The most tokens in a think block that was given, not sampled."""
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
 
 
@@ -38,17 +39,17 @@ class Judgement:
 
     spans: tuple[SampledSpan, ...]
     ends: tuple[int | None, ...]
-    """Where the sampling of each span ended; None where it is unknown which of its ends it was."""
+    """Where the sampling of each span ended; None where several ends are possible."""
     mask_slide: int | None
-    """Places that every trained run lies late (+) or early (-); None where no single number fits the mask."""
+    """How many places every trained run is late (+) or early (-); None where no single number fits the mask."""
     standing: tuple[Reading, ...]
-    """Every reading that accounts for the whole row; () where none does, or there is nothing to read."""
+    """Every reading that accounts for the whole row; () if none does, or there is nothing to read."""
     values: Values | None
-    """None where the values of the logprob column cannot be told from its fill."""
+    """None where values of the logprob column and its fill cannot be told apart."""
     chances: tuple[tuple[int, ...], ...] = ()
-    """For each standing reading, the ids of the tokens that would have to be certain (logprob 0.0) by chance."""
+    """For each standing reading, the ids of the tokens that must be certain (logprob 0.0) by chance."""
     exact: bool = False
-    """Whether the trained runs are exactly the spans, and every trained token and no other has a value."""
+    """Whether the trained runs are exactly the spans, and exactly the trained tokens have values."""
 
     @property
     def decided(self) -> Reading | None:
@@ -62,14 +63,14 @@ class Judgement:
 
     @property
     def rarity(self) -> tuple[int, int]:
-        """How many entries well inside the spans are fill, and of how many."""
+        """How many of the entries well inside the spans are fill, and out of how many."""
         if self.exact:
             return 0, sum(max(span.ends[0] - span.start - 2 * REACH, 0) for span in self.spans)
         return self.values.rarity(self.spans) if self.values is not None else (0, 0)
 
     @property
     def open_ends(self) -> list[int]:
-        """Turn ends outside the mask that, with no logprobs or finish reasons to tell, may have been sampled."""
+        """Turn ends outside the mask that may have been sampled, as neither logprobs nor finish reasons tell."""
         if self.values is not None or self.mask_slide != 0:
             return []
         pairs = zip(self.spans, self.ends, strict=True)
@@ -77,7 +78,7 @@ class Judgement:
 
 
 def judgement(evidence: Evidence) -> Judgement | None:
-    """The judgement of the training row; None without a row, or where nothing says what was sampled."""
+    """The judgement of the training row; None without a row, or if nothing says what was sampled."""
     return evidence.once(JUDGEMENT, _judgement)
 
 
@@ -110,10 +111,11 @@ def with_turn_ends(
     end_ids: frozenset[int],
     text: Callable[[Ids], str] = lambda _ids: "",
 ) -> tuple[RowView, Judgement | None]:
-    """A view by roles or messages with the turn ends that mask, logprobs and finish reasons show; its judgement.
+    """A view by roles or messages with the turn ends that mask, logprobs and finish reasons show, and its
+    judgement.
 
-    The judgement is None where there is none, or calls prove the view. `text` gives the text of token ids: an
-    empty think block before an answer that neither mask nor logprobs count as part of it was given.
+    The judgement is None if there is none, or if calls prove the view. `text` decodes token ids: an empty think
+    block before an answer was given, not sampled, if neither mask nor logprobs include it.
     """
     if view.proven:
         return view, None
@@ -131,7 +133,7 @@ def with_turn_ends(
 
 
 def _sound(sound: Sound, row: TrainingRow, found: Judgement) -> Sound:
-    """What is right in a row with sound ids whose mask and values lie exactly on its spans."""
+    """What is sound in a row with sound ids whose mask and values lie exactly on its spans."""
     values, logprobs, first = found.values, row.logprobs, found.ends[0]
     if not sound or values is None or logprobs is None or first is None:
         return sound
@@ -146,7 +148,7 @@ def _sound(sound: Sound, row: TrainingRow, found: Judgement) -> Sound:
 def _after_prefill(
     span: SampledSpan, row: TrainingRow, spans: tuple[SampledSpan, ...], text: Callable[[Ids], str]
 ) -> SampledSpan:
-    """The span without a think block before it that was given, by mask and logprobs."""
+    """The span without a leading think block that, by mask and logprobs, was given."""
     if row.loss_mask is None or row.loss_mask[span.start]:
         return span
     inside = row.loss_mask[span.start : span.ends[-1]]
@@ -160,7 +162,7 @@ def _after_prefill(
 
 
 def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
-    """Where a span with an unknown end is taken to have ended: by the mask, where that may be right.
+    """The assumed end of a span with an unknown end: the mask's, where that is possible.
 
     The logprob of a certain token may equal the fill, so neither a value nor its absence proves anything.
     """
@@ -171,7 +173,7 @@ def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
 
 
 def row_slide(evidence: Evidence) -> int:
-    """How far the loss mask of the row slid: late (+), early (-); 0 where it did not, or that is unknown."""
+    """How far the loss mask of the row slid: late (+), early (-); 0 if it did not, or if that is unknown."""
     view, found = evidence.row, judgement(evidence)
     if view is None or found is None:
         return 0
@@ -229,7 +231,7 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
 
 
 def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | None:
-    """The judgement of a row whose mask and values are exactly on its spans, as in most rows; None for others."""
+    """The judgement of a row whose mask and values lie exactly on its spans, as in most rows; None for others."""
     first = first_covered(row, ColumnRole.LOSS_MASK)
     if row.loss_mask is None or row.hidden is not None or spans[0].start < first + (len(spans) == 1):
         return None
@@ -247,13 +249,13 @@ def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | No
 def _with_values(
     row: TrainingRow, spans: tuple[SampledSpan, ...], slides: Mapping[int | None, Ends], values: Values
 ) -> dict[int | None, tuple[Ends, dict[int, tuple[int, ...]]]]:
-    """The mask slides that the logprobs allow, with the ends and the shifts that go with each."""
+    """The mask slides that the logprobs allow, each with its ends and shifts."""
     found = {slide: (ends, shifts_of(values, row.token_ids, spans, ends)) for slide, ends in slides.items()}
     return {slide: reading for slide, reading in found.items() if reading[1]}
 
 
 def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
-    """The stretches that roles or messages say were sampled, each with its possible ends."""
+    """The spans that were sampled according to roles or messages, each with its possible ends."""
     ends = spans_of(view.sampled, lambda place: is_end(place, row.token_ids, view, end_ids))
     return _finished(ends, row)
 
@@ -277,7 +279,7 @@ def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
 
 
 def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> int | None:
-    """Where a span ended, by its logprobs `far` places off; None where a certain token may hide it."""
+    """Where a span ended by its logprobs, `far` places off; None where a certain token may hide it."""
     if end is not None:
         return end
     places = [one for one in span.ends if one > span.ends[0] and 0 <= one - 1 + far < len(values.real)]
@@ -290,14 +292,14 @@ def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> 
 def shifts_of(
     values: Values, ids: Ids, spans: Sequence[SampledSpan], ends: Sequence[int | None]
 ) -> dict[int, tuple[int, ...]]:
-    """Every number of places by which the logprobs may lie off the spans with every value accounted for.
+    """Every shift of the logprobs against the spans that accounts for every value.
 
-    Each comes with the ids of the tokens that would have to be certain by chance. Fill inside a span is a fault
-    where it cannot be a logprob (null, 1.0): then the readings with the fewest faults stand. Where it can be one
-    (0.0), a reading falls only if it needs far more chance than another.
+    Each comes with the ids of the tokens that must be certain by chance. If the fill cannot be a logprob (null,
+    1.0), fill inside a span is a fault, and the readings with the fewest faults stand. If it can be one (0.0), a
+    reading falls only if it needs far more chance than another.
 
-    Where no reading accounts for every value, those at an end of the row to which a roll may have carried them are
-    left out of account in all readings: they may be stray as well.
+    Where no reading accounts for every value, all readings ignore values that a roll may have carried to an end of
+    the row: they may be stray too.
     """
     real = values.real
     missing = _missing(values, real, spans, ends)
@@ -320,7 +322,7 @@ def shifts_of(
 def _missing(
     values: Values, real: Mask, spans: Sequence[SampledSpan], ends: Sequence[int | None]
 ) -> dict[int, Offsets]:
-    """By how many places these values may lie off the spans, and where in the moved spans there is none."""
+    """How many places these values may be off the spans, and where the moved spans lack one."""
     missing: dict[int, Offsets] = {}
     for far in range(-FARTHEST, FARTHEST + 1):
         widest, least = values.covering(spans, ends, far)
@@ -330,6 +332,7 @@ def _missing(
 
 
 def _events(ids: Ids, places: Offsets) -> tuple[int, ...]:
-    """The id of the first token of each run of these places, once each: later or equal ones are no new chance."""
+    """The id of the first token of each run of these places, without repeats: later tokens and equal ids are not
+    independent."""
     first = places[np.diff(places, prepend=-2) > 1] if len(places) else places
     return tuple(np.unique(ids[first]).tolist())

@@ -1,4 +1,4 @@
-"""How far the logprobs of a row lie off their tokens, for rules and repairs."""
+"""How far the logprobs of a row are off their tokens, for rules and repairs."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
 ROUNDING = 1e-3
-"""Values this close are the same number: logs round, some to four decimals."""
+"""Values this close count as equal: logs round, some to four decimals."""
 _FARTHEST_SHIFT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobShift:
-    """A stretch of the row whose logprobs lie off their tokens or are not those that the calls recorded."""
+    """A range of the row whose logprobs are off their tokens, or are not those that the calls recorded."""
 
     start: int
     end: int
     turn: int | None
     offset: int
-    """Places late (+) or early (-); 0 when no offset gives the calls' values."""
+    """How many places late (+) or early (-); 0 when no offset gives the calls' values."""
     by_calls: bool
     values: int
-    """How many values are not their token's."""
+    """How many values do not belong to their token."""
     among: tuple[int, ...] = ()
-    """Without calls, every offset that accounts for the row; if several, the row does not show which it is."""
+    """Without calls, every offset that accounts for the row; if there are several, the row does not show which."""
     against_mask: bool = False
-    """True where only mask and logprobs were compared, so that which of the two is off is unknown."""
+    """True if only mask and logprobs were compared, so either may be the one that is off."""
 
     @property
     def undecided(self) -> bool:
@@ -44,7 +44,7 @@ class LogprobShift:
 
 
 def shifts(evidence: Evidence) -> list[LogprobShift]:
-    """Stretches of the row whose logprobs provably belong to other tokens; [] when none do."""
+    """The ranges of the row whose logprobs provably belong to other tokens; [] when there are none."""
     return evidence.once("shifts", _shifts)
 
 
@@ -60,7 +60,7 @@ def _shifts(evidence: Evidence) -> list[LogprobShift]:
 def _against_calls(
     evidence: Evidence, row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs
 ) -> list[LogprobShift]:
-    """Turns whose values are not those of their call, with the offset at which they are."""
+    """Turns whose values differ from their call's, with the offset at which they match."""
     # Infinite values are LPR503's, and their differences show nothing.
     known = np.isfinite(expected) & ~view.drifted
     expected = np.where(known, expected, np.nan)
@@ -89,8 +89,8 @@ def _against_calls(
 def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]) -> int:
     """The offset at which all values inside the spans are the expected ones; 0 when there is none.
 
-    At least two values must be wrong in place and right at the offset, so that a row of values close to zero
-    proves nothing.
+    At least two values must be wrong in place and right at the offset; otherwise values close to zero would prove
+    something.
     """
     for distance in range(1, _FARTHEST_SHIFT + 1):
         for offset in (distance, -distance):
@@ -109,7 +109,7 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
 
 
 def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
-    """The whole sampled part if its values lie off it, or may: see `judgement`."""
+    """The whole sampled part if its values are off, or may be: see `judgement`."""
     found = judgement(evidence)
     if found is None:
         return _against_mask(row)
@@ -118,13 +118,13 @@ def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
         return []
     open_ = found.mask_slide or any(reading.right for reading in found.standing)
     if 0 in offsets and not found.values.certain and open_:
-        return []  # a certain token may be why; only the whole log can show that
+        return []  # a certain token may explain it; only the whole log can show that
     trained = row.loss_mask if row.loss_mask is not None else found.values.real
     return [_shift(found.spans, offsets, int((trained & ~found.values.real).sum()))]
 
 
 def _against_mask(row: TrainingRow) -> list[LogprobShift]:
-    """The whole trained part if its values lie off it, where nothing says what was sampled."""
+    """The whole trained part if its values are off, where nothing says what was sampled."""
     if row.loss_mask is None or not row.loss_mask.any() or row.loss_mask.all():
         return []
     spans = tuple(SampledSpan(start, (end,)) for start, end in trained_runs(row.loss_mask))

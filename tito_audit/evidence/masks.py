@@ -22,7 +22,7 @@ _FARTHEST_SLIDE = 2
 
 
 class WholeMask(StrEnum):
-    """How a mask is wrong as a whole, so that no part of it needs a finding of its own."""
+    """How a mask is wrong as a whole, so its parts need no findings of their own."""
 
     NOTHING = "all zeros"
     EVERYTHING = "all ones"
@@ -74,10 +74,10 @@ def _whole_mask(evidence: Evidence) -> WholeMask | None:
 
 
 def mask_slide(trained: Mask, sampled: Mask) -> int:
-    """How far every trained run lies after (+) or before (-) a sampled run; 0 when it does not.
+    """How far every trained run lies after (+) or before (-) a sampled run; 0 when there is no such number.
 
     A run cut off by the end of the row may be shorter. There must be both a trained token that was not sampled and
-    a sampled one that is not trained; otherwise a run has another length and did not slide.
+    a sampled token that is not trained; otherwise a run just has another length.
     """
     if not (trained & ~sampled).any() or not (sampled & ~trained).any():
         return 0
@@ -107,7 +107,7 @@ def unslid(trained: Mask, sampled: Mask) -> Mask | None:
 
 
 def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, int]]]]:
-    """The sampled stretches of the row by turn; turn None where no call says which it was."""
+    """The sampled ranges of the row by turn; turn None where no call says which."""
     return evidence.once("sampled turns", _sampled_turns)
 
 
@@ -115,7 +115,7 @@ def _sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int,
     view = evidence.row
     if view is None:
         return []
-    # A stretch is cut where a sampled token belongs to another turn than the sampled token before it.
+    # A range is cut where a sampled token and the sampled token before it belong to different turns.
     turn, sampled = view.turn, view.sampled
     cuts = (((turn[1:] != turn[:-1]) & sampled[1:] & sampled[:-1]).nonzero()[0] + 1).tolist()
     turns: dict[int, list[tuple[int, int]]] = {}
@@ -139,7 +139,7 @@ def runs_inside(runs: Sequence[tuple[int, int]], start: int, end: int) -> list[t
 
 
 def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
-    """The stretches of a row that are taken for sampled, each with its possible ends.
+    """The parts of a row that count as sampled, each with its possible ends.
 
     `is_end` says whether a token of the row ends a turn.
     """
@@ -160,19 +160,21 @@ def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> b
 
 
 def _starts_with_prompt(row: TrainingRow, view: RowView | None) -> bool:
-    """True when the row is known to start with tokens that were given, not sampled."""
+    """Whether the row is known to start with given tokens."""
     if row.prompt_length is not None:
         return row.prompt_length > 0
     return view is not None and not bool(view.sampled[0]) and (view.proven or view.roles[0] != UNKNOWN)
 
 
 def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:
-    """True when the mask trains what was given and leaves out what was sampled, apart from turn ends."""
+    """Whether the mask trains what was given and leaves out what was sampled, turn ends aside."""
     assert row.loss_mask is not None
-    if not view.sampled.any() or view.sampled.all():
+    first = first_covered(row, ColumnRole.LOSS_MASK)
+    trained, sampled = row.loss_mask[first:], view.sampled[first:]
+
+    def ends_only(places: Mask) -> bool:
+        return all(is_end(first + int(place), row.token_ids, view, end_ids) for place in np.flatnonzero(places))
+
+    if ends_only(trained & ~sampled) or not (sampled & ~trained).any():
         return False
-    agrees = np.flatnonzero(row.loss_mask == view.sampled)
-    agrees = agrees[agrees >= first_covered(row, ColumnRole.LOSS_MASK)]
-    if not all(is_end(int(p), row.token_ids, view, end_ids) for p in agrees):
-        return False
-    return bool((row.loss_mask != view.sampled).any())
+    return ends_only(trained == sampled)

@@ -24,37 +24,41 @@ T = TypeVar("T")
 class Against(StrEnum):
     """What the recorded tokens are compared with."""
 
-    REENCODED = "re-encoding"  # what decoding and encoding the same tokens gives
-    NEXT_PROMPT = "next prompt"  # what a later prompt holds in their place
-    ROW = "training row"  # what the training row holds in their place
+    REENCODED = "re-encoding"  # their own text, encoded again
+    NEXT_PROMPT = "next prompt"  # what a later prompt holds instead
+    ROW = "training row"  # what the training row holds instead
     TEMPLATE = "template"  # what the chat template writes for the messages
 
 
 class Sound(Flag):
-    """What of a training row is known to be right, so that rules which look at nothing else are not asked."""
+    """What is known to be right in a training row, so rules that look at nothing else need not run."""
 
     NOTHING = 0
     IDS = auto()
-    """Its ids are those of the rendered conversation, and there are no others in the rollout."""
+    """Its ids are those of the rendered conversation, and the rollout has no others."""
     MASK = auto()
     """Its mask trains exactly what was sampled."""
     LOGPROBS = auto()
-    """Every trained token has a logprob below zero that a sampler can give, and no other token has one; the first
-    two of each stretch differ."""
+    """Every trained token has a plausible logprob below zero, and no other token has one; the first two of each
+    run differ."""
+
+
+CONTEXT_TOKENS = 3
+"""How many equal tokens before and after a difference a finding keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """One side of a difference with the text around it, from which a cause is named."""
+    """One side of a difference with the text around it, to name a cause from."""
 
     ids: Ids
     """`[N]` the tokens of the difference itself."""
     data: bytes
     """Their bytes, control tokens as their literal text."""
     before: bytes
-    """What precedes it on this side, from the nearest control token (included) on, bounded."""
+    """What precedes it on this side, back to the nearest control token (included), up to a limit."""
     after: bytes
-    """What follows it on this side, up to the next control token (included), bounded."""
+    """What follows it on this side, through the next control token, up to a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,12 @@ class Construction:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One stretch where recorded and canonical disagree, and what that did to training."""
+    """One place where recorded and canonical tokens disagree, and what that did to training."""
 
     against: Against
     kind: BlockKind
     where: Where
-    """The sequence in which start and end count."""
+    """The sequence that start and end index."""
     turn: int | None
     start: int
     end: int
@@ -86,13 +90,15 @@ class Difference:
     effect: str
     """Its effect, as a clause: `turn 3's prompt holds the re-encoded form`."""
     sampled: bool
-    """True when the recorded tokens were generated (a completion), not given."""
+    """True when the recorded tokens were sampled (a completion), not given."""
     message_index: int | None = None
     """The message it lies in, when known."""
     later_turn: int | None = None
-    """The turn whose prompt holds the other tokens, when against the next prompt."""
+    """The turn whose prompt holds the other tokens, for `NEXT_PROMPT`."""
     construction: Construction | None = None
-    """What gave the recorded tokens; None: nothing did, and the cause is read from the bytes."""
+    """What gave the recorded tokens; None: unknown, and the cause is read from the bytes."""
+    equal: tuple[int, int] = (0, 0)
+    """How many tokens right before and right after it are the same on both sides, at most `CONTEXT_TOKENS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +113,17 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class SampledSpan:
-    """A stretch of the row that a model sampled."""
+    """A span of the row that a model sampled."""
 
     start: int
     """Its first token, right after the generation prompt."""
     ends: tuple[int, ...]
-    """Where it may end, in order: before the turn's end tokens, or after them if those were sampled too."""
+    """Where it may end, in order: before the turn's end tokens, or after them if they were sampled too."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """What is known of each token of the training row. All columns are `[T]`, aligned to its ids."""
+    """What is known about each token of the training row. All columns are `[T]`, aligned to its ids."""
 
     sampled: Mask
     """True where the token was sampled, by the calls if there are any, else by the rendered messages."""
@@ -133,21 +139,21 @@ class RowView:
     expected_logprobs: Logprobs | None
     """`[T]` the logprob that its call recorded; NaN elsewhere; None when no call recorded any."""
     drifted: Mask
-    """True where the row's token lies in a difference against the calls or the rendering."""
+    """True where the row's token is in a difference from the calls or the rendering."""
     spans: tuple[SampledSpan, ...] = ()
-    """What roles and messages say was sampled, with the ends left open; () where calls prove it."""
+    """What was sampled according to roles and messages, with the ends left open; () where calls prove it."""
     sound: Sound = Sound.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything known of one rollout. Rules read it; nothing writes it."""
+    """Everything known about one rollout. Rules read it; nothing writes to it."""
 
     rollout: Rollout
     vocabulary: Vocabulary | None
     """To show pieces and look up ids; None without a tokenizer."""
     present: Needs = Needs.NOTHING
-    """What there is of what rules need."""
+    """Which of the needs of rules are met."""
     bos_id: int | None = None
     end_ids: frozenset[int] = frozenset()
     """Ids that end a turn: the tokenizer's end tokens and the control tokens that the template closes
@@ -167,20 +173,20 @@ class Evidence:
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
     log_reading: Reading | None = None
-    """How the rows of the log were written, where all of them together prove it; else None."""
+    """How the rows of the log were written, if they prove it together; else None."""
     trained_again: tuple[TrainedAgain, ...] = ()
-    """What of this rollout the run trains more than once; () where its rows were not compared."""
+    """What the run trains more than once in this rollout; () if its rows were not compared."""
     speakers: Speakers = DEFAULT
     """Which roles were sampled, as the settings say."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What several rules compute from this evidence, by name. Never evidence itself."""
+    """What several rules compute from this evidence, by name; not evidence itself."""
 
     @property
     def generated_in_row(self) -> Mask | None:
         """`[T]` the generated tokens of the training row of a log without calls.
 
-        Those that its mask trains; without a mask, those that the messages say were sampled. None where there are
-        calls, or nothing says what was sampled.
+        The tokens that its mask trains; without a mask, those that were sampled according to the messages. None if
+        there are calls, or nothing says what was sampled.
         """
         row = self.rollout.training_row
         if self.rollout.turns or row is None:
@@ -191,7 +197,7 @@ class Evidence:
 
     @property
     def sound(self) -> Sound:
-        """What of the training row is known to be right."""
+        """What is known to be right in the training row."""
         return self.row.sound if self.row is not None else Sound.NOTHING
 
     def once(self, name: str, work: Callable[[Evidence], T]) -> T:
@@ -200,6 +206,16 @@ class Evidence:
             self.memo[name] = work(self)
         value: T = self.memo[name]
         return value
+
+    def sequence(self, where: Where, turn: int | None) -> Ids | None:
+        """`[N]` the recorded sequence that token ranges of that place index; None if it was not recorded."""
+        if where is Where.ROW:
+            row = self.rollout.training_row
+            return None if row is None else row.token_ids
+        if turn is None:
+            return None
+        call = self.rollout.turns[turn]
+        return call.prompt_ids if where is Where.PROMPT else call.completion_ids
 
     def side(self, ids: Ids) -> Side:
         """Ids and their pieces, for a finding; pieces are empty without a tokenizer."""

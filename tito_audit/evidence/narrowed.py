@@ -1,4 +1,4 @@
-"""A block whose bytes differ, narrowed to the tokens that differ."""
+"""Narrows a block whose bytes differ to the tokens that differ."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Block = tuple[BlockKind, int, int, int, int]
 
 _BROKEN = "\ufffd"
 _LONGEST = 2000
-"""The most tokens on a side of a block that is narrowed further."""
+"""The most tokens on a side of a block that is still narrowed."""
 
 
 def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
     """The parts of a block that differ; one part where all of it does.
 
-    Tokens that both sides begin or end with are cut off. Where only control tokens that the canonical side drops,
-    or broken characters that it writes as U+FFFD, differ, each of those is a part.
+    Tokens that both sides begin or end with are cut off. If all that differs is control tokens that the canonical
+    side drops, or broken characters that it writes as U+FFFD, each of these is a part.
     """
     kind, start, end, c_start, c_end = block
     if kind is not BlockKind.DRIFT:
@@ -50,7 +50,7 @@ def _dropped_or_broken(part: Block, recorded: Pieces, canonical: Pieces) -> bool
 
 
 def _text(data: bytes) -> str:
-    """Bytes as text, each run of broken characters as one: decoders differ in how many they write."""
+    """Bytes as text, each run of broken characters as one: decoders differ in how many they produce."""
     return re.sub(f"{_BROKEN}+", _BROKEN, data.decode("utf-8", "replace"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Flag, auto
+from collections.abc import Mapping
+from enum import Enum, Flag, auto
+from typing import Final
 
 from tito_audit.record.stated import NotRead, Unread
 
@@ -28,6 +30,45 @@ class Needs(Flag):
     IMAGES = auto()
     IMAGE_TOKENS = auto()
     """Image tokens that are known, or messages without images."""
+    HISTORY = auto()
+    """Several calls, or a prompt that was rendered: what the history of a call is compared with."""
+    TEMPLATE = auto()
+
+
+class Absent(Enum):
+    """What it means for a rule if a rollout lacks what the rule needs."""
+
+    MISSING = auto()
+    """The rule could not look: ids, logprobs, a loss mask, messages, the tokenizer or its template is missing."""
+    ELSEWHERE = auto()
+    """There is nothing to check if the rollout holds the same in its other form: calls, or a training row."""
+    NOTHING = auto()
+    """There is nothing to check: a single call has no link to another."""
+
+
+ABSENT: Final[Mapping[Needs, Absent]] = {
+    Needs.MESSAGES: Absent.MISSING,
+    Needs.PROMPTS: Absent.ELSEWHERE,
+    Needs.COMPLETIONS: Absent.ELSEWHERE,
+    Needs.COMPLETION_LOGPROBS: Absent.ELSEWHERE,
+    Needs.SEVERAL_CALLS: Absent.NOTHING,
+    Needs.ROW: Absent.ELSEWHERE,
+    Needs.MASK: Absent.MISSING,
+    Needs.ROW_LOGPROBS: Absent.ELSEWHERE,
+    Needs.TOKENIZER: Absent.MISSING,
+    Needs.RENDERING: Absent.MISSING,
+    Needs.SAMPLED: Absent.MISSING,
+    Needs.WEIGHT_VERSIONS: Absent.NOTHING,
+    Needs.HIDDEN: Absent.NOTHING,
+    Needs.TRAINER_LOGPROBS: Absent.NOTHING,
+    Needs.IMAGES: Absent.NOTHING,
+    Needs.IMAGE_TOKENS: Absent.MISSING,
+    Needs.HISTORY: Absent.NOTHING,
+    Needs.TEMPLATE: Absent.MISSING,
+}
+"""What it means if a rollout lacks each of the needs; an alternative means the worst of its members."""
+_CALLS = Needs.PROMPTS | Needs.COMPLETIONS
+_IDS = _CALLS | Needs.ROW
 
 
 _WORDS = {
@@ -44,13 +85,16 @@ _WORDS = {
     Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
     Needs.WEIGHT_VERSIONS: "no weight versions",
     Needs.TRAINER_LOGPROBS: "no logprobs of the trainer next to the sampler's",
-    Needs.IMAGE_TOKENS: "how the tokenizer writes images is not known",
+    Needs.IMAGE_TOKENS: "the tokenizer's image tokens are unknown",
+    Needs.TEMPLATE: "no chat template",
 }
 
 
+_WORDS[Needs.HISTORY] = f"{_WORDS[Needs.SEVERAL_CALLS]} and {_WORDS[Needs.RENDERING]}"
+
 _UNREAD = {
-    Unread.MESSAGES: (Needs.MESSAGES, Needs.MESSAGES | Needs.RENDERING | Needs.SAMPLED),
-    Unread.PROMPTS: (Needs.PROMPTS, Needs.PROMPTS | Needs.RENDERING),
+    Unread.MESSAGES: (Needs.MESSAGES, Needs.MESSAGES | Needs.RENDERING | Needs.SAMPLED | Needs.HISTORY),
+    Unread.PROMPTS: (Needs.PROMPTS, Needs.PROMPTS | Needs.RENDERING | Needs.HISTORY),
     Unread.IDS: (Needs.COMPLETIONS | Needs.ROW, Needs.PROMPTS | Needs.COMPLETIONS | Needs.ROW),
 }
 """What was not read: what a rollout then lacks, and which needs it leaves unmet."""
@@ -58,8 +102,39 @@ _UNREAD = {
 
 def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRead, ...] = ()) -> str:
     """Why a rule that needs one of these could not look, for the summary, with the format's reasons."""
-    words = " and ".join(dict.fromkeys(_WORDS[one] for one in need if one in _WORDS))
+    named = need & ~Needs.ROW_LOGPROBS if Needs.COMPLETION_LOGPROBS in need else need  # "no logprobs" says both
+    words = " and ".join(dict.fromkeys(_WORDS[one] for one in named if one in _WORDS))
     return "; ".join((words, *(str(one) for one in reasons if _explains(one, need, present))))
+
+
+def applies(needs: tuple[Needs, ...], present: Needs) -> bool:
+    """Whether a rule with these needs has something to check in a rollout that has what is `present`.
+
+    False only if the rollout holds its ids, and by its nature nothing for the rule: a single call has no link to
+    check, a log of calls no training row to compare them with.
+    """
+    if any(need in _IDS and not need & present and not _nothing(need, present) for need in needs if need):
+        return True  # the ids that it would check are missing
+    return not any(need and _nothing(need, present) for need in needs)
+
+
+def _nothing(need: Needs, present: Needs) -> bool:
+    """Whether a rollout holds nothing of any alternative, and nothing is missing for that."""
+    if need is Needs.IMAGE_TOKENS:
+        need = Needs.IMAGES  # without images it does not matter how the tokenizer writes them
+    return not need & present and all(
+        ABSENT[one] is Absent.NOTHING or (ABSENT[one] is Absent.ELSEWHERE and _elsewhere(one, present))
+        for one in need
+    )
+
+
+def _elsewhere(need: Needs, present: Needs) -> bool:
+    """Whether a rollout holds in its other form what it lacks in this one."""
+    if need in _CALLS:
+        return Needs.ROW in present and not present & (_CALLS | Needs.SEVERAL_CALLS)
+    if need is Needs.ROW:
+        return Needs.COMPLETIONS in present
+    return bool(present & (Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS))
 
 
 def _explains(reason: NotRead, need: Needs, present: Needs) -> bool:

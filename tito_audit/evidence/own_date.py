@@ -1,4 +1,4 @@
-"""The date that a rollout's own prompt holds, for templates that write it."""
+"""The date in a rollout's own prompt, for templates that write one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def date_formats(renderer: Renderer) -> tuple[str, ...]:
 
 
 def at(renderer: Renderer, moment: datetime) -> Renderer:
-    """The renderer with a clock that stands still."""
+    """The renderer with its clock stopped at this moment."""
     return replace(renderer, clock=Clock(moment))
 
 
@@ -37,7 +37,7 @@ def own_date(prompt: FirstPrompt, tokenizer: Tokenizer, renderer: Renderer) -> d
 
 
 def at_own_date(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Renderer:
-    """The renderer at the date that the rollout's first prompt holds; itself where it holds none."""
+    """The renderer at the date in the rollout's first prompt; unchanged if there is none."""
     prompt = first_prompt(rollout) if has_clock(renderer) else None
     found = own_date(prompt, tokenizer, renderer) if prompt is not None else None
     return renderer if found is None else at(renderer, found)

@@ -12,21 +12,21 @@ import numpy as np
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import common_prefix
-from tito_audit.evidence.differences import Stretch, stretches
+from tito_audit.evidence.differences import Stretch, equal_around, stretches
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
 
 _KEPT = 4
-"""Sequences whose pieces are remembered: two chains with their other sides."""
+"""How many sequences' pieces are kept: two chains, both sides."""
 _WORTH = 64
 """The fewest shared tokens for which pieces are reused."""
 _REPLACED = "\ufffd"
-"""The text of broken characters, whatever their bytes were."""
+"""The text of broken characters, whatever their bytes."""
 
 
 class PiecesCache:
-    """The pieces of sequences that begin alike, computed once for what they share."""
+    """The pieces of sequences with a common start, computed once for what they share."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
@@ -64,14 +64,14 @@ def _joined(known: Pieces, shared: int, rest: Pieces, ids: Ids) -> Pieces:
 
 
 class SpelledTexts:
-    """Texts that recorded ids are known to spell, to confirm texts of the fast renderer."""
+    """Texts that recorded ids are known to spell, to confirm what the fast renderer writes."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
         self._known = KnownTexts(reference.tokenizer.cuts)
 
     def keep(self, text: str, recorded: Ids) -> None:
-        """Note that these ids spell this text."""
+        """Remember that these ids spell this text."""
         self._known.keep(text, recorded)
 
     def confirms(self, text: str, recorded: Ids) -> bool:
@@ -89,14 +89,15 @@ class SpelledTexts:
 
 
 class Comparison:
-    """A text with its ids and with recorded ids that spell the same; both have the same control tokens."""
+    """A text with its ids and recorded ids that spell the same text; both have the same control tokens."""
 
     def __init__(self, canonical: KnownText, recorded: KnownText) -> None:
         self.canonical = canonical
         self.recorded = recorded
 
     def shared(self, text: str, recorded: Ids, reference: Reference) -> int:
-        """How many cuts from the start another text and its ids share with these, the last at a control token."""
+        """How many cuts from the start another text and its ids share with these; the last is at a control
+        token."""
         shared = self.canonical.shared(text)
         ids, tokens = self.canonical.ids, self.canonical.tokens
         while shared and ids[tokens[shared - 1] - 1] not in reference.vocabulary.special_ids:
@@ -108,10 +109,10 @@ class Comparison:
 def compare_text(
     text: str, recorded: Ids, before: Comparison | None, reference: Reference, pieces: PiecesCache
 ) -> tuple[list[Stretch], Comparison | None]:
-    """Where recorded ids differ from those of a text, after the part compared `before`; and the new comparison.
+    """Where recorded ids differ from those of a text, after the part compared `before`, and the new comparison.
 
-    Ids with equal bytes are paired by where their tokens end, so what precedes a shared control token does not
-    affect what follows it. With other bytes, or with nothing in common, the whole text is compared.
+    Ids with equal bytes are paired by where their tokens end, so nothing before a shared control token affects
+    what follows it. If bytes differ, or nothing is shared, the whole text is compared.
     """
     shared = before.shared(text, recorded, reference) if before is not None else 0
     if before is not None and shared:
@@ -134,7 +135,7 @@ def compare_text(
 
 
 def comparison_of_equal(text: str, ids: Ids, reference: Reference) -> Comparison:
-    """The comparison of a text whose ids are the recorded ids."""
+    """The comparison for a text whose ids are the recorded ids."""
     known = KnownText(reference.tokenizer.cuts, text, ids)
     return Comparison(known, known)
 
@@ -142,7 +143,7 @@ def comparison_of_equal(text: str, ids: Ids, reference: Reference) -> Comparison
 def _compare_rest(
     text: str, recorded: Ids, before: Comparison, shared: int, reference: Reference
 ) -> tuple[list[Stretch], Comparison] | None:
-    """The same from the last shared control token on; None where the bytes or the cuts there differ."""
+    """The same from the last shared control token on; None if bytes or cuts differ there."""
     characters, first = before.canonical.up_to(shared)
     mine = before.recorded.up_to(shared)[1] - 1
     first -= 1
@@ -166,14 +167,10 @@ def _compare_rest(
     if not _cut_alike(held, canonical, *new):
         return None
     for one in stretches(held, canonical, align(held, canonical)):
-        moved = replace(
-            one,
-            start=one.start + mine,
-            end=one.end + mine,
-            canonical_start=one.canonical_start + first,
-            canonical_end=one.canonical_end + first,
-        )
-        found.append(moved)
+        start, end = one.start + mine, one.end + mine
+        c_start, c_end = one.canonical_start + first, one.canonical_end + first
+        equal = equal_around(recorded, (start, end), whole.ids, (c_start, c_end))
+        found.append(replace(one, start=start, end=end, canonical_start=c_start, canonical_end=c_end, equal=equal))
     return found, Comparison(whole, known)
 
 

@@ -3,13 +3,12 @@
     later    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n…
     prompt   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
 
-A prompt is the start of a later text if the template writes each of its messages as it does there. Where the
-template is known to look only at a message, at its neighbours and at which messages come before and after it (see
-`render/fast/looked_for.py`), that depends on the shapes of these alone. So a prompt that was rendered, and is the
-start of a later text, proves it for each of its messages, and a prompt is not rendered if all of its messages are
-proven. It then ends where the answer begins that comes after its messages, which is told by counting generation
-prompts: there have to be as many as there are answers, so no message spells one. One prompt in 256 is rendered all
-the same, to see that it is so.
+A prompt is the start of a later text if the template writes each of its messages the same way there. If the
+template is known to look only at a message, its neighbours and which messages come before and after it (see
+`render/fast/looked_for.py`), that depends only on their shapes. So a rendered prompt that is the start of a later
+text proves it for each of its messages, and a prompt whose messages are all proven need not be rendered. It ends
+where the answer after its messages begins, found by counting generation prompts: there must be as many as answers,
+so no message spells one. One prompt in 256 is rendered anyway, as a check.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
 _ONE_IN = 256
-"""Of this many prompts that are known, one is rendered."""
+"""One in this many known prompts is rendered anyway."""
 _MOST = 1 << 16
-"""The most shapes, and places of messages, that are remembered."""
+"""How many shapes, and places of messages, are remembered."""
 _MOST_AROUND = 128
 _MOST_GIVEN = 64
 _FAR = 3
-"""Messages as far as this from the end are not told apart by how far they are."""
+"""Beyond this distance from the end, the distance of a message no longer matters."""
 _ANSWER = "assistant"
 _Place = tuple[int, ...]
-"""All that decides how a message is written in a prompt and in a later text."""
+"""Everything that decides how a message is written in a prompt and in a later text."""
 
 
 class Opener(NamedTuple):
@@ -61,24 +60,24 @@ class LaterText:
 
     messages: Sequence[Message]
     given: int
-    """A number for what else the template gets."""
+    """A number for everything else passed to the template."""
     shapes: Sequence[int]
     """`[messages]` A number for the shape of each."""
     around: Sequence[int]
     """`[messages]` A number for what the template sees of it while it writes another one."""
     before: Sequence[int]
-    """`[messages + 1]` A bit for each of those numbers that come before it."""
+    """`[messages + 1]` A bit for each of these numbers that comes before it."""
     answers: Sequence[int]
-    """`[messages + 1]` How many of the first 0, 1, … messages are answers."""
+    """`[messages + 1]` How many of the first 0, 1, 2, … messages are answers."""
     opener: Opener
     openers: Sequence[int]
     """Where in the ids generation prompts begin."""
     opens: bool
-    """Whether it is a prompt; if not, it may go on after its recorded ids."""
+    """Whether it is a prompt; if not, it may continue after its recorded ids."""
     ids: Ids
 
     def start(self, size: int, recorded: Ids) -> LaterText:
-        """The prompt for its first messages, known to be the recorded ids that it starts with."""
+        """The prompt for its first messages, known to be these recorded ids, which it starts with."""
         return LaterText(
             self.messages[:size],
             self.given,
@@ -93,15 +92,15 @@ class LaterText:
         )
 
     def may_start_with(self, size: int, recorded: Ids) -> bool:
-        """Whether recorded ids are its start, up to the generation prompt that comes after the first messages."""
+        """Whether recorded ids are its start, through the generation prompt after the first messages."""
         if len(self.openers) != self.answers[-1] + self.opens or self.answers[size] >= len(self.openers):
             return False
         end = self.openers[self.answers[size]] + len(self.opener.ids)
         return len(recorded) == end and starts_with(self.ids, recorded)
 
     def places(self, size: int) -> Iterator[_Place]:
-        """What decides how the template writes each of the first messages, and what comes before them, in their
-        prompt and here."""
+        """What decides how the template writes each of the first messages, and what precedes them, in their prompt
+        and here."""
         around, before, every = self.around, self.before, len(self.messages)
         after, beyond = 0, 0
         for other in around[size:]:
@@ -124,13 +123,13 @@ class LaterText:
 
     @property
     def says_nothing_twice(self) -> bool:
-        """Whether no two messages have the same text, by which one might be taken for the other."""
+        """Whether no two messages have the same text and could be confused."""
         texts = [text for one in self.messages for text in (one.content, one.reasoning) if text]
         return all(isinstance(text, str) for text in texts) and len(set(texts)) == len(texts)
 
 
 class PromptStarts:
-    """What is known of the texts that one template writes, for one tokenizer."""
+    """What is known about the texts that one template writes, for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
         assert template.looked_for is not None
@@ -143,7 +142,7 @@ class PromptStarts:
         self._proven: set[_Place] = set()
         self._found = 0
         self._off = False
-        """Whether a prompt was not what the template writes although all of its messages were proven."""
+        """Whether some prompt was not what the template writes although all of its messages were proven."""
 
     @property
     def cuts(self) -> Cuts:
@@ -153,9 +152,9 @@ class PromptStarts:
     def later(
         self, messages: Sequence[Message], given: Mapping[str, Any], opens: bool, ids: Ids, forms: Forms
     ) -> LaterText | None:
-        """A text known to lead to these ids; None where it cannot tell anything about prompts.
+        """A text known to lead to these ids; None if it says nothing about prompts.
 
-        `given` are the variables except the messages.
+        `given` holds all variables but the messages.
         """
         number, opener = self._of_given(given) if not self._off else (0, None)
         numbers = self._numbers(messages, forms) if opener is not None else None
@@ -185,13 +184,13 @@ class PromptStarts:
             return True
         if tuple(messages) != tuple(first):
             return False
-        numbers = self._numbers(messages, forms)  # 1 and 1.0 are equal, but not of one shape
+        numbers = self._numbers(messages, forms)  # 1 and 1.0 are equal but differ in shape
         return numbers is not None and numbers[0] == list(later.shapes[:size])
 
     def is_known(self, later: LaterText, size: int, recorded: Ids) -> bool:
         """Whether the template is known to write these recorded ids for the first messages of a later text.
 
-        False as well for a prompt that is to be rendered as a sample.
+        Also False for a prompt that is to be rendered as a check.
         """
         if self._off or self._found % _ONE_IN == _ONE_IN - 1 or not later.may_start_with(size, recorded):
             return False
@@ -201,7 +200,7 @@ class PromptStarts:
         return True
 
     def learn(self, later: LaterText, later_text: str, size: int, recorded: Ids, text: str | None) -> None:
-        """Note whether a later text starts with a prompt that was rendered.
+        """Record whether a later text starts with a rendered prompt.
 
         `text` is the prompt's, or None if it does not lead to its recorded ids.
         """
@@ -216,7 +215,7 @@ class PromptStarts:
             self._proven |= places
 
     def _numbers(self, messages: Sequence[Message], forms: Forms) -> tuple[list[int], list[int]] | None:
-        """Numbers for the shapes of messages, and for what others see of them; None where there are too many."""
+        """Numbers for the shapes of messages, and for what others see of them; None if there are too many."""
         if len(self._shapes) > _MOST or len(self._around) > _MOST_AROUND:
             return None
         shapes, around = self._shapes, self._around
@@ -230,7 +229,8 @@ class PromptStarts:
             return None
 
     def _of_given(self, given: Mapping[str, Any]) -> tuple[int, Opener | None]:
-        """A number for what a template gets besides messages, and its generation prompt; None if no help."""
+        """A number for what a template gets besides messages, and its generation prompt; None if that shows
+        nothing."""
         try:
             key = marshal.dumps(dict(given), 2)
         except ValueError:
@@ -260,7 +260,7 @@ def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
 
 
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
-    """What is known of the texts of a template; None where it may decide by more than shapes, or nothing shows its
+    """What is known about the texts of a template; None if more than shapes may decide, or nothing shows its
     turns."""
     if template.looked_for is None or not tokenizer.cuts.tokens:
         return None

@@ -1,4 +1,4 @@
-"""Each prompt, and the last answer, compared with what the template writes for the messages."""
+"""Compares each prompt, and the last answer, with what the template writes for the messages."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
 
-_KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
+_KEPT = (
+    "harmless as logged: the prompt keeps the tokens of the calls before it, where the template would write this"
+)
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _WORTH_KNOWING = 8192
-"""From this many recorded ids of prompts on it is cheaper to know most prompts than to render them."""
+"""From this many recorded prompt ids on, it is cheaper to know most prompts than to render them."""
 _KEPT_TEXTS = 4
-"""Texts that later prompts may be the start of: a rollout's calls may alternate between several chains."""
+"""How many texts are kept that prompts may be the start of: a rollout's calls may alternate between several
+chains."""
 _SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 
 
@@ -56,7 +59,7 @@ class RenderedText:
 
 
 RenderedTexts = dict[int | None, RenderedText]
-"""Text by turn: what its prompt should be; under None, the conversation with its last answer."""
+"""By turn, the text that its prompt should be; under None, the conversation with its last answer."""
 
 
 class Renderings(NamedTuple):
@@ -66,7 +69,7 @@ class Renderings(NamedTuple):
     errors: tuple[tuple[int | None, str], ...]
     """(turn, message) where the template refuses."""
     confirmed: tuple[ConfirmedIds, ...]
-    """Recorded ids that were compared with rendered texts and are what these encode as."""
+    """Recorded ids that are what rendered texts encode as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
 
 
 def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Renderings:
-    """The text of every prompt that can be rendered, and what shows in doing so."""
+    """The text of every prompt that can be rendered, and what rendering shows."""
     prompts: list[_Prompt] = []
     for k, call in enumerate(rollout.turns):
         sent = prompt_messages(rollout, k)
@@ -109,7 +112,7 @@ def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Rend
 
 
 class _Writer:
-    """Renders the texts of one rollout, the longest first: most prompts are then known to be the start of one."""
+    """Renders the texts of one rollout, longest first: most prompts are then known to be the start of one."""
 
     def __init__(self, rollout: Rollout, reference: Reference, *, may_know: bool) -> None:
         """With `may_know`, prompts that are known to be the start of a later text are not rendered."""
@@ -157,7 +160,7 @@ class _Writer:
             self._keep(self._as_later(prompt, prompt.recorded), found)
 
     def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
-        """Whether a prompt is known to be the start of a later text, which then spares its rendering."""
+        """Whether a prompt is known to be the start of a later text and need not be rendered."""
         starts, recorded, size = self._starts, prompt.recorded, len(prompt.messages)
         if starts is None or recorded is None or not starts.is_known(later, size, recorded):
             return False
@@ -188,7 +191,7 @@ class _Writer:
             del self._later[:-_KEPT_TEXTS]
 
     def _rendered(self, prompt: _Prompt) -> RenderedText | None:
-        """The text that the template writes; None, and the error noted, where it refuses."""
+        """The text that the template writes; None where it refuses, and the error is recorded."""
         found = self._guessed(prompt)
         if found is None:
             rollout = self._rollout
@@ -227,7 +230,7 @@ class _Writer:
 def rendered_differences(
     rollout: Rollout, chains: Chains, texts: RenderedTexts, reference: Reference
 ) -> list[Difference]:
-    """Where prompts and the last answer hold other tokens than the template writes, each difference once."""
+    """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
     out: list[Difference] = []
     said: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
@@ -274,7 +277,7 @@ def _comparison(
     known: dict[int, Comparison | None],
     reference: Reference,
 ) -> Comparison | None:
-    """How the prompt of an earlier turn compares with its text; None where they are not the same bytes."""
+    """How the prompt of an earlier turn compares with its text; None if their bytes differ."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
     if turn not in known and ids is not None and rendered is not None and rendered.matches_record:
         known[turn] = comparison_of_equal(rendered.text, ids, reference)

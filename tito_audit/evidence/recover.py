@@ -1,4 +1,4 @@
-"""Ids of tokens that a log holds only as strings and bytes; ambiguous ones are counted."""
+"""The ids of tokens that a log holds only as strings and bytes; ambiguous tokens are counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recover_ids(
 ) -> RecoveredIds:
     """The id of each token, looked up from its bytes, or its string where the log has no bytes.
 
-    Where several ids spell the same bytes the lowest that is not an added token is taken. A token without
+    Where several ids spell the same bytes, the lowest that is not an added token is taken. A token without
     text at the end is the end token, if `end_ids` names any.
     """
     found: list[int] = []

@@ -24,12 +24,11 @@ _TURN_ENDS = frozenset(
         *("<eos>", "</s>", "<｜end▁of▁sentence｜>", "<|end|>", "<|return|>", "<|call|>", "<turn|>"),
     )
 )
-"""Control tokens that end a turn in published chat templates; each counts
-only where a vocabulary has it."""
+"""Control tokens that end a turn in published chat templates; those in the vocabulary count."""
 
 
 _ONE_IN = 1024
-"""One in this many segments that equal the recorded ids is checked with the reference encoder."""
+"""One in this many segments equal to the recorded ids is checked with the reference encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Reference:
         return headers_in(self.vocabulary, generation_prompt, self.speakers)
 
     def pieces(self, ids: Ids, data: bytes | None = None) -> Pieces:
-        """Token ids with their bytes, which are `data` if that is given; ids outside the vocabulary have none."""
+        """Token ids with their bytes (`data`, if given); ids outside the vocabulary have none."""
         return pieces_of(ids, self.vocabulary, data)
 
     def has_bytes_of(self, ids: Ids, text: str) -> bool:
@@ -72,20 +71,20 @@ class Reference:
     def spells(self, ids: Ids, text: str) -> bool:
         """Whether these ids spell exactly this text, in any tokens; False for a text with U+FFFD.
 
-        Broken characters decode to it, whatever their bytes were.
+        Broken characters decode to it, whatever their bytes.
         """
         return "\ufffd" not in text and self.text(ids) == text
 
     @property
     def reencodes_exactly(self) -> bool:
-        """Whether ids of a text are what their own text encodes as, too."""
+        """Whether the ids of a text are also what their own text encodes as."""
         tokenizer, vocabulary = self.tokenizer, self.vocabulary
         if tokenizer.normal_form is None or vocabulary.prefix is not Prefix.NEVER:
             return False
         return vocabulary.special_ids.issubset(tokenizer.cuts.tokens.values())
 
     def tail_start(self, prompt: Ids) -> int:
-        """Where a prompt's last control token is, 0 without one: what follows it may merge with a completion."""
+        """Where a prompt's last control token is, 0 without one; what follows it may merge with a completion."""
         end, size = len(prompt), 64
         while end:
             start = max(end - size, 0)
@@ -104,10 +103,10 @@ class Reference:
         return self.tokenizer.encode(text)
 
     def encode_as(self, text: str, recorded: Ids) -> Ids:
-        """`[N]` the tokens of a text today, for comparison with `recorded` only.
+        """`[N]` the tokens of a text today, only for comparison with `recorded`.
 
-        Where the fast encoder gives the recorded ids, they are accepted, and a sample of them is checked. What
-        differs is checked with the reference encoder before it is reported.
+        Where the fast encoder gives the recorded ids, they are accepted and a sample is checked. Differences are
+        checked with the reference encoder before they are reported.
         """
         (fast,) = self.tokenizer.encode_fast_batch([text])
         if np.array_equal(fast, recorded) and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
@@ -115,7 +114,7 @@ class Reference:
         return self.tokenizer.proved(text, fast, recorded)
 
     def reencoded(self, ids: Ids) -> Ids:
-        """`[N]` the tokens today of the text that these ids spell."""
+        """`[N]` the text of these ids, encoded again."""
         return self.encode_as(self.text(ids), ids)
 
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
@@ -138,7 +137,7 @@ class Reference:
         )
 
     def prefetch(self, texts: Sequence[str]) -> None:
-        """Encode texts together, so that `encode_as` of each is then nearly free."""
+        """Encode texts together, so `encode_as` of each is nearly free afterwards."""
         self.tokenizer.encode_fast_batch(texts)
 
     def render(
@@ -155,9 +154,9 @@ class Reference:
 
 
 def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None) -> Pieces:
-    """Token ids with their bytes, which are `data` if that is given.
+    """Token ids with their bytes (`data`, if given).
 
-    Without a vocabulary each id is its own four bytes, so that ids are compared.
+    Without a vocabulary each id is its own four bytes, so ids are compared.
     """
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)

@@ -43,14 +43,14 @@ class ByteRoles:
     starts: Offsets
     """`[S]` the first byte of each span, starting at 0; a span ends where the next begins."""
     sampled: tuple[tuple[int, int], ...]
-    """Byte ranges that the model would have generated; none is empty."""
+    """Byte ranges that the model would have sampled; none is empty."""
     size: int
-    """Bytes in all, at least 1."""
+    """Total number of bytes, at least 1."""
 
     def of_tokens(self, at: Offsets) -> tuple[Roles, Mask]:
-        """The role of each token's first byte, and whether the model would generate it, `[N]` each.
+        """The role of each token's first byte, and whether the model would sample it, `[N]` each.
 
-        `at` is the byte at which each token begins, in ascending order. A token after the last byte counts as that
+        `at` is the byte at which each token begins, in ascending order. A token past the last byte counts as that
         byte.
         """
         first = at.searchsorted(self.starts)
@@ -67,16 +67,16 @@ class ByteRoles:
 
 @dataclass(frozen=True, slots=True)
 class ToldTurns:
-    """The turns that control tokens show in the tokens of a rendered conversation."""
+    """The turns of a rendered conversation, as its control tokens show them."""
 
     ids: Ids
     """`[N]` the tokens."""
     turns: Turns
     roles: Callable[[], tuple[Roles, ByteRoles | None]]
-    """The role of each of these tokens, and of each byte where that is known; computed at each call."""
+    """The role of each of these tokens, and of each byte if known; computed at each call."""
 
     def of_tokens(self) -> tuple[Roles, Mask]:
-        """The role of each token, and whether the model would generate it, `[N]` each."""
+        """The role of each token, and whether the model would sample it, `[N]` each."""
         mine, ends = np.zeros(len(self.ids), np.bool_), np.zeros(len(self.ids), np.bool_)
         for start, closer in self.turns:
             mine[start : closer + 1] = True
@@ -114,15 +114,15 @@ class RenderedConversation:
     byte_roles: ByteRoles | None = None
     """The role of each byte; None when unknown."""
     told: ToldTurns | None = None
-    """The turns that control tokens show, in place of the two above."""
+    """The turns that control tokens show, instead of the two fields above."""
     data: bytes | None = None
-    """The bytes of these tokens; None: not known yet."""
+    """The bytes of these tokens; None: not computed yet."""
     spelled: bool = False
     """Whether the recorded tokens have the same bytes."""
 
 
 def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
-    """All messages as the template writes them today; or None and why it cannot write them."""
+    """All messages as the template writes them today, or None and why it cannot."""
     if all(message.role in COMMON_ROLES for message in rollout.messages):
         return _render(rollout, reference)
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
@@ -142,8 +142,8 @@ def render_conversation(rollout: Rollout, reference: Reference) -> tuple[Rendere
 
 
 def role_assignments(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
-    """The messages in their own roles, then in roles that every template knows, as loaders map them before they
-    render: tool outputs as `tool`, then as `user`."""
+    """The messages in their own roles, then in roles that every template knows, mapped as loaders do before
+    rendering: tool outputs as `tool`, then as `user`."""
     others = [message for message in messages if message.role not in COMMON_ROLES]
     yield messages
     for of_tools in ("tool", "user") if any(unknown_role_name(one.speaker) is None for one in others) else ():
@@ -158,7 +158,7 @@ def _in_role(message: Message, role: str) -> Message:
 
 
 def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
-    """The messages rendered in the roles that they have."""
+    """The messages rendered in these roles."""
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
@@ -183,10 +183,10 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
 def _confirmed(
     quick: WrittenFast, rollout: Rollout, recorded: Ids, reference: Reference
 ) -> tuple[Ids | None, bool]:
-    """The tokens of a text by the fast engine, if it is what the template writes; RenderError if that raises.
+    """The tokens of a text by the fast engine, if it is what the template writes; RenderError if the template
+    raises. Recorded tokens confirm it, today's or others that spell it; else the template itself must write it.
 
-    Recorded tokens confirm it, those of today or others that spell it; else the template has to write it too. Also
-    whether others have its bytes.
+    Also whether others have its bytes.
     """
     if reference.leads_to(quick.text, recorded):
         return recorded, False
@@ -204,7 +204,7 @@ def _confirmed(
 
 
 def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> ToldTurns | None:
-    """The turns in the ids of a text, told by control tokens; None where these cannot tell."""
+    """The turns in the ids of a text by control tokens; None where these do not show them."""
     template = quick.renderer.template(bool(rollout.tools))
     reader = turn_reader(reference.tokenizer, template, quick.generation_prompt, reference.end_ids())
     if reader is None or not reference.has_bytes_of(ids, quick.text):
@@ -218,7 +218,7 @@ def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) 
 def _marked(
     rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference
 ) -> tuple[Roles, Mask, ByteRoles] | None:
-    """The role of each token, what was sampled, `[N]` each, and the role of each byte, as marks show them; None
+    """The role of each token and what was sampled, `[N]` each, and the role of each byte, as marks show them; None
     where they do not."""
     guess = quick.spans()
     found = _encoded(rollout, guess, ids, reference) if guess is not None else None
@@ -228,7 +228,7 @@ def _marked(
 
 
 def _roles(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> tuple[Roles, ByteRoles | None]:
-    """The role of each token as marks show it, else as control tokens do; and of each byte, if marks show it."""
+    """The role of each token by marks, else by control tokens; and of each byte, if marks show it."""
     found = _marked(rollout, quick, ids, reference)
     if found is not None:
         return found[0], found[2]
@@ -254,13 +254,13 @@ def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Refere
     lengths = reference.vocabulary.byte_lengths(ids)
     ends = lengths.cumsum()
     size = int(ends[-1]) if len(ends) else 0
-    # Where a normalizer changed the text, its spans do not fit the bytes of the tokens.
+    # If a normalizer changed the text, its spans do not fit the bytes of the tokens.
     known = reference.has_bytes_of(ids, rendering.text)
     return RenderedConversation(ids, ends - lengths, _byte_roles(rollout, rendering, size) if known else None)
 
 
 def _byte_roles(rollout: Rollout, rendering: Rendering, size: int) -> ByteRoles | None:
-    """The role of each byte of a text; None where one of the model's answers is not found in it."""
+    """The role of each byte of a text; None if one of the model's answers is not found in it."""
     ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.sampled]
     sampled = [found for found in ranges if found is not None]
     if not size or not ranges or len(sampled) < len(ranges):
@@ -288,7 +288,7 @@ def _role_name(span: Span, messages: Sequence[Message]) -> str:
 
 
 def _byte_offsets(text: str, places: Iterable[int]) -> dict[int, int]:
-    """The byte of the UTF-8 text at which each of these characters begins."""
+    """The byte offset in UTF-8 of each of these characters."""
     if text.isascii():
         return {place: place for place in places}
     out: dict[int, int] = {}

@@ -22,12 +22,11 @@ COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
 """Roles that every template knows."""
 
 _NAMES = (UNKNOWN, TEMPLATE, GENERATION_PROMPT, ASSISTANT, TURN_END, "system", "user", "tool", GIVEN_ANSWER)
-"""Every role that control tokens name, by its code in an array; 0 is unknown. Other role names are added after
-these."""
+"""Every role that control tokens name, indexed by its code; 0 is unknown. Other role names come after these."""
 _GROUP, _GROUP_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
 """What older DeepSeek templates put around all tool outputs of a turn."""
 _LONGEST_HEADER = 64
-"""Tokens read after a control token that may open a header."""
+"""How many tokens are read after a control token that may open a header."""
 
 
 class Roles(Sequence[str]):
@@ -39,7 +38,7 @@ class Roles(Sequence[str]):
 
     @classmethod
     def of(cls, roles: Sequence[str]) -> Roles:
-        """The roles given as names, one for each token."""
+        """Roles from names, one for each token."""
         names = tuple(dict.fromkeys(roles)) or (UNKNOWN,)
         number = {name: code for code, name in enumerate(names)}
         return cls(names, np.array([number[role] for role in roles], np.int16))
@@ -70,7 +69,7 @@ class Roles(Sequence[str]):
         return wanted
 
     def unclear(self) -> Mask:
-        """`[N]` bool, True where the role is unknown, and with it whether the token was sampled."""
+        """`[N]` bool, True where the role is unknown, and so is whether the token was sampled."""
         return self.among([name for name in self._names if unknown_role_name(name) is not None])
 
     def with_role(self, name: str, mask: Mask) -> Roles:
@@ -86,7 +85,7 @@ class Roles(Sequence[str]):
 
 
 class LaterRoles(Roles):
-    """Roles that are all known, computed when a rule or a viewer asks for one; most rows need none."""
+    """Roles that are all known, computed when a rule or a viewer needs one; for most rows none does."""
 
     def __init__(self, turn_ends: Mask, compute: Callable[[], Roles]) -> None:
         self.turn_ends = turn_ends
@@ -114,7 +113,7 @@ class LaterRoles(Roles):
 
 
 def ends_turn(roles: Sequence[str], place: int) -> bool:
-    """Whether the role of the token at a place is `turn end`."""
+    """Whether the token at a place has the role `turn end`."""
     return bool(roles.turn_ends[place]) if isinstance(roles, LaterRoles) else roles[place] == TURN_END
 
 
@@ -147,7 +146,7 @@ _PUBLISHED = Headers()
 
 
 class _Walk:
-    """Reads a sequence from control token to control token, with the role that speaks."""
+    """Reads a sequence from control token to control token and tracks the role that speaks."""
 
     def __init__(self, pieces: Pieces, end_ids: frozenset[int], headers: Headers) -> None:
         self._pieces = pieces
@@ -157,14 +156,14 @@ class _Walk:
         self._codes = np.zeros(len(pieces), np.int16)
         self._role = UNKNOWN
         self._opener: str | None = None
-        """What opened the header that has not ended yet."""
+        """What opened the current header."""
         self._close = b""
-        """What the template writes before the text that comes next."""
+        """What the template writes before the next text."""
         self._grouped = False
         self._own = False
-        """Whether the header that has not ended yet was sampled."""
+        """Whether the current header was sampled."""
         self._answered = -1
-        """Where the last answer ended with a token after which its call may continue."""
+        """Where the last answer ended, if its call may continue after that token."""
         self._begun: list[int] = []
         """The bytes at which answers begin."""
 
@@ -204,7 +203,7 @@ class _Walk:
         return role if role == ASSISTANT or unknown_role_name(role) is not None else TEMPLATE
 
     def _opens(self, at: int, literal: str) -> bool:
-        """Whether a token that opens messages opens one here, and is not part of a message's text."""
+        """Whether a token that opens messages does so here, and is not part of a message's text."""
         goes_on = literal == HARMONY and at == self._answered + 1
         self._own = goes_on and self._headers.speaker(self._line_after(at), literal) == ASSISTANT
         said = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
@@ -255,7 +254,7 @@ class _Walk:
         return len(line) + max(common_byte_prefix(data[len(line) :], close), len(newline))
 
     def _begins(self, at: int, byte: int | None = None) -> None:
-        """Remember where an answer begins: at its first token or, if given, at this byte."""
+        """Remember where an answer begins: at its first token, or at this byte if given."""
         if self._role == ASSISTANT and not self._own:
             before = int(self._pieces.end[at - 1]) if at else 0
             self._begun.append(before if byte is None else byte)

@@ -29,7 +29,7 @@ Found = tuple[RowView | None, list[Difference]]
 
 
 def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> Found:
-    """Which row tokens were sampled, by the calls; and where the row holds other tokens than were sampled."""
+    """Which row tokens were sampled according to the calls, and where the row holds others."""
     row = rollout.training_row
     assert row is not None
     held = _pieces(row.token_ids, reference)
@@ -48,12 +48,12 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
         for stretch in found:
             region = region_of(stretch, chains.regions[leaf])
             if windowed and stretch.canonical_start == stretch.canonical_end:
-                continue  # an answer that was dropped from the history on purpose is no drift
+                continue  # an answer dropped from the history on purpose is not drift
             one = difference(
                 stretch,
                 Against.ROW,
                 _row_severity(row, region, stretch.canonical_start, stretch.canonical_end),
-                "the trainer would learn from what was not sampled there",
+                "the trainer would learn from tokens that were not sampled",
                 regions=chains.regions[leaf],
                 turn=leaf,
                 message_indices=tuple(turn.message_index for turn in rollout.turns),
@@ -77,7 +77,7 @@ def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int)
 
 
 def _align_chains(chains: Chains, held: Pieces, reference: Reference | None) -> list[tuple[int, Pieces, Blocks]]:
-    """The chain of every leaf aligned with the row, the one that the row holds most of first."""
+    """The chain of every leaf aligned with the row, starting with the one that the row holds most of."""
     laid = []
     for leaf in _leaves(chains):
         seen = chains.seen[leaf]
@@ -119,7 +119,7 @@ class _RowColumns:
         self.laid = False
 
     def take(self, blocks: Blocks, regions: Sequence[Region]) -> bool:
-        """Fill in one chain; False, and nothing filled in, when the row holds less than half of it."""
+        """Fill in one chain; False, filling in nothing, when the row holds less than half of it."""
         recorded, held = blocks.matched()
         if not regions or len(recorded) * 2 < regions[-1].end:
             return False
@@ -140,7 +140,7 @@ class _RowColumns:
         return True
 
     def claimed(self, start: int, end: int) -> bool:
-        """Whether a call filled in before sampled these row tokens; for an empty range, those on both sides."""
+        """Whether an earlier filled-in call sampled these row tokens; for an empty range, those on both sides."""
         if start == end:
             start, end = start - 1, end + 1
         return start >= 0 and end <= len(self.turn) and bool((self.turn[start:end] >= 0).all())
@@ -157,7 +157,7 @@ class _RowColumns:
 
 
 def row_against_template(rollout: Rollout, rendered: RenderedConversation, reference: Reference) -> Found:
-    """The role of each row token, by the rendered messages; and where the template writes other tokens."""
+    """The role of each row token by the rendered messages, and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
     if row.token_ids is rendered.ids or np.array_equal(row.token_ids, rendered.ids):
@@ -175,14 +175,14 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     if rendered.told is None and rendered.byte_roles is None:
         view = _view_by_roles(held, rollout, reference)
     elif headed is not None and _answers_in(headed) == sum(message.sampled for message in rollout.messages):
-        view = headed  # the row's own headers fit better than those of a text that differs from it
+        view = headed  # the row's own headers fit better than those of a different text
     elif rendered.told is not None:
         view = _view_at(at, rendered.told, row.token_ids, canonical, reference)
     elif rendered.byte_roles is not None:
         view = _view(*rendered.byte_roles.of_tokens(at))
     generated = _generated(rendered)
     if not has_template_markers(held, canonical, reference):
-        view = None  # encoded without the template, so that nothing shows where its messages are
+        view = None  # encoded without the template, so nothing shows where its messages are
     if view is not None:
         view = with_answer_starts(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
@@ -192,7 +192,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         if stretch.start >= len(held):
             continue  # the row ends before the template does
         if _names_role(stretch, rollout):
-            continue  # a role that the template does not know was rendered as one that it does
+            continue  # a role unknown to the template was rendered as a known one
         own = answer_at(view, generated, stretch)
         mine = own is not None
         same_bytes = stretch.recorded.data == stretch.canonical.data
@@ -212,7 +212,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
 
 
 def _told_view(told: ToldTurns, rollout: Rollout) -> RowView:
-    """What was sampled of a rendered conversation whose turns control tokens show."""
+    """What was sampled in a rendered conversation whose turns control tokens show."""
     spans = tuple(SampledSpan(start, (closer, closer + 1)) for start, closer in told.turns)
     sound = Sound.NOTHING if rollout.turns else Sound.IDS
     return replace(_view(*told.of_tokens()), spans=spans, sound=sound)
@@ -225,14 +225,14 @@ def _view_at(at: Offsets, told: ToldTurns, ids: Ids, canonical: Pieces, referenc
 
 
 def _generated(rendered: RenderedConversation) -> Mask | None:
-    """`[N]` what of a rendered conversation a model would generate; None if unknown."""
+    """`[N]` what a model would sample in a rendered conversation; None if unknown."""
     if rendered.told is not None:
         return rendered.told.of_tokens()[1]
     return None if rendered.byte_roles is None else rendered.byte_roles.of_tokens(rendered.starts)[1]
 
 
 def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
-    """Whether a stretch is only the log's name for a role where the template has a common one."""
+    """Whether a stretch is only the log's name for a role that the template names differently."""
     recorded, canonical = (
         side.data.decode("utf-8", "replace").strip() for side in (stretch.recorded, stretch.canonical)
     )
@@ -241,16 +241,18 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
 
 
 def _effect(mine: bool, proven: bool) -> str:
-    """The effect of a difference against the template, as a clause."""
+    """The effect of a difference from the template, as a clause."""
     if proven:
-        return "its logprobs show that it was sampled this way: it would drift if the messages were rendered again"
+        return (
+            "its logprobs show that it was sampled this way, but it would drift if the messages were re-rendered"
+        )
     if mine:
         return "it may be what was sampled; only a log with the calls could prove it"
     return "the row holds tokens that the template does not write for these messages"
 
 
 def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
-    """The role of each row token, by its control tokens; and where the row differs from its re-encoding."""
+    """The role of each row token by its control tokens, and where the row differs from its re-encoding."""
     row = rollout.training_row
     assert row is not None
     held = reference.pieces(row.token_ids)
@@ -263,7 +265,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
             stretch,
             Against.REENCODED,
             Severity.NOTE,
-            "harmless if it was sampled this way: it would drift if the text were encoded again",
+            "harmless if it was sampled this way, but would drift if the text were re-encoded",
             regions=(),
             turn=None,
             where=Where.ROW,

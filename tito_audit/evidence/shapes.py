@@ -1,8 +1,8 @@
-"""The shapes of messages: all that a template can tell them apart by.
+"""The shapes of messages: everything by which a template can tell them apart.
 
-Two messages of the same shape are written in the same way: the same parts of them in the same order, with the same
-text of the template between them. The shape of a text says whether it is empty or one of the texts that the
-template asks for, and how the markers that it looks for divide it, see `render/fast/looked_for.py`.
+Two messages of the same shape are written the same way: the same parts in the same order, with the same template
+text between them. The shape of a text says whether it is empty or one of the texts that the template asks for, and
+how the markers that the template looks for divide it (see `render/fast/looked_for.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Shapes:
         self._sizes = frozenset((*sizes, 0, 1))
         self._measured = sizes
         self._begin = shared_start(inside[0], inside[-1]) if inside else ""
-        """How every marker begins, which is looked for first."""
+        """How every marker begins, to search for that first."""
         self._split = re.compile(f"({pattern_of(sorted(inside))})").split if inside else None
         self._of: dict[type, Callable[[Any], Shape]] = {
             str: self._text,
@@ -42,9 +42,8 @@ class Shapes:
         }
 
     def message(self, message: dict[str, Any]) -> tuple[Shape, Shape]:
-        """The shape of a message, and what a template can tell of it while it writes another one.
-
-        That is the same without the details of its calls.
+        """The shape of a message, and what a template sees of it while it writes another one: the same without the
+        details of its calls.
         """
         found = self._object(message)
         return found, (bool(message.get("tool_calls")), *(pair for pair in found if pair[0] not in _DETAILS))
@@ -77,6 +76,6 @@ class Shapes:
         return sizes, held, tuple(map(self._part, self._split(text)))
 
     def _part(self, part: str) -> str | None:
-        """What a template can tell of a part of a text between markers."""
+        """What a template can tell about a part of a text between markers."""
         bare = part.strip()
         return part if not bare or bare in self._whole or bare in self._inside else None

@@ -1,4 +1,4 @@
-"""How far a loss mask may lie off the spans of a row, and where each span then ended."""
+"""How far a loss mask may be off the spans of a row, and where each span then ended."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tito_audit.record.arrays import Mask
 from tito_audit.record.rollout import trained_runs
 
 FARTHEST = 4
-"""The most places off its tokens at which a mask or a column is looked for."""
+"""How many places off its tokens a mask or a column is looked for."""
 Ends: TypeAlias = tuple[int | None, ...]
-"""Where the sampling of each span ended; None where it is unknown which of its ends it was."""
+"""Where the sampling of each span ended; None where several ends are possible."""
 
 
 def slides_of(
     mask: Mask | None, spans: tuple[SampledSpan, ...], first: int
 ) -> tuple[dict[int | None, Ends], Ends]:
-    """Every number of places by which all trained runs may lie off their spans, with the ends of the spans then.
+    """Every number of places that all trained runs may be off their spans, with the ends of the spans then.
 
-    Also the ends for a mask that no single number accounts for: those of the spans that it trains, or leaves out,
-    in place. `first` is the first token that the mask covers: what slid before it is lost.
+    Also the ends for a mask that no single number explains: those of the spans that it trains, or leaves out, in
+    place. `first` is the first token that the mask covers: what slid before it is lost.
     """
     known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
     if mask is None or not mask.any():
@@ -72,7 +72,7 @@ def _together(known: Ends, ends: Sequence[int | None]) -> Ends:
 
 
 def _fitted(span: SampledSpan, runs: dict[int, int], far: int, bounds: tuple[int, int]) -> list[int] | None:
-    """The ends of a span for which a run lies `far` places off it; None where no run begins there.
+    """The ends of a span for which a run is `far` places off; None where no run begins there.
 
     [] where a run begins there but ends elsewhere.
     """

@@ -1,4 +1,4 @@
-"""Records of what a rollout trains, by which the rows of a run are compared with each other."""
+"""Records of what a rollout trains, for comparing the rows of a run with each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Runs = Sequence[tuple[int, int]]
 
 
 def trainings_of(rollout: Rollout) -> Trainings | None:
-    """What of a rollout is trained: by its training row, and by each of its calls; None where nothing is known."""
+    """What a rollout trains, in its training row and in each of its calls; None if nothing is known."""
     sequences: list[tuple[int, int, int]] = []
     spans: list[_Span] = []
     for turn, answer_id, found in _sequences(rollout):
@@ -40,7 +40,8 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
 
 
 def hit_again(said: TrainedAgain) -> Hit:
-    """What a row trains again or a call never, as a hit from the first of these tokens to the last."""
+    """What a row trains again, or what of a call is never trained, as a hit from the first such token to the
+    last."""
     where = Where.ROW if said.turn is None else Where.COMPLETION
     severity = None if said.trained else Severity.NOTE
     return Hit(where, said.runs[0][0], said.runs[-1][1], said.message, said.turn, said.cause, severity)
@@ -68,7 +69,7 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
 
 
 def _of_call(turn: Turn) -> list[_Span]:
-    """The spans of a call: its completion, or what of it was sampled; [] where its context is unknown."""
+    """The spans of a call: its completion, or the sampled parts of it; [] if its context is unknown."""
     if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
         return []
     before, size = len(turn.prompt_ids), len(turn.completion_ids)
@@ -82,7 +83,7 @@ def _of_call(turn: Turn) -> list[_Span]:
 
 
 def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
-    """`[C]` what of a completion its mask trains; None without a mask."""
+    """`[C]` what its mask trains in a completion; None without a mask."""
     for column in columns:
         if column.role is ColumnRole.LOSS_MASK and column.encoding is not None and len(column.values) == size:
             if column.encoding in (MaskEncoding.IMPLIED, MaskEncoding.ABSENT):
@@ -103,7 +104,7 @@ def _runs(mask: Mask) -> _Runs:
 def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span]:
     """The records of these trained runs, of the token after each, and of the end of the ids.
 
-    So rows meet of which one trains a turn end and the other does not.
+    This lets a row that trains a turn end match one that does not.
     """
     if not runs:
         return []
@@ -121,7 +122,7 @@ def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span]:
 
 
 def _sum(values: Logprobs) -> float:
-    """The logprob of all these tokens together, or more: what is no logprob counts as certain; NaN if none is one.
+    """An upper bound of these tokens' total logprob: what is not a logprob counts as certain; NaN if none is one.
 
     Values that are all the same are a placeholder.
     """
@@ -133,7 +134,7 @@ def _sum(values: Logprobs) -> float:
 
 
 def _answer_id(value: object) -> int:
-    """The hash of an id that a server gave to an answer; 0 for anything else."""
+    """The hash of a server's id of an answer; 0 for anything else."""
     if not isinstance(value, str) or not _ANSWER_ID.fullmatch(value):
         return 0
     digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()

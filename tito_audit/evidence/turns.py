@@ -1,11 +1,11 @@
-"""The turns of a model among the ids that a template wrote, told by control tokens alone.
+"""The model's turns in the ids that a template wrote, found by control tokens alone.
 
     <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n
                                            [ generation prompt    ][    sampled     ]
 
-This spares the second rendering that marks need (`render/sentinels.py`). It is relied on only where no message
-spells a control token, where there are as many generation prompts as answers, and where every answer ends with an
-end token. For the first conversation of each kind, and for a sample of the others, marks have to show the same.
+This saves the second rendering that marks need (`render/sentinels.py`). It is used only if no message spells a
+control token, there are as many generation prompts as answers, and every answer ends with an end token. For the
+first conversation of each kind, and for a sample of the rest, marks must show the same.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
 Turns = tuple[tuple[int, int], ...]
-"""For each answer the place of its first token and of its end token."""
+"""For each answer, the places of its first token and of its end token."""
 _Kind = tuple[object, ...]
 
 _ONE_IN = 256
-"""Of this many conversations of a kind, one is compared with what marks show."""
+"""One in this many conversations of a kind is compared with what marks show."""
 
 
 class TurnReader:
@@ -46,16 +46,16 @@ class TurnReader:
         self._ends[list(end_ids)] = True
         contents = sorted(vocabulary.piece(token) for token in vocabulary.special_ids)
         self._opening = shared_start(contents[0], contents[-1])
-        """How every control token begins, which is looked for first."""
+        """How every control token begins, to search for that first."""
         self._spelled = re.compile(pattern_of(contents))
         self._seen: dict[_Kind, int] = {}
-        """By kind of conversation, how many were read; -1 once marks showed something else."""
+        """How many conversations of each kind were read; -1 once marks showed something else."""
 
     def turns(self, rollout: Rollout, ids: Ids, proof: Callable[[Turns], bool]) -> Turns | None:
-        """The turns among the ids `[N]` of a rendered conversation; None where control tokens cannot tell.
+        """The turns in the ids `[N]` of a rendered conversation; None if control tokens do not show them.
 
-        `proof` compares them with what marks show, and is called for the first conversation of a kind and for one
-        in 256 of the others.
+        `proof` compares them with what marks show; it is called for the first conversation of a kind and for one
+        in 256 of the rest.
         """
         kind = _kind(rollout)
         seen = self._seen.get(kind, 0)
@@ -99,8 +99,8 @@ class TurnReader:
 
 
 def _answers(messages: Sequence[Message]) -> int:
-    """How many of these messages were sampled; 0 unless each was sampled or given as its role says, and every
-    answer is one text."""
+    """How many of these messages were sampled; 0 unless each was sampled or given as its role says and every
+    answer is a single text."""
     answers = 0
     for message in messages:
         if message.role not in COMMON_ROLES:
@@ -115,7 +115,7 @@ def _answers(messages: Sequence[Message]) -> int:
 
 
 def _kind(rollout: Rollout) -> _Kind:
-    """What templates tell conversations apart by: who speaks, and what there is besides plain text."""
+    """What lets templates tell conversations apart: who speaks, and what there is besides plain text."""
     shapes = frozenset(
         (
             one.role,
@@ -130,7 +130,7 @@ def _kind(rollout: Rollout) -> _Kind:
 
 
 def _texts(wires: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The texts in messages, and the keys and texts of objects in them."""
+    """All texts in messages, including the keys and texts of objects in them."""
     found: list[str] = []
     pending: list[Iterable[Any]] = [wire.values() for wire in wires]
     for values in pending:
@@ -147,7 +147,7 @@ def _texts(wires: Iterable[Mapping[str, Any]]) -> list[str]:
 def turn_reader(
     tokenizer: Tokenizer, template: Template, prompt: str | None, end_ids: frozenset[int]
 ) -> TurnReader | None:
-    """The reader for what a template writes; None where its generation prompt does not show turns."""
+    """The reader for what a template writes; None if its generation prompt does not show turns."""
     if not prompt or not tokenizer.vocabulary.special_ids or not end_ids:
         return None
     readers = _readers(tokenizer.vocabulary, template)
@@ -165,7 +165,7 @@ def _made(tokenizer: Tokenizer, prompt: str, end_ids: frozenset[int]) -> TurnRea
     (ids,) = tokenizer.encode_fast_batch([prompt])
     vocabulary = tokenizer.vocabulary
     control = vocabulary.control(ids)
-    # A control token opens it, and its tokens spell it.
+    # It opens with a control token, and its tokens spell it.
     if not len(ids) or not control[0] or vocabulary.text(ids) != prompt:
         return None
     return TurnReader(tokenizer, ids, end_ids)

@@ -1,4 +1,4 @@
-"""Unknown roles of a training row, whose tokens may or may not have been sampled."""
+"""Unknown roles in a training row, whose tokens may or may not have been sampled."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Unclear:
 
 
 def unclear_roles(evidence: Evidence) -> Unclear | None:
-    """The roles that leave open which row tokens were sampled; None where none does, or calls prove it."""
+    """The roles that leave open which row tokens were sampled; None if there are none, or calls prove it."""
     return evidence.once("unclear roles", _unclear_roles)
 
 
 def unclear_tokens(evidence: Evidence) -> Mask:
-    """`[T]` bool, True where the role of a row token is unknown, the end of its turn included."""
+    """`[T]` bool, True where the role of a row token is unknown, including the end of its turn."""
     return evidence.once("unclear tokens", _unclear_tokens)
 
 

@@ -21,14 +21,14 @@ from tito_audit.record.rollout import Rollout
 
 SAME_BYTES = frozenset((BlockKind.SAME, BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 _RENDERS = 16
-"""The most renderings that are tried for one sequence."""
+"""How many renderings are tried for one sequence."""
 
 
 _MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>|<start_of_turn>|\[INST\]|<\|?turn\|?>")
 
 
 def holds_marker(text: str) -> bool:
-    """Whether a text holds a marker with which published templates open or close messages."""
+    """Whether a text holds a marker that published templates use to open or close messages."""
     return _MARKER.search(text) is not None
 
 
@@ -49,7 +49,7 @@ class UnmatchedSequence:
     recorded: Ids
     messages: tuple[Message, ...]
     opens: bool
-    """True if it ends with a generation prompt (a prompt), False if with an answer (a row)."""
+    """True if it ends with a generation prompt (a prompt), False if it ends with an answer (a row)."""
     left: int = field(default=_RENDERS)
     """How many more renderings may be tried."""
 
@@ -81,13 +81,13 @@ class UnmatchedSequence:
 
     @property
     def bos(self) -> str:
-        """The BOS text that the template begins with; empty where it writes none."""
+        """The BOS text that the template begins with; empty if it writes none."""
         assert self.reference.renderer is not None
         literal = self.reference.renderer.special_tokens.get("bos_token", "")
         return literal if literal and (self.canonical or "").startswith(literal) else ""
 
     def write(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
-        """What the template writes for other messages or tools; None where it fails, or no renderings are left."""
+        """What the template writes for other messages or tools; None if it fails, or no renderings are left."""
         if self.left <= 0 or not messages:
             return None
         self.left -= 1
@@ -97,7 +97,7 @@ class UnmatchedSequence:
             return None
 
     def differing(self, text: str) -> list[tuple[int, int]]:
-        """The stretches of recorded tokens whose bytes differ from a text's."""
+        """The ranges of recorded tokens whose bytes differ from a text's."""
         encoded = self.reference.encode_as(text, self.recorded)
         if np.array_equal(encoded, self.recorded):
             return []

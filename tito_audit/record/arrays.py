@@ -1,4 +1,4 @@
-"""The arrays of a rollout, and how they are made of plain values.
+"""The arrays of a rollout, and how they are made from plain values.
 
 Axis letters in names and comments: `T` tokens of a training row, `P` tokens of one prompt, `C` tokens of one
 completion, `B` blocks of an alignment, `V` the vocabulary.
@@ -89,7 +89,7 @@ def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.flo
 
 def json_kind(value: object) -> str:
     """The type of a value in JSON's words, for messages."""
-    if isinstance(value, np.generic):  # an entry of an array
+    if isinstance(value, np.generic):  # an array element
         value = value.item()
     if value is None:
         return "null"

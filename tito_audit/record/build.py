@@ -1,4 +1,4 @@
-"""Columns of turns and training rows, made of raw values: fitted by length, never dropped, never padded."""
+"""Columns of turns and training rows, made from raw values: fitted by length, never dropped or padded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def training_row(
     `loss_mask` or `logprobs` None. `other` holds the other per-token columns with their move policies; those whose
     length does not fit are left out, since a row may hold any list. `absent_mask_trains_response` is the slime
     convention: null trains everything after the prompt. `shifts` says whether mask and logprobs of this log leave
-    out the first token, which nothing predicts; None: perhaps, if logprobs next to a mask over all tokens show it.
+    out the first token, which nothing predicts; None: only if logprobs next to a mask over all tokens show it.
     `whole`: both always have an entry for every token.
     """
     full = len(token_ids)
@@ -95,8 +95,8 @@ def call_columns(
 
 
 def _shows_shift(logprobs: Logprobs, masks: Sequence[Column], loss_mask: Mask | None) -> bool:
-    """Whether logprobs without a first entry are complete: the mask lacks it too, or only that way do they fit
-    it."""
+    """Whether logprobs are complete without a first entry: the mask lacks it too, or they fit the mask only that
+    way."""
     if loss_mask is None or any(mask.alignment is Alignment.SHIFTED for mask in masks):
         return True
     return _fits(logprobs, loss_mask[1:]) and not _fits(logprobs, loss_mask[:-1])
@@ -114,7 +114,7 @@ def _fits(logprobs: Logprobs, trained: Mask) -> bool:
 def _mask_column(
     name: str, entries: Raw, token_ids: Ids, prompt_length: int | None, shifts: bool | None
 ) -> tuple[Column, Mask | None]:
-    """The mask as recorded, and as `[T]`; None for that if its values or its length do not fit."""
+    """The mask as recorded, and as `[T]`; None for the latter if values or length do not fit."""
     raw = column_values(entries)
     fit = alignment_by_length(len(raw), full=len(token_ids), prompt_length=prompt_length)
     fit = None if fit is Alignment.SHIFTED and shifts is False else fit
@@ -128,7 +128,7 @@ def _mask_column(
 
 
 def column_values(entries: Raw) -> NDArray[Any]:
-    """Entries as numbers if all are numbers (None as NaN), else as objects; one a token."""
+    """Entries as numbers if all are numbers (None as NaN), else as objects; one per token."""
     if isinstance(entries, np.ndarray):
         return entries
     kinds = set(map(type, entries))

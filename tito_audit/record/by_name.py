@@ -1,4 +1,4 @@
-"""Columns that are known by their name: the weights that sampled each token, and a trainer's own logprobs."""
+"""Columns recognized by name: the version of the weights that sampled each token, and a trainer's own logprobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRAINERS = frozenset(
         "trainer_logprobs",
     )
 )
-"""Columns in which a trainer wrote the policy's own logprobs, where another column holds the sampler's.
+"""Columns in which a trainer wrote the policy's own logprobs, next to the sampler's in another column.
 
 verl, TRL and rLLM write `old_…` before the update, NeMo-RL `prev_logprobs`, prime-rl `trainer_logprobs`, slime and
 miles `log_probs`, AReaL `prox_logp`. Reference models and teachers are other policies.
@@ -50,10 +50,10 @@ def trainer_columns(columns: Iterable[Column]) -> list[Column]:
 
 
 def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
-    """Whether a log says which weights sampled a rollout, and whether it has logprobs of a trainer."""
+    """Whether a log says which weights sampled a rollout, and whether it has a trainer's logprobs."""
     row, stated, trainers = rollout.training_row, rollout.stated, False
     versions = bool(stated.policy_versions) or "weight_versions" in stated.facts
-    # Asked of every rollout: loops, without generators.
+    # Called for every rollout: plain loops, no generators.
     holders: tuple[TrainingRow | Turn, ...] = rollout.turns if row is None else (row, *rollout.turns)
     for holder in holders:
         for column in holder.columns:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tito_audit.record.arrays import Ids, Mask
 
 _NO_ID = 2**31
-"""Numbers from here on are neither token ids nor weights."""
+"""From here on, numbers are neither token ids nor weights."""
 
 
 class Alignment(StrEnum):
@@ -50,7 +50,7 @@ class MovePolicy(StrEnum):
     """What happens to a column's entries when tokens move or change."""
 
     MOVE = "move"  # moves with its token
-    COPY = "copy"  # derived from the ids and derived again
+    COPY = "copy"  # derived from the ids, and derived again
     STALE = "stale"  # computed by a trainer from the old ids; wrong at and after any change
     DROP = "drop"  # cannot be rebuilt (expert routing, kept-token sets)
 
@@ -67,9 +67,10 @@ class Column:
     """None when the length fits nothing that it could describe; REC002 and LPR501 report that."""
     policy: MovePolicy = MovePolicy.MOVE
     encoding: MaskEncoding | None = None
-    """Of a mask; None for other roles, or when the values are not a mask."""
+    """The encoding of a mask; None for other roles, or when the values are not a mask."""
     sentinel: float | None = None
-    """Of logprobs: what the format writes where there is none; None when it writes null or nothing."""
+    """What the format writes where there is no logprob; None when it writes null or nothing, and for other
+    roles."""
 
 
 def alignment_by_length(
@@ -100,7 +101,7 @@ def spread(
     trained: Mask | None = None,
     fill: Any = np.nan,
 ) -> NDArray[Any]:
-    """A column as one entry for each token, `[full]`; `fill` where it has none."""
+    """A column with one entry for each token, `[full]`; `fill` where it has none."""
     if alignment is Alignment.FULL:
         return values
     out = np.full(full, fill, dtype=np.result_type(values.dtype, type(fill)))
@@ -119,7 +120,7 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
     """How a mask column is encoded; None when its values are not a mask.
 
     Booleans are BOOL; 0 and 1 BINARY; -100 and ids LABELS (Atropos, NousResearch/atropos
-    `atroposlib/envs/base.py`), which without a -100 have to be the `ids` of their tokens; 0 and positive weights
+    `atroposlib/envs/base.py`), which, if no -100 occurs, must be the `ids` of their tokens; 0 and positive weights
     FLOAT. Other whole numbers count or number something (segments, turns) and say nothing about the loss.
     """
     if values.dtype.kind == "b":
@@ -144,8 +145,7 @@ def _are_labels(values: NDArray[Any]) -> bool:
 
 
 def _are_weights(values: NDArray[Any]) -> bool:
-    """Whether these floats are weights; several different whole numbers are segment numbers that a table stored
-    as floats."""
+    """Whether these floats are weights; several different whole numbers are segment numbers stored as floats."""
     if values.dtype.kind != "f" or values.min() < 0 or values.max() >= _NO_ID:
         return False
     fractions = bool((values != np.floor(values)).any())

@@ -35,7 +35,7 @@ def edits_between(old: Any, new: Any, path: Path = ()) -> Iterator[Edit]:
     """The smallest edits that turn `old` into `new`; parts that are the same object are not compared.
 
     Objects are compared key by key. Lists of equal length that hold objects or lists are compared entry by entry;
-    any other list is one value.
+    any other list counts as one value.
     """
     if old is new:
         return
@@ -53,7 +53,7 @@ def edits_between(old: Any, new: Any, path: Path = ()) -> Iterator[Edit]:
 
 
 def with_edits(value: Any, edits: Sequence[Edit]) -> Any:
-    """A value with edits applied; what they do not touch is shared, not copied."""
+    """A value with edits applied; untouched parts are shared, not copied."""
     for edit in edits:
         value = _edited(value, edit.path, edit.value)
     return value
@@ -83,7 +83,7 @@ def _nested(value: Any) -> bool:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether two values are equal and of one type: 1, 1.0 and True differ, and so do a list and an array."""
+    """Whether two values are equal and of the same type: 1, 1.0 and True differ, and so do a list and an array."""
     if type(old) is not type(new):
         return False
     if isinstance(old, np.ndarray):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
 from tito_audit.record.rollout import Place, Rollout
@@ -26,7 +26,7 @@ class Severity(IntEnum):
 
     @classmethod
     def bar(cls, word: str) -> Severity | None:
-        """The severity from which findings count under this word of `fail_on`; None for `never`."""
+        """The lowest severity that counts for this `fail_on` value; None for `never`."""
         return None if word == "never" else cls[word.upper()]
 
 
@@ -36,7 +36,12 @@ class Where(StrEnum):
     PROMPT = "prompt"  # Turn.prompt_ids of the finding's turn
     COMPLETION = "completion"  # Turn.completion_ids of the finding's turn
     ROW = "row"  # TrainingRow.token_ids; of REC findings without tokens, the row of the file
-    LOG = "log"  # no tokens: the finding is of the whole log, and its place is the first row that shows it
+    LOG = "log"  # no tokens: the finding is about the whole log, and its place is the first row that shows it
+
+
+SAMPLED, PROMPT, NEXT_PROMPT, TRAINING_ROW = "sampled", "prompt", "next prompt", "training row"
+PREVIOUS_CALL, RE_ENCODED, TEMPLATE = "previous call", "re-encoded", "template"
+"""Labels of sides: what holds the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,9 @@ class Side:
 
     ids: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
+    label: str = ""
+    """What holds these tokens: `sampled`, `next prompt`, `training row`, `re-encoded`, `template`, …; "" if the
+    hit's `where` says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +64,41 @@ class Hit:
     end: int
     """`start` and `end` are a half-open token range of that sequence; if equal, a place between tokens."""
     message: str
-    """One sentence for a researcher: what is wrong here and what it does to training."""
+    """One sentence for a researcher: what is wrong and what it does to training."""
     turn: int | None = None
     cause: str = ""
     """A few words that group findings: `tool call spacing`, `reasoning stripped`, `shifted by +1`."""
     severity: Severity | None = None
     """Overrides the rule's own severity for this hit."""
     recorded: Side = field(default_factory=Side)
+    """The tokens of the sequence that `where` names."""
     canonical: Side = field(default_factory=Side)
+    """What another source holds there."""
+    before: Side = field(default_factory=Side)
+    """A few tokens before the difference, the same on both sides."""
+    after: Side = field(default_factory=Side)
+    """A few tokens after it, the same on both sides."""
+    later_turn: int | None = None
+    """The turn whose prompt holds the other tokens or breaks its history; None if no prompt does."""
+    identity: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """The ids of both sides that make up the fingerprint; None: those of `recorded` and `canonical`."""
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """What holds the tokens of `recorded` and of `canonical`."""
+        own = {Where.PROMPT: PROMPT, Where.COMPLETION: SAMPLED, Where.ROW: TRAINING_ROW, Where.LOG: ""}[self.where]
+        other = self.canonical.label or (RE_ENCODED if self.canonical.ids or self.canonical.pieces else "")
+        return self.recorded.label or own, other
+
+    @property
+    def sampled_first(self) -> tuple[Side, Side]:
+        """Both sides, labelled; what was sampled comes first."""
+        recorded, canonical = (
+            replace(side, label=label)
+            for side, label in zip((self.recorded, self.canonical), self.labels, strict=True)
+        )
+        swap = canonical.label in (SAMPLED, PREVIOUS_CALL) and recorded.label != SAMPLED
+        return (canonical, recorded) if swap else (recorded, canonical)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +110,37 @@ class Finding:
     place: Place
     hit: Hit
     repair: str | None = None
-    """Name of the repair that claims it; None if none does."""
+    """The name of the repair that claims it; None if none does."""
     known: bool = False
-    """True when the run's baseline holds it, so it fails no gate."""
+    """True when it is in the run's baseline, so it fails no gate."""
+    headline: str = ""
+    """What it and the findings that follow from it add up to, with `{n}` for how many of `unit`."""
+    because_of: str | None = None
+    """The fingerprint of the finding in its rollout that it follows from; None if it is a root."""
+
+    @property
+    def unit(self) -> str:
+        """What a headline counts: a prompt, completion, … with such findings counts once, however many it has."""
+        hit = self.hit
+        if hit.where is Where.LOG:
+            return "log"
+        if hit.later_turn is not None:
+            return "prompt"
+        if hit.canonical.label == TRAINING_ROW:
+            return TRAINING_ROW
+        return {Where.PROMPT: "prompt", Where.COMPLETION: "completion"}.get(hit.where, "rollout")
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that stay the same when rows before it come or go or the log is renamed.
+        """16 hexadecimal digits that stay the same when earlier rows are added or removed, or the log is renamed.
 
         Rollouts of one prompt may share it: it depends only on tokens and cause.
         """
         hit = self.hit
         parts = (self.code, self.place.item, hit.turn, hit.where, hit.start, hit.end, hit.cause)
+        ids = hit.identity or (hit.recorded.ids, hit.canonical.ids)
         # Pieces need a tokenizer and add nothing to ids.
-        text = repr((parts, hit.recorded.ids, hit.canonical.ids, () if hit.recorded.ids else hit.recorded.pieces))
+        text = repr((parts, *ids, () if ids[0] else hit.recorded.pieces))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -99,6 +151,8 @@ class Skip:
     code: str
     because: str
     """`no messages`, `no logprobs`, `no tokenizer`, …"""
+    applies: bool = True
+    """False where the rollout holds nothing for the rule to check: a single call has no link to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +168,26 @@ class Result:
     """`turns`, `tokens`, `generated_tokens` of this rollout."""
     told_by: tuple[str, ...] = ()
     """The keys by which the format was recognized, on one of the first rows of each format in a file."""
+    unread: tuple[tuple[str, str], ...] = ()
+    """Unread columns of one of a file's first rows that look like ids, masks, logprobs or messages: what each
+    looks like, and its path."""
     observed: object = None
-    """What a viewer shows next to the findings, if a report asked for it; only viewers read it."""
+    """What a viewer shows next to the findings, if a report asked for it; only viewers read this."""
     witness: Witness | None = None
     """What the row shows about how its log was written; None when it shows nothing."""
     trainings: Trainings | None = None
-    """What the rollout trains, to be compared with the other rows of the run; None where nobody asks."""
+    """What the rollout trains, for comparison with the other rows of the run; None if not needed."""
     misfit: Finding | None = None
     """The finding that the log was written with another tokenizer or template; rules that would only repeat it
-    were held back."""
+    were not run."""
     told: tuple[Finding, ...] = ()
-    """Findings of its whole log that were made before its rows, the same for every result of the log."""
+    """Findings about its whole log that come before its rows; the same for every result of the log."""
+    partial: tuple[Skip, ...] = ()
+    """Rules that ran, but could not look at some of the calls."""
     of_log: bool = False
-    """True for findings of a whole log or run: the result is neither a rollout nor an unreadable row."""
+    """True for findings about a whole log or run: the result is neither a rollout nor an unreadable row."""
 
     @property
     def between_rows(self) -> bool:
-        """Whether its findings compare one rollout of the run, which has a result of its own, with others."""
+        """Whether its findings compare one rollout of the run, which has its own result, with others."""
         return self.of_log and any(finding.hit.where is not Where.LOG for finding in self.findings)

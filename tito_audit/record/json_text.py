@@ -1,4 +1,4 @@
-"""Edits applied to JSON text; every byte outside the edited values stays as it is."""
+"""Applies edits to JSON text; every byte outside the edited values is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = tuple[int, int, str]
 def rewrite_json(text: str, edits: Sequence[Edit]) -> str:
     """The text with edits applied to the value it holds; `text` itself when there are none.
 
-    `text` has to be JSON that Python or orjson can read. White space, key order, escapes, the spelling of numbers
+    `text` must be JSON that Python or orjson can read. White space, key order, escapes, the spelling of numbers
     and repeated keys (of which the last counts, as for parsers) are kept; new values are written in the style of
     those they replace. ValueError when a path leads nowhere.
     """
@@ -113,7 +113,7 @@ def _change_object(text: str, start: int, node: _Tree, outer: _Style, changes: l
             gap = _gap(text, spans, style)
             changes.append((left[-1][1], left[-1][1], "".join(gap + new for new in added)))
     elif added or spans:
-        # An object without members takes the layout of its container.
+        # An empty object takes the layout of its container.
         outside = style.margin, outer.margin
         if spans:
             outside = text[start + 1 : spans[0][0]], text[spans[-1][1] : end - 1]
@@ -150,7 +150,7 @@ class _Style:
     """How the entries of a container are written."""
 
     comma: str = ", "
-    """Between entries on one line."""
+    """What separates entries on one line."""
     colon: str = ": "
     margin: str = ""
     """The line break and indentation before each entry; empty on one line."""
@@ -253,8 +253,8 @@ def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
 
 
 def _origins(old: Sequence[Any], new: Sequence[Any]) -> list[int | None]:
-    """For each new entry the old one whose spelling it takes: at the same place from either end, else the first
-    equal one."""
+    """For each new entry, the old entry whose spelling it takes: the one at the same place from either end, else
+    the first equal one."""
     kinds = {type(value) for value in old}
     mixed = int in kinds and float in kinds
     was, now = _keys(old, mixed), _keys(new, mixed)

@@ -1,4 +1,4 @@
-"""Messages in the chat form that templates read; what was logged is kept as it was."""
+"""Messages in the chat form that templates read; what was logged is kept unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Message:
     """The reasoning, if the log keeps it separate from the content; else None."""
     tool_calls: tuple[ToolCall, ...] = ()
     stated_speaker: str | None = field(default=None, compare=False, repr=False)
-    """Who speaks, if the run states which roles were sampled; None: as the role implies."""
+    """Who speaks, if the run states which roles were sampled; None: go by the role."""
 
     @property
     def speaker(self) -> str:
@@ -66,7 +66,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The content as one string, without parts that are not text."""
+        """The content as one string; parts that are not text are left out."""
         if isinstance(self.content, str):
             return self.content
         parts = self.content or ()
@@ -126,7 +126,7 @@ def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
 
 
 def without_arrays(value: Any) -> Any:
-    """A value with lists in place of a table's numpy arrays; the value itself if it holds none.
+    """A value with a table's numpy arrays as lists; the value itself if it holds none.
 
     Templates can neither compare such arrays nor write them.
     """
@@ -152,12 +152,12 @@ def _plain(value: Any) -> Any:
 
 
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
-    # Values from JSON are plain dicts, and checking the type costs less than asking whether it is a Mapping.
+    # Values from JSON are plain dicts, and checking the exact type is cheaper than isinstance with Mapping.
     return type(value) is dict or isinstance(value, Mapping)
 
 
 def _content(value: object, where: str) -> str | tuple[Mapping[str, Any], ...]:
-    """Content that is not a plain `str`: a subclass of it, or parts."""
+    """Content that is not a plain `str`: a subclass, or parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, Sequence):

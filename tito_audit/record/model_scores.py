@@ -1,4 +1,4 @@
-"""ModelScores: what a model says of the sampled tokens of one rollout."""
+"""ModelScores: a model's logprobs of one rollout's sampled tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tito_audit.record.arrays import Logprobs, Mask
 
 RECORDED = "recorded_logprobs"
-"""The column that keeps recorded logprobs which a model's replace."""
+"""The column that keeps recorded logprobs after a model's have replaced them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,14 @@ class ModelScores:
     """The logprobs of a model, each token given all tokens before it."""
 
     said: str
-    """Who says so: model, weights, provider and date, as a clause for notes."""
+    """Where they come from: model, weights, provider and date, as a clause for notes."""
     calls: Mapping[int, Logprobs] = field(default_factory=dict)
-    """By call: `[C]` of its completion; NaN where the model says nothing."""
+    """By call: `[C]` for its completion; NaN where the model gives none."""
     row: Logprobs | None = None
-    """`[T]` of the training row; NaN outside of the loss; None where it was not scored."""
+    """`[T]` for the training row; NaN outside the loss; None if it was not scored."""
     recorded: Mapping[int | None, Mask] = field(default_factory=dict)
-    """By call, and None for the row: True where what the log has is a logprob, not a gap or a placeholder."""
+    """By call, and under None for the row: True where the log has a logprob, not a gap or a placeholder."""
     replaces: bool = False
-    """Whether they also replace logprobs that the log states."""
+    """Whether they also replace recorded logprobs."""
     adds: bool = True
-    """Whether a column may be added where the log has none; tables have fixed columns."""
+    """Whether a column may be added if the log has none; tables have fixed columns."""

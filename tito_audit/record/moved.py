@@ -1,4 +1,4 @@
-"""A training row's columns moved with its tokens: nothing summed, padded or invented."""
+"""Moves a training row's columns with its tokens: nothing is summed, padded or invented."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Moved:
     dropped: tuple[str, ...] = ()
     """Columns that cannot be rebuilt and are removed."""
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """By column: how many of its entries have no recorded value."""
+    """By column, how many entries have no recorded value."""
 
 
 def moved_row(
@@ -41,8 +41,8 @@ def moved_row(
 
     `source` `[T']` is the old position of each token, -1 for a new one. `loss_mask` and `logprobs` `[T']` are the
     new values of their columns; None: the row has none. `prompt_length` is where the response now begins; None:
-    where the old boundary's token went. RecordError when a column cannot express it (a trained prompt in a mask
-    over the response).
+    wherever the token at the old boundary went. RecordError when a column cannot express it (a trained prompt in a
+    mask over the response).
     """
     if loss_mask is not None and row.loss_mask is None:
         loss_mask = None if not _column(row, ColumnRole.LOSS_MASK) else loss_mask
@@ -147,7 +147,7 @@ class _Mover:
         if column.sentinel is not None:
             lost = np.isnan(values)
             if column.alignment is not None:
-                # A null of the log stays null.
+                # A null in the log stays null.
                 lost &= (self.source < 0) | ~np.isnan(self._full(column, np.nan)[self.source])
             values = np.where(lost, column.sentinel, values)
         return self._cut(column, values, alignment=self._alignment(column))
@@ -229,7 +229,7 @@ def _whole(column: Column) -> np.dtype[Any]:
 
 
 def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Objects in the old dtype if it can express "unknown" (floats, as NaN); else they stay objects."""
+    """Objects in the old dtype if it can express "unknown" (floats, as NaN); otherwise they stay objects."""
     if dtype.kind == "f":
         return np.array([np.nan if value is None else value for value in values], dtype)
     if dtype.kind == "O" or any(value is None for value in values):

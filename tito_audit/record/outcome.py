@@ -17,24 +17,24 @@ class Outcome:
     before: tuple[Result, ...]
     """Its rollouts as read; one Result without a rollout for an unreadable row."""
     after: tuple[Result, ...]
-    """Its rollouts as written, read and audited again; equal to `before` when nothing changed; () when the row
-    was moved to the quarantine."""
+    """Its rollouts as written, read back and audited again; equal to `before` when nothing changed; () when the
+    row was moved to the quarantine."""
     cured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By repair: the codes that it cured, in the order in which repairs were tried."""
+    """By repair, the codes that it fixed, in the order in which repairs were tried."""
     declined: Mapping[str, str] = field(default_factory=dict)
-    """By repair that claimed a finding and did not cure it: the reason."""
+    """For each repair that claimed a finding and did not fix it, the reason."""
     needs_unsafe: frozenset[str] = frozenset()
-    """Those of them that would have run with unsafe repairs allowed."""
+    """The repairs among them that `--unsafe` would have allowed."""
     notes: tuple[str, ...] = ()
-    """Notes of the repairs: costs, marks, columns that could not move with the tokens."""
+    """Notes from the repairs: costs, marks, columns that could not move with the tokens."""
     costs: tuple[str, ...] = ()
-    """Those of the notes that a run sums up."""
+    """The notes among them that a run adds up."""
     rows: int = 1
-    """How many rows are written in place of this one: more than 1 after a fork, 0 in quarantine."""
+    """How many rows are written for this one: more than 1 after a fork, 0 in quarantine."""
     more_tokens: int = 0
-    """How many more tokens the rows of a fork hold than one row would."""
+    """How many more tokens the rows of a fork hold than a single row."""
     quarantined: str | None = None
-    """Why it was moved to the quarantine; None when it was not."""
+    """Why it was moved to the quarantine; None if it was not."""
 
     @property
     def repaired(self) -> bool:

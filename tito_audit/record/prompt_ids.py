@@ -1,4 +1,4 @@
-"""The ids of a prompt, which become numbers or JSON only where that is asked for, and once."""
+"""The ids of a prompt, converted to numbers or JSON only on demand, and once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Ids
 
 
 class PromptIds(Sequence[int]):
-    """Token ids as an array or as plain numbers; not to be changed once they are here."""
+    """Token ids as an array or as plain numbers; do not modify them afterwards."""
 
     __slots__ = ("_given", "_json", "_plain")
 
@@ -23,7 +23,7 @@ class PromptIds(Sequence[int]):
 
     @property
     def whole(self) -> Sequence[int]:
-        """The ids as they were given: a tuple, or these where it was an array."""
+        """The ids as given: a tuple, or this object if they were an array."""
         return self._given if isinstance(self._given, tuple) else self
 
     @property
@@ -35,7 +35,7 @@ class PromptIds(Sequence[int]):
 
     @property
     def json(self) -> bytes:
-        """The ids as a list of JSON, without spaces."""
+        """The ids as a JSON list without spaces."""
         if self._json is None:
             given = self._given if isinstance(self._given, tuple) else np.ascontiguousarray(self._given)
             self._json = orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -12,15 +12,15 @@ class RepairedRollout:
     """A rollout as a repair leaves it.
 
     `place.item` says which rollout of the row it replaces; several with the same item are the parts of a fork, in
-    order. A repair changes prompts, columns and the training row, and may leave out turns; it never changes a
+    order. A repair may change prompts, columns and the training row, and leave out turns; it never changes a
     completion.
     """
 
     rollout: Rollout
     turns_from: tuple[int, ...]
-    """For each turn of `rollout`, its number in the rollout as read."""
+    """For each turn of `rollout`, its number in the original rollout."""
 
 
 def unmended(rollout: Rollout) -> RepairedRollout:
-    """A rollout as it was read, with all its turns."""
+    """An unchanged rollout with all its turns."""
     return RepairedRollout(rollout, tuple(range(len(rollout.turns))))

@@ -1,4 +1,4 @@
-"""Place, Turn, TrainingRow, Rollout: what was sampled and what a trainer is given."""
+"""Place, Turn, TrainingRow, Rollout: what was sampled and what a trainer gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IdsFrom(StrEnum):
     """Where the completion ids of a turn come from."""
 
     LOGGED = "logged"  # the log holds ids
-    RECOVERED = "recovered"  # looked up from token strings or bytes: a guess, and marked as one
+    RECOVERED = "recovered"  # looked up from token strings or bytes: a guess, and marked as such
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """One generated token as an OpenAI-style log writes it, without an id."""
+    """One sampled token as an OpenAI-style log writes it, without an id."""
 
     text: str
     data: bytes | None
@@ -55,16 +55,16 @@ class Turn:
     prompt_ids: Ids | None
     """`[P]` the complete prompt of the call; None when the log does not hold it."""
     completion_ids: Ids | None
-    """`[C]` what was generated, end token included when it was sampled; None when not logged."""
+    """`[C]` what was sampled, including the end token if it was sampled; None when not logged."""
     completion_logprobs: Logprobs | None = None
     """`[C]` NaN: not recorded; None when absent or when the length does not fit (see `columns`)."""
     message_index: int | None = None
     """The assistant message of `Rollout.messages` that it produced; None if the log does not say."""
     prompt_messages: tuple[Message, ...] | None = None
-    """What this call was sent, if the log says so for each call; None: the messages of the rollout before
+    """What this call was sent, if the log says so per call; None: the messages of the rollout before
     `message_index`."""
     prompt_text: str | None = None
-    """The rendered prompt as text when the log has it; special tokens may be missing."""
+    """The rendered prompt as text, if logged; special tokens may be missing."""
     completion_text: str | None = None
     """The decoded completion as logged; special tokens may be missing."""
     finish_reason: str | None = None
@@ -77,7 +77,7 @@ class Turn:
     columns: tuple[Column, ...] = ()
     """Every per-token column of the call as recorded, logprobs included, aligned to the completion."""
     alternatives: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
-    """The different logprobs of the top k of some of its first tokens; () when the log has only one a token."""
+    """The distinct top-k logprobs at some of its first tokens; () when the log has only one per token."""
 
     @property
     def seen_ids(self) -> Ids | None:
@@ -104,21 +104,21 @@ class TrainingRow:
     loss_mask: Mask | None
     """`[T]` True where trained; None when the log has no mask, or none that fits."""
     logprobs: Logprobs | None
-    """`[T]` as recorded, sentinels included; NaN where nothing was; None when the log has no column, or none
-    that fits."""
+    """`[T]` as recorded, including sentinels; NaN where nothing was recorded; None when the log has no column, or
+    none that fits."""
     prompt_length: int | None = None
-    """Tokens before the first sampled one, when the log says."""
+    """How many tokens precede the first sampled one, if the log says."""
     sentinel: float | None = None
     """What the format writes where there is no logprob (Atropos 1.0, most others 0.0); None: nothing."""
     columns: tuple[Column, ...] = ()
     """Every per-token column as recorded: masks, logprobs and all others."""
     finish_reasons: tuple[str | None, ...] = ()
-    """Why sampled turns of the row ended, as far as the log says: for its last turns, in order."""
+    """Why turns of the row ended, as far as the log says: for its last turns, in order."""
     padding: Padding = Padding()
-    """The padding around the row in the log; only formats that write rows use it."""
+    """The padding around the row in the log; used only by formats that write rows."""
     hidden: Mask | None = None
     """`[T]` True where an attention mask hides a token that is not padding: visible tokens surround it, or the
-    loss mask trains it. None: no token is hidden."""
+    loss mask trains it. None: nothing is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Rollout:
 
 
 def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
-    """The rollout with the speaker of each message; the rollout itself if sampled roles are not stated."""
+    """The rollout with each message's speaker; the rollout itself if the sampled roles are not stated."""
     if not speakers.stated or not rollout.messages:
         return rollout
     messages = tuple(replace(one, stated_speaker=speakers.speaker(one.role)) for one in rollout.messages)
@@ -155,7 +155,7 @@ def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
 
 
 def hidden_and_trained(row: TrainingRow | None) -> Mask | None:
-    """`[T]` tokens that are trained although an attention mask hides them; None: there are none."""
+    """`[T]` tokens that are trained although an attention mask hides them; None if there are none."""
     if row is None or row.hidden is None or row.loss_mask is None:
         return None
     both: Mask = row.hidden & row.loss_mask
@@ -180,7 +180,7 @@ def visible_part(row: TrainingRow) -> tuple[int, int]:
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:
     """The half-open runs `[start, end)` in which the mask is true, in order."""
-    # A search through bytes takes less time than three small arrays.
+    # Searching bytes is faster than making three small arrays.
     trained, end = loss_mask.tobytes(), 0
     runs: list[tuple[int, int]] = []
     while (start := trained.find(1, end)) >= 0:

@@ -20,7 +20,8 @@ class Layout(StrEnum):
 
 
 _INSIDE: Mapping[Layout, Path] = {Layout.PLAIN: (), Layout.PARALLEL: ("token_logprobs",)}
-"""Where inside its place an array is a list by itself; single values in objects and triples are found as such."""
+"""Where, inside its place, the array is a separate list; single values in objects and triples are found
+directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Source:
     path: Path
     layout: Layout = Layout.PLAIN
     part: tuple[int, int] | None = None
-    """The range of entries stored here, if the array is spread over several places; None for all."""
+    """The range of entries stored here, if the array is split over several places; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,13 @@ class CallSource:
     counters: tuple[Counter, ...] = ()
     """Objects that count its tokens."""
     entry: Path | None = None
-    """The object that is the call, if all its columns have names in use."""
+    """The object that is the call, if all its columns have known names."""
     scored: bool = False
     """True if the server scored the old prompt, so that it cannot change."""
     whole: str = "{name} holds the tokens too, so it cannot be left out"
     """The error if a column without a source would be dropped, or logprobs in several places would get fewer."""
     retries: tuple[tuple[Turn, CallSource], ...] = ()
-    """Earlier calls with the same prompt, which are not turns; their prompts change with this one's."""
+    """Earlier calls with the same prompt that are not turns; their prompts change with this one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,12 @@ class Sources:
     calls: tuple[CallSource, ...] = ()
     """One for each turn."""
     implied: tuple[Path, ...] = ()
-    """Lists that the rollout already implies, such as a mask that trains a whole call."""
+    """Lists implied by the rollout, such as a mask that trains a whole call."""
 
 
 def places_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iterator[Path]:
-    """The paths of all columns that rollouts hold; everything inside a path belongs to it."""
-    # A row without ids may be read as fewer rollouts, without their calls.
+    """The paths of all columns that rollouts hold, including everything below each path."""
+    # A row without ids may be read as fewer rollouts, without calls.
     for own, rollout in zip(sources, rollouts, strict=False):
         yield from own.implied
         row = rollout.training_row

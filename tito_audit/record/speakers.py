@@ -1,4 +1,4 @@
-"""Who wrote a message: the roles that logs and templates name, and which of them were sampled."""
+"""Who wrote a message: the roles in logs and templates, and which of them were sampled."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 ASSISTANT = "assistant"
-"""The speaker of every message that was sampled, whatever its role is called."""
+"""The speaker of every sampled message, whatever its role is called."""
 GIVEN_ANSWER = "given answer"
-"""The speaker of a role that models usually have, if the run states that other roles were sampled."""
+"""The speaker of a role that models usually have, if the run states other sampled roles."""
 GIVEN_SPEAKERS = frozenset(("system", "user", "tool", GIVEN_ANSWER))
 """Speakers whose messages are known not to have been sampled."""
 _UNKNOWN_ROLE = "role "
 """Prefix of the speaker of an unknown role; the role's name follows."""
 
 SAMPLED_ROLES = ("assistant", "model", "agent", "gpt", "ai", "bot", "chatbot", "chatgpt", "function_call")
-"""Roles that count as sampled unless the run states which were."""
+"""Roles that count as sampled unless the run states which roles were."""
 _GIVEN: Mapping[str, str] = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("system", "developer"), "system"),
@@ -27,8 +27,8 @@ _LONGEST = 40
 
 
 def speaker_of(role: str) -> str:
-    """Who speaks in a role, if sampled roles are not stated: `assistant`, `user`, `system`, `tool`, or an
-    unknown role's name with a prefix."""
+    """Who speaks in a role, if sampled roles are not stated: `assistant`, `user`, `system`, `tool`, or an unknown
+    role's name with a prefix."""
     return DEFAULT.speaker(role)
 
 
@@ -45,7 +45,7 @@ def unknown_role_name(speaker: str) -> str | None:
 
 @dataclass(frozen=True)
 class Speakers:
-    """Which roles were sampled: the stated ones, or else those that models usually have."""
+    """Which roles were sampled: the stated roles, else those that models usually have."""
 
     stated: tuple[str, ...] = ()
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Unread(StrEnum):
-    """What of a rollout a format did not read."""
+    """The part of a rollout that a format did not read."""
 
     MESSAGES = "messages"
     PROMPTS = "prompts"
@@ -21,7 +21,7 @@ class NotRead:
 
     what: Unread
     because: str
-    """In fixed words: reports count rollouts by them."""
+    """In fixed wording: reports count rollouts by it."""
 
     def __str__(self) -> str:
         return f"{self.what} not read: {self.because}"
@@ -29,7 +29,7 @@ class NotRead:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a log says about a rollout; a default where it says nothing."""
+    """What a log says about a rollout; defaults where it says nothing."""
 
     model: str | None = None
     tokenizer: str | None = None
@@ -42,19 +42,19 @@ class Stated:
     copies_disagree: str = ""
     """How two copies of the completion ids differ."""
     notice: str = ""
-    """What a report should say once of rows like this."""
+    """What a report should say once about rows like this."""
     attempt: int | str | None = None
     """Which of several attempts at the task."""
     policy_versions: tuple[int, ...] = ()
     """The weights at the first and the last call."""
     chain: tuple[int, ...] | None = None
-    """The calls that are one conversation, where others are beside them (retries, other agents)."""
+    """The calls of the conversation, if the rollout has others too (retries, other agents)."""
     lines: tuple[int, ...] = ()
-    """The line of each call, where lines were gathered into a rollout."""
+    """The line of each call, if lines were gathered into a rollout."""
     calls_at: tuple[tuple[str, int], ...] = ()
-    """The file and the row of each call, where rows that are single calls were joined to a rollout."""
+    """The file and row of each call, if single-call rows were joined into a rollout."""
     answer_ids: tuple[object, ...] = ()
-    """The id of each call, None where it has none, where rows that are single calls were joined to a rollout."""
+    """The id of each call (None if it has none), if single-call rows were joined into a rollout."""
     joined: Mapping[str, int] = field(default_factory=dict)
     """What another file had for the rollout."""
     reasons: tuple[NotRead, ...] = ()
@@ -63,7 +63,7 @@ class Stated:
     """Everything else that the log says, by name."""
 
     def with_facts(self, **facts: object) -> Stated:
-        """The same with more facts; None is no fact."""
+        """The same with more facts; None values are left out."""
         said = {name: value for name, value in facts.items() if value is not None}
         return replace(self, facts={**self.facts, **said}) if said else self
 
@@ -72,11 +72,11 @@ class Stated:
         return replace(self, reasons=(*self.reasons, NotRead(what, because)))
 
     def without_ids(self) -> Stated:
-        """The same of a format or row that never holds ids."""
+        """The same, marked as a format or row that never holds ids."""
         return replace(self, ids_wanted=False)
 
     def overlaid(self, other: Stated) -> Stated:
-        """The same with what another says, which wins."""
+        """The same overlaid with another, which wins."""
         said = {
             name: getattr(other, name) for name in _FIELDS if getattr(other, name) != getattr(NOTHING_STATED, name)
         }

@@ -1,4 +1,4 @@
-"""Testimony: what single rows show about how their log was written, and what all rows of the log show together."""
+"""Testimony: what single rows show about how their log was written, and what all its rows show together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tito_audit.record.rollout import Place
 CHANCE = -6.0
 """Decimal logarithm of the chance below which a reading is ruled out."""
 TOKENS = 64
-"""How many token ids are kept of those that a reading needs to be certain."""
+"""How many of the token ids that a reading needs to be certain are kept."""
 PLACES = 5
-"""How many rows are named of all that show the same."""
+"""How many of the rows that show the same are named."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,12 +35,12 @@ class Witness:
     """What one row shows: every reading that its tokens, mask and logprobs allow."""
 
     possible: tuple[Reading, ...]
-    """In order, without repeats; if there is one, the row is decided."""
+    """In order, without repeats; a single reading decides the row."""
     spans: int
-    """How many sampled spans were looked at."""
+    """How many sampled spans were examined."""
     chances: tuple[tuple[int, ...], ...] = ()
-    """For each reading, the ids of the tokens that would have to be certain (logprob 0) by chance, if the
-    column also writes 0 for no logprob; () if it writes something else."""
+    """For each reading, the ids of the tokens that must be certain (logprob 0) by chance, if the column also
+    writes 0 for no logprob; () if it writes something else."""
     zeros: int = 0
     """How many of `values` are such zeros."""
     values: int = 0
@@ -54,17 +54,17 @@ class Tally:
     rows: int = 0
     spans: int = 0
     places: tuple[Place, ...] = ()
-    """The first of these rows, at most PLACES."""
+    """The first of these rows, up to PLACES."""
 
 
 @dataclass(slots=True)
 class Testimony:
-    """The witnesses of one log, counted. Bounded, and independent of the order and the parts in which rows are
-    added."""
+    """The witnesses of one log, counted. Its size is bounded; the order and grouping in which rows are added does
+    not matter."""
 
     tallies: dict[tuple[Reading, ...], Tally] = field(default_factory=dict)
     chances: dict[Reading, frozenset[int]] = field(default_factory=dict)
-    """For each reading, ids of tokens that would have to be certain by chance; the lowest, at most TOKENS."""
+    """For each reading, ids of tokens that must be certain by chance: the lowest ones, up to TOKENS."""
     zeros: int = 0
     values: int = 0
 
@@ -88,8 +88,7 @@ class Testimony:
     def common(self) -> frozenset[Reading]:
         """The readings that all rows allow; empty if rows contradict each other or there are none.
 
-        A reading is ruled out if it needs so many more certain tokens than another that chance does not explain
-        them.
+        A reading is ruled out if it needs more certain tokens than another reading than chance can explain.
         """
         sets = [frozenset(possible) for possible in self.tallies]
         shared = frozenset.intersection(*sets) if sets else frozenset()

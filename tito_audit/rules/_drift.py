@@ -9,8 +9,7 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Difference, Evidence, TextSide
-from tito_audit.record.arrays import Ids
-from tito_audit.record.finding import Hit, Where
+from tito_audit.record.finding import Hit
 from tito_audit.rule import hit_of
 
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
@@ -29,20 +28,9 @@ def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
             yield hit_of(one, evidence, one.difference.severity)
 
 
-def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:
-    """The whole sequence that a difference's token positions index; None if it was not recorded."""
-    if difference.where is Where.ROW:
-        row = evidence.rollout.training_row
-        return None if row is None else row.token_ids
-    if difference.turn is None:
-        return None
-    turn = evidence.rollout.turns[difference.turn]
-    return turn.prompt_ids if difference.where is Where.PROMPT else turn.completion_ids
-
-
 def repeats(difference: Difference, evidence: Evidence) -> bool:
     """Whether the recorded tokens of a difference occur once more directly before or after it."""
-    ids = recorded_ids(difference, evidence)
+    ids = evidence.sequence(difference.where, difference.turn)
     size = difference.end - difference.start
     if ids is None or not size:
         return False

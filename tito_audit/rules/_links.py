@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
-from tito_audit.chains.links import Link, LinkKind
-from tito_audit.evidence.model import Against, Evidence, Explained
-from tito_audit.record.finding import Hit, Where
+import numpy as np
+
+from tito_audit.align.prefix import common_prefix
+from tito_audit.chains.links import TEXT_UNKNOWN, Link, LinkKind
+from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence, Explained
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import NEXT_PROMPT, PREVIOUS_CALL, PROMPT, SAMPLED, Hit, Side, Where
+from tito_audit.rule import SHOWN_TOKENS
 from tito_audit.rules._words import listed
+
+_SHOWN = 8
+"""Tokens of each side that a finding holds where no difference says how far it reaches."""
 
 
 def _causes_of(link: Link, evidence: Evidence) -> list[Explained]:
@@ -34,22 +43,72 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
             continue
         counts = Counter(one.cause for one in causes)
         what = listed([cause if n == 1 else f"{n} × {cause}" for cause, n in counts.items()]) or link.detail
-        same = "the same text" if link.kind is LinkKind.RETOKENIZED else "what decoding made of the history"
-        lead = f"{same} comes back as other ids" if by_tokenizer else "the history comes back as other text"
+        same = "same text" if link.kind is LinkKind.RETOKENIZED else "what decoding made of the text"
+        lead = f"{same}, other ids" if by_tokenizer else "same messages, other text"
+        if link.detail == TEXT_UNKNOWN:
+            lead = "other tokens"
         yield link_hit(link, evidence, f"{lead} ({what})", "; ".join(sorted(counts)) or "cause unknown")
 
 
 def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
-    """A hit at the first token of the prompt that breaks the link."""
+    """A hit at the first token of the prompt that breaks the link, with what the call before it holds there."""
     prompt = evidence.rollout.turns[link.turn].prompt_ids
     assert prompt is not None  # only turns with known prompts have links
     size = len(prompt)
     start = min(link.at, size)
-    before = f"what turn {link.parent} saw and said" if link.parent is not None else "any earlier call"
-    relation = "starts with" if link.at >= size else "does not start with"
-    message = f"turn {link.turn}'s prompt {relation} {before}, from token {start} on: {what}"
+    parent = f"turn {link.parent}" if link.parent is not None else "every earlier call"
+    message = f"turn {link.turn}'s prompt departs from {parent} at token {start}: {what}"
+    if link.at >= size:
+        message = f"turn {link.turn}'s prompt ends inside {parent}: {what}"
     if link.kind in (LinkKind.RETRY, LinkKind.SIBLING, LinkKind.ORPHAN):
         message = f"turn {link.turn}: {what}"
     end = min(start + 1, size)
-    side = evidence.side(prompt[start : start + 8])
-    return Hit(Where.PROMPT, start, end, message, turn=link.turn, cause=cause, recorded=side)
+    hit = Hit(Where.PROMPT, start, end, message, turn=link.turn, cause=cause, later_turn=link.turn)
+    identity = tuple(int(i) for i in prompt[start : start + _SHOWN]), ()
+    if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
+        return replace(hit, recorded=replace(evidence.side(prompt[start : start + _SHOWN]), label=PROMPT))
+    recorded, canonical, before, after = _sides(link, evidence, prompt, start)
+    return replace(hit, identity=identity, recorded=recorded, canonical=canonical, before=before, after=after)
+
+
+def _sides(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Side, Side, Side, Side]:
+    """What the prompt and what the call before it hold where they part; the equal tokens before and after it."""
+    parent = evidence.rollout.turns[link.parent] if link.parent is not None else None
+    seen = parent.seen_ids if parent is not None else None
+    if parent is None or seen is None or parent.prompt_ids is None:
+        return replace(evidence.side(prompt[start : start + _SHOWN]), label=NEXT_PROMPT), Side(), Side(), Side()
+    at = min(link.seen_at, len(seen))
+    ends, whole = _stretch(link, evidence, prompt, seen, len(parent.prompt_ids)), True
+    if ends is None:
+        ends, whole = (min(start + _SHOWN, len(prompt)), min(at + _SHOWN, len(seen))), False
+    stop, seen_stop = ends
+    equal = 0
+    if whole:
+        tail, seen_tail = prompt[stop : stop + CONTEXT_TOKENS], seen[seen_stop : seen_stop + CONTEXT_TOKENS]
+        equal = common_prefix(tail, seen_tail)
+    label = SAMPLED if at >= len(parent.prompt_ids) else PREVIOUS_CALL
+    return (
+        replace(evidence.side(prompt[start:stop]), label=NEXT_PROMPT),
+        replace(evidence.side(seen[at:seen_stop]), label=label),
+        evidence.side(prompt[max(start - CONTEXT_TOKENS, 0) : start]),
+        evidence.side(prompt[stop : stop + equal]),
+    )
+
+
+def _stretch(link: Link, evidence: Evidence, prompt: Ids, seen: Ids, said_at: int) -> tuple[int, int] | None:
+    """Where the first difference of a broken link ends, in the prompt and in what was seen before it; None if no
+    difference begins where they part."""
+    for one in (cause.difference for cause in _causes_of(link, evidence)):
+        if one.turn != link.parent or one.where is not Where.COMPLETION:
+            continue
+        # The two may share the first tokens of a difference.
+        shared = link.seen_at - (said_at + one.start)
+        begin, seen_begin = link.at - shared, link.seen_at - shared
+        stop, seen_stop = begin + len(one.canonical.ids), seen_begin + len(one.recorded.ids)
+        if shared < 0 or begin < 0 or link.at > stop or link.seen_at > seen_stop:
+            continue
+        here = np.array_equal(prompt[begin:stop], one.canonical.ids)
+        if here and np.array_equal(seen[seen_begin:seen_stop], one.recorded.ids):
+            long = max(stop - link.at, seen_stop - link.seen_at) > SHOWN_TOKENS
+            return None if long else (stop, seen_stop)
+    return None

@@ -37,7 +37,7 @@ def unknown_role(evidence: Evidence) -> Iterator[Hit]:
     options = _options(evidence, found.names[0])
     message = (
         f"cannot tell which tokens were sampled: {'roles' if several else 'role'} {listed(names)} "
-        f"{'are' if several else 'is'} neither sampled nor given by name; pass {options} "
+        f"{'are' if several else 'is'} not known to be sampled or given; pass {options} "
         f"if the model wrote {wrote}"
     )
     side = shown(evidence, row.token_ids[start:end])

@@ -17,9 +17,14 @@ from tito_audit.rules._masks import shifted
 from tito_audit.rules._words import counted
 
 
-@rule("LPR501", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+@rule(
+    "LPR501",
+    Severity.ERROR,
+    headline="{n} with too many or too few logprobs",
+    needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
+)
 def logprob_count(evidence: Evidence) -> Iterator[Hit]:
-    """There are more or fewer logprobs than tokens.
+    """More or fewer logprobs than tokens.
 
     ## What it finds
     A logprob column whose length fits nothing that it could describe: neither the completion of its call, nor the
@@ -28,13 +33,18 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
 
     ## Why it matters
     With one entry too many or too few, code that truncates or pads to fit gives every value to a neighbouring
-    token. The importance ratios are then wrong by whole logprobs in every token, while the loss still looks like a
-    loss.
+    token. Every importance ratio is then wrong, while the loss still looks like a loss.
 
     ## Example
+    One logprob too many for its call:
+
     ```text
-    completion  Hello !  <|im_end|>
-    logprobs    null -0.4 -0.1 -0.02      N+1: the first belongs to the prompt
+    error LPR501 turn 0 completion 0:3
+      `logprobs` has 4 entries for 3 completion tokens, one too many (the first is null, as servers
+      write for a token without context); no value can be matched to its token
+           0 │4 │!│<|im_end|>│
+          id  19 0 2002
+      logprobs  ?  -0.50  -0.25  -0.01
     ```
 
     ## Repair

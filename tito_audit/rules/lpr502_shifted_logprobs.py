@@ -12,7 +12,13 @@ from tito_audit.rule import rule
 from tito_audit.rules._words import counted, places, shown
 
 
-@rule("LPR502", Severity.ERROR, needs=(Needs.ROW_LOGPROBS,), silent=Sound.LOGPROBS)
+@rule(
+    "LPR502",
+    Severity.ERROR,
+    headline="{n} with logprobs of other tokens",
+    needs=(Needs.ROW_LOGPROBS,),
+    silent=Sound.LOGPROBS,
+)
 def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """The logprobs of the row belong to other tokens.
 
@@ -23,14 +29,24 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     match the calls at no offset. Values are compared to within 0.001, since logs round.
 
     ## Why it matters
-    Each token's importance ratio is then computed from another token's probability. Most ratios stay near 1
+    Each token's importance ratio is then computed from another token's probability. Most ratios stay near 1,
     because most logprobs are near 0, so averages hide it.
 
     ## Example
+    The calls prove that the row's logprobs are one place late:
+
     ```text
-    tokens    assistant  \\n    Hello  !     <|im_end|>
-    mask         0       0      1     1         1
-    logprobs    0.0    -1.3   -0.2  -0.01     0.0       one place early
+    error LPR502 turn 0 row 10:13
+      the logprobs are 1 place late (proven by the calls); each token is weighted by another's
+      probability
+           0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4 │!    │
+                                                                                    #  #
+          id  2001         314 257 198 17 2002       198 2001         1620      198 19 0
+     logprob  0            0   0   0   0  0          0   0            0         0   0  -0.50
+          12 │<|im_end|>│
+              ##########
+          id  2002
+     logprob  -0.25
     ```
 
     ## Repair
@@ -55,11 +71,11 @@ def _message(shift: LogprobShift) -> str:
     if shift.against_mask:
         apart = " or ".join(places(offset) for offset in shift.among)
         return (
-            f"undecided: the logprobs lie {apart} of the mask, and nothing in the row tells which of the two is "
+            f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
             "off; pass a tokenizer, or log the calls or the messages"
         )
     if shift.undecided:
-        ways = " or ".join(f"the logprobs lie {places(offset)}" for offset in shift.among if offset)
+        ways = " or ".join(f"the logprobs are {places(offset)}" for offset in shift.among if offset)
         lost = (
             f"{counted(shift.values, 'value')} under the mask was never recorded, or " if 0 in shift.among else ""
         )
@@ -71,4 +87,4 @@ def _message(shift: LogprobShift) -> str:
             "same tokens; the importance ratio is not taken against the sampler"
         )
     proof = "proven by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
-    return f"the logprobs lie {places(shift.offset)} ({proof}); each token is weighed by another's probability"
+    return f"the logprobs are {places(shift.offset)} ({proof}); each token is weighted by another's probability"

@@ -14,13 +14,20 @@ from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted
+from tito_audit.terminal.words import decimal
 
 _TOLERANCE = 1e-6
 
 
-@rule("LPR504", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,), silent=Sound.LOGPROBS)
+@rule(
+    "LPR504",
+    Severity.ERROR,
+    headline="{n} with logprobs above zero",
+    needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
+    silent=Sound.LOGPROBS,
+)
 def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
-    """Logprobs of sampled or trained tokens are above zero.
+    """Logprobs above zero.
 
     ## What it finds
     Values greater than 0.000001 in a completion or under the loss mask. When all values are, it is one finding
@@ -28,13 +35,19 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
     to LPR505.
 
     ## Why it matters
-    The logarithm of a probability is never above zero, so the column is something else: probabilities, negative
+    The logarithm of a probability is never above zero, so the column holds something else: probabilities, negative
     log-likelihoods, rewards. Importance ratios computed from it are wrong everywhere.
 
     ## Example
+    One value above zero:
+
     ```text
-    completion  Hello  !     <|im_end|>
-    logprobs    0.67   0.99  0.98          probabilities
+    error LPR504 turn 0 completion 1:2
+      1 logprob is above zero, up to 0.25; no probability has such a logarithm
+           0 │4    │!   │<|im_end|>│
+                    ^
+          id  19    0    2002
+     logprob  -0.50 0.25 -0.01
     ```
 
     ## Repair
@@ -59,7 +72,7 @@ def _hit(
 ) -> Hit:
     highest = float(np.nanmax(values.logprobs[start:end]))
     verb = "is" if count == 1 else "are"
-    message, cause = f"{counted(count, 'logprob')} {verb} above zero, up to {highest:.4g}", "above zero"
+    message, cause = f"{counted(count, 'logprob')} {verb} above zero, up to {decimal(highest, 4)}", "above zero"
     if whole is not None and whole.max() <= 1:
         message += "; every value lies between 0 and 1, so these look like probabilities"
         cause = "looks like probabilities"

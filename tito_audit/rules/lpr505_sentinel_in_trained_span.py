@@ -25,45 +25,66 @@ _EDGE_CHANCE = -4
 _CHANCE = -6
 """Decimal logarithm of the chance below which a run of zeros is reported, given how rare the other zeros are."""
 
+_PADDED = "a logprob of exactly 0, which looks like padding"
+_UNDECIDED = "a logprob of exactly 0, certain or never recorded"
 
-@rule("LPR505", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,), silent=Sound.LOGPROBS)
+
+@rule(
+    "LPR505",
+    Severity.ERROR,
+    headline="{n} with placeholder logprobs",
+    needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
+    silent=Sound.LOGPROBS,
+)
 def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
-    """Sampled or trained tokens carry a placeholder instead of a logprob.
+    """Placeholders instead of logprobs.
 
     ## What it finds
     1.0, -9999 or the format's own sentinel in a completion or under the loss mask; 0.0 where the call recorded
     another value. Without calls an exact 0.0 is suspect but no proof, since a certain token reaches it: a run of
-    eight or more is a warning, from three on at the edge of an answer a note (`undecided`), and either only where
-    zeros are so rare among the other values that chance does not explain the run.
+    eight or more is a warning, a run of three or more at the edge of an answer a note (`undecided`), and only
+    where zeros are so rare among the other values that chance does not explain the run.
 
     ## Why it matters
     A trainer reads a placeholder as a logprob: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
-    times the trainer's own probability, -9999 makes it infinite. Columns padded to fit look like this.
+    times the trainer's own probability, -9999 an infinite one. Columns padded to fit look like this.
 
     ## Example
+    A short column was padded with 1.0:
+
     ```text
-    tokens    Hello   !     <|im_end|>
-    mask        1     1         1
-    logprobs  -0.4  -0.01      1.0       padded
+    error LPR505 row 12:13
+      1 token in the loss has the placeholder 1 instead of a logprob; its importance ratio uses a
+      probability that was never recorded
+           0 │<|im_start|>│us  │er  │⏎   │2   │<|im_end|>│⏎   │<|im_start|>│assistant│⏎   │4    │
+                                                                                           =
+          id  2001         314  257  198  17   2002       198  2001         1620      198  19
+     logprob  1.00         1.00 1.00 1.00 1.00 1.00       1.00 1.00         1.00      1.00 -0.50
+          11 │!    │<|im_end|>│
+              =     ##########
+          id  0     2002
+     logprob  -0.25 1.00
     ```
 
     ## Repair
-    `splice` takes the values of the calls; `mask` takes the tokens out of the loss.
+    `splice` takes the values of the calls. `mask` takes the tokens out of the loss.
     """
     for values in sampled_values(evidence):
         if values.shifted:
             continue
         for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
-            yield _hit(evidence, values, start, end, f"the placeholder {shows}", f"sentinel {shows}")
+            yield _hit(
+                evidence, values, start, end, f"the placeholder {shows} instead of a logprob", f"sentinel {shows}"
+            )
         if values.expected is not None:
             for start, end in trained_runs(_refuted(values, values.expected)):
-                said = "0 where the call recorded another value"
+                said = "a logprob of 0 where the call recorded another value"
                 yield _hit(evidence, values, start, end, said, "sentinel 0")
         else:
             for start, end in _suspect(values):
                 long = end - start >= _LONG
-                said = "exactly 0, which looks like padding" if long else "exactly 0: certain, or never recorded"
+                said = _PADDED if long else _UNDECIDED
                 cause, severity = ("run of zeros", Severity.WARNING) if long else ("undecided", Severity.NOTE)
                 yield _hit(evidence, values, start, end, said, cause, severity)
 
@@ -79,7 +100,7 @@ def _hit(
 ) -> Hit:
     has = "has" if end - start == 1 else "have"
     message = (
-        f"{counted(end - start, 'token')} in the loss {has} a logprob of {said}; it is weighed by a "
+        f"{counted(end - start, 'token')} in the loss {has} {said}; its importance ratio uses a "
         "probability that was never recorded"
     )
     return values.hit(evidence, start, end, message, cause, severity)

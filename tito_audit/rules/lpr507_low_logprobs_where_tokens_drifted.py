@@ -18,6 +18,7 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._words import shown
+from tito_audit.terminal.words import decimal, percent
 
 _LOW = -8.0
 """A token that the policy says once in 3,000."""
@@ -32,6 +33,7 @@ _CHANCE = -2.0
 @rule(
     "LPR507",
     Severity.WARNING,
+    headline="{n} with very low logprobs where tokens drifted",
     needs=(Needs.COMPLETIONS, Needs.ROW, Needs.ROW_LOGPROBS | Needs.TRAINER_LOGPROBS),
     silent=Sound.IDS,
 )
@@ -40,24 +42,37 @@ def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     Rows whose calls prove that tokens in the loss were not sampled, and a column of logprobs, the sampler's or the
-    trainer's, that shows what it costs: the middle one of these tokens has a logprob of -8 or less, and lies at
-    least 5 below the middle one of the tokens that were sampled. It is reported only where so many low values fall
-    on the drifted tokens by a chance below one in a hundred, had the row's values been dealt to its tokens at
-    random. The message has their number, their range and their share of the row's sum of logprobs. `tito-audit
-    rescore` asks the same of a model's values, as the column `rescored_logprobs`.
+    trainer's, that shows what it costs: the median logprob of these tokens is -8 or less, and at least 5 below the
+    median of the tokens that were sampled. It is reported only if chance does not explain it: values dealt to the
+    row's tokens at random would put so many low ones on drifted tokens less than once in a hundred times. The
+    message gives their number, their range and their share of the row's summed logprob. `tito-audit rescore` asks
+    the same of a model's values, as the column `rescored_logprobs`.
 
     ## Why it matters
-    The policy would hardly ever say these tokens, since it says the same text with others. Their gradients are the
-    largest of the row, and their importance ratios clip or explode: a few tokens outweigh all that was sampled.
+    The policy would hardly ever sample these tokens, since it writes the same text with others. Their gradients
+    are the largest of the row, and their importance ratios clip or explode: a few tokens outweigh all that was
+    sampled.
 
     ## Example
+    The trainer's logprobs of re-encoded tokens are very low:
+
     ```text
-    sampled        Skin  ny   cat        row            Skinny  cat
-    logprobs       -0.9  -0.1 -0.3       old_log_probs  -14.2   -0.3
+    warning LPR507 row 11:12
+      2 tokens in the loss were not sampled, with logprobs of -14.2 to -9.5 in `old_log_probs`; the
+      median of the 14 that were sampled is -0.15, so 92 % of the row's summed logprob comes from
+      drift
+           0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │The│·answer│4 │
+                                                                                    === ####### =
+          id  2001         314 257 198 17 2002       198 2001         1620      198 322 492     19
+          13 │4 │9 │2 │3 │5 │4 │·answer│9 │2 │3 │5 │!│<|im_end|>│
+              =  =  =  =  =  =  ======= =  =  =  =  = ==========
+          id  19 24 17 18 20 19 492     24 17 18 20 0 2002
+      old_log_probs  0  0  0  0  0  0  0  0  0  0  -0.10  -14.20  … 26 entries
     ```
 
     ## Repair
-    None of its own: what cures the drift (`splice`, `fork`) or takes it out of the loss (`mask`) cures this.
+    None of its own: the repair that cures the drift (`splice`, `fork`) or takes it out of the loss (`mask`) cures
+    this too.
     """
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or view is None or not view.proven or not view.drifted.any() or shifts(evidence):
@@ -93,11 +108,15 @@ def _judged(
         return
     share = float(mine.sum() / (mine.sum() + others.sum()))
     low, high = float(mine.min()), float(mine.max())
-    what = f"logprobs of {low:.3g} to {high:.3g}" if len(mine) > 1 else f"a logprob of {low:.3g}"
+    what = (
+        f"logprobs of {decimal(low, 3)} to {decimal(high, 3)}"
+        if len(mine) > 1
+        else f"a logprob of {decimal(low, 3)}"
+    )
     subject = "1 token in the loss was" if len(mine) == 1 else f"{len(mine)} tokens in the loss were"
     message = (
-        f"{subject} not sampled, with {what} in `{name}`; the {len(others)} that were sampled have {usual:.3g} in "
-        f"the middle, so {share:.0%} of the row's sum of logprobs comes from drift"
+        f"{subject} not sampled, with {what} in `{name}`; the median of the {len(others)} that were "
+        f"sampled is {decimal(usual, 3)}, so {percent(share)} of the row's summed logprob comes from drift"
     )
     lowest = int(np.flatnonzero(drifted)[mine.argmin()])
     start, end = next(run for run in trained_runs(drifted) if run[0] <= lowest < run[1])

@@ -15,6 +15,7 @@ from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._trainer import other_base, pairs
 from tito_audit.rules._words import counted, shown
+from tito_audit.terminal.words import decimal
 
 _ROUNDED = 1.05
 """What the probabilities of alternatives may add up to, with logprobs rounded to two decimals."""
@@ -34,34 +35,47 @@ _UNCERTAIN_TOKENS = 12
 """Uncertain tokens, the fewest from which base 2 is read."""
 
 
-@rule("LPR508", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+@rule(
+    "LPR508",
+    Severity.ERROR,
+    headline="{n} with logprobs in another unit",
+    needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
+)
 def another_unit(evidence: Evidence) -> Iterator[Hit]:
-    """The logprobs are in another unit than the natural logarithm of one token's probability.
+    """Logprobs in another unit: base 2, base 10 or running sums.
 
     ## What it finds
     - Another base: the alternatives of a token (`top_logprobs`) add up to more than 1 as natural logarithms, which
-      no probabilities do, at three tokens or more; if they fit base 10, the finding says so. Base 2 is read where
-      the alternatives of nine in ten uncertain tokens, of at least 12, add up to 1 within 2 % as powers of 2, and
-      none to more, and where these tokens are not alike: powers of 2 of natural logarithms add up to between 0.5
-      and 2. Or the sampler's and the trainer's logprobs of at least 12 tokens have the ratio of two bases at nine
-      of ten tokens.
-    - Sums: the values never rise in any stretch that was sampled without a break, as the sum of all logprobs up to
-      each token does. It is reported where the chance that values in any order lie like this is below one in a
-      billion (13 different values in one stretch). Sums from each token to the end never fall; since logprobs rise
-      towards 0 where a model repeats itself, they are reported only where no sampler draws such values either:
-      a token with a logprob of v is drawn with a chance of at most 262,144 times e^v, and all of them together
-      with one below one in a billion.
+      no probabilities do, at three tokens or more; if they fit base 10, the finding says so. Base 2 is reported if
+      the alternatives of nine in ten uncertain tokens, of at least 12, add up to 1 within 2 % as powers of 2, none
+      adds up to more, and these tokens are not alike: powers of 2 of natural logarithms add up to between 0.5 and
+      2. Or the sampler's and the trainer's logprobs of at least 12 tokens have the ratio of two bases at nine of
+      ten tokens.
+    - Running sums: the values never rise within any span that was sampled without a break, as the sum of all
+      logprobs up to each token does. It is reported if the chance that values in any order lie like this is below
+      one in a billion (13 different values in one span). Sums from each token to the end never fall; since
+      logprobs rise towards 0 where a model repeats itself, they are reported only if no sampler draws such values
+      either: a token with a logprob of v is drawn with a chance of at most 262,144 times e^v, and all of them
+      together with one below one in a billion.
 
-    Probabilities belong to LPR504, one value for all tokens of a turn to LPR506. A base that shows in no second
-    column and in no alternatives cannot be told, and is not guessed.
+    Probabilities belong to LPR504, one value for all tokens of a turn to LPR506. A base that no second column and
+    no alternatives show cannot be told, and is not guessed.
 
     ## Why it matters
-    A trainer takes exp(logprob) for a probability. In base 10 it reads 0.01 as 0.14, so importance ratios of
-    unlikely tokens are wrong by an order of magnitude; sums weigh a token by all that came before it.
+    A trainer takes exp(logprob) for a probability. In base 10 it reads 0.01 as 0.14, so the importance ratios of
+    unlikely tokens are wrong by an order of magnitude; running sums weight a token by all that came before it.
 
     ## Example
+    The sampler's logprobs are in base 10:
+
     ```text
-    logprobs    -0.2  -0.3  -1.4  -1.4  -1.9      each is the sum up to its token
+    error LPR508 row 1:14
+      `logprobs` holds logarithms of base 10: its values are those of `old_log_probs` times 0.434
+           0 │2 │4    │4    │9    │2    │3    │5    │4    │4    │9    │2    │3    │5    │!    │
+                 #     #     #     #     #     #     #     #     #     #     #     #     #
+          id  17 19    19    24    17    18    20    19    19    24    17    18    20    0
+     logprob  0  -0.22 -0.11 -0.22 -0.43 -0.87 -0.05 -0.33 -0.04 -0.13 -0.26 -0.17 -0.52 -0.09
+      old_log_probs  0  -0.50  -0.25  -0.50  -1.00  -2.00  -0.12  -0.75  -0.10  -0.30  -0.60  -0.40  … 14 entries
     ```
 
     ## Repair
@@ -92,16 +106,16 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
     if ids is not None and not wrong and _of_base_2(tops):
         message = (
             f"the alternatives of {counted(len(sums), 'token')} add up to 1 as logarithms of base 2, and to "
-            f"{float(np.median(sums)):.3g} in the middle as natural ones"
+            f"a median of {decimal(float(np.median(sums)), 3)} as natural ones"
         )
         yield Hit(Where.COMPLETION, 0, len(ids), message, number, "base 2", recorded=shown(evidence, ids))
     if len(wrong) < _TOKENS or ids is None:
         return
     fits = all(float((10.0 ** np.minimum(top, 9)).sum()) <= _ROUNDED for top in tops)
-    reading = "they fit logarithms of base 10" if fits else "they are no logarithms of probabilities"
+    reading = "they fit logarithms of base 10" if fits else "they are not logarithms of probabilities"
     message = (
         f"the alternatives of {counted(len(wrong), 'token')} of {len(sums)} add up to more than 1 as natural "
-        f"logarithms, up to {max(wrong):.3g}; {reading}"
+        f"logarithms, up to {decimal(max(wrong), 3)}; {reading}"
     )
     cause = "base 10" if fits else "alternatives above 1"
     yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, recorded=shown(evidence, ids))
@@ -126,7 +140,7 @@ def _other_bases(evidence: Evidence) -> Iterator[Hit]:
         wrong, right = pair.names if whose == "sampler" else pair.names[::-1]
         message = (
             f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` "
-            f"times {float(np.median(_ratios(pair.sampler, pair.trainer, whose))):.3g}"
+            f"times {decimal(float(np.median(_ratios(pair.sampler, pair.trainer, whose))), 3)}"
         )
         start, end = int(pair.at[0]), int(pair.at[-1]) + 1
         yield Hit(pair.where, start, end, message, pair.turn, base, recorded=shown(evidence, pair.ids[start:end]))

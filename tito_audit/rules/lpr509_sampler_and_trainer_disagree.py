@@ -14,6 +14,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._trainer import Pair, other_base, pairs
 from tito_audit.rules._words import counted, listed, quoted, shown
+from tito_audit.terminal.words import decimal, percent, signed
 
 _FAR = 1.0
 """A logprob this far off is another probability by a factor of e."""
@@ -26,34 +27,52 @@ _FEWEST = 8
 _WORST = 3
 
 
-@rule("LPR509", Severity.WARNING, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS, Needs.TRAINER_LOGPROBS))
+@rule(
+    "LPR509",
+    Severity.WARNING,
+    headline="{n} where sampler and trainer logprobs disagree",
+    needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS, Needs.TRAINER_LOGPROBS),
+)
 def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
-    """The logprobs of sampler and trainer disagree.
+    """Sampler and trainer logprobs disagree.
 
     ## What it finds
     Rows or calls with two columns for the policy's logprobs: the sampler's, and those that the trainer computed
     (`old_log_probs`, `prev_logprobs`, `trainer_logprobs`, `log_probs` next to `rollout_log_probs`, …). It is a
-    warning where the mean absolute difference, less two standard errors, is above log(1.05) = 0.049, the bound of
-    NeMo-RL's tests for two engines with the same weights; else a note where single tokens differ by more than 1.
-    The message has the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler
-    from the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. Rows within
-    the bounds are not reported. Tokens without a logprob on either side, and the 0.0 of LPR505, are left out.
+    warning if the mean absolute difference, less two standard errors, is above log(1.05) = 0.049, the bound of
+    NeMo-RL's tests for two engines with the same weights; else a note if single tokens differ by more than 1. The
+    message gives the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler from
+    the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. Rows within the
+    bounds are not reported. Tokens without a logprob on either side, and the 0.0 of LPR505, are left out.
     `tito-audit rescore` compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
 
     ## Why it matters
     The gradient assumes that the tokens were sampled from the policy that is trained. Weights that were not
     updated, other kernels or precision, a temperature that only one side applied, or other tokens than were
-    sampled make the run off-policy without a word in its metrics.
+    sampled make the run off-policy, and no metric says so.
 
     ## Example
+    Every logprob of the trainer is far off:
+
     ```text
-    rollout_log_probs   -0.21  -0.03  -0.50
-    old_log_probs       -0.95  -0.02  -4.10
+    warning LPR509 row 16:17
+      `old_log_probs` differs from `logprobs`: over 8 tokens, trainer minus sampler has a mean of
+      -0.456 and a mean size of 0.456 (k1 0.456, k3 0.0945); the worst: token 16 '!' (-0.75 and
+      -1.45), token 11 '4' (-0.25 and -0.75) and token 13 '2' (-1 and -1.5)
+           0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4    │4    │
+                                                                                    =     =
+          id  2001         314 257 198 17 2002       198 2001         1620      198 19    19
+     logprob  0            0   0   0   0  0          0   0            0         0   -0.50 -0.25
+          12 │9    │2    │3    │5    │!    │<|im_end|>│
+              =     =     =     =     #     ==========
+          id  24    17    18    20    0     2002
+     logprob  -0.50 -1.00 -2.00 -0.12 -0.75 -0.01
+      old_log_probs  0  0  0  0  0  0  0  0  0  0  -0.90  -0.75  … 18 entries
     ```
 
     ## Repair
-    None: the log does not say which side is right. Where tokens drifted, `splice` or `fork` cures the cause; else
-    compare both engines on one prompt, or correct with importance ratios.
+    None: the log does not say which side is right. Where tokens drifted, `splice` or `fork` cures the cause;
+    otherwise compare both engines on one prompt, or correct with importance ratios.
     """
     units = other_base(evidence)
     by_column: dict[str, list[Pair]] = {}
@@ -74,12 +93,15 @@ def _judged(evidence: Evidence, found: list[Pair]) -> Iterator[Hit]:
     if not far and not above:
         return
     sampler, trainer = found[0].names
+    mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
     numbers = (
-        f"over {counted(len(every), 'token')} trainer minus sampler is {every.mean():+.3g} in the mean and "
-        f"{apart.mean():.3g} in size, k1 {-every.mean():.3g}, k3 {_k3(every):.3g}"
+        f"over {counted(len(every), 'token')}, trainer minus sampler has a mean of {mean} and a mean size of "
+        f"{size} (k1 {decimal(-every.mean(), 3)}, k3 {decimal(_k3(every), 3)})"
     )
-    more = f"; {counted(far, 'token')} ({far / len(every):.2%}) differ by more than 1" if far else ""
-    message = f"`{trainer}` is not `{sampler}`: {numbers}{more}; the worst: {_worst(evidence, found, differences)}"
+    more = f"; {counted(far, 'token')} ({percent(far / len(every))}) differ by more than 1" if far else ""
+    message = (
+        f"`{trainer}` differs from `{sampler}`: {numbers}{more}; the worst: {_worst(evidence, found, differences)}"
+    )
     pair, at = max(
         ((pair, int(np.abs(own).argmax())) for pair, own in zip(found, differences, strict=True)),
         key=lambda one: float(np.abs(one[0].trainer - one[0].sampler)[one[1]]),
@@ -116,7 +138,7 @@ def _worst(evidence: Evidence, found: list[Pair], differences: list[Logprobs]) -
         at = int(pair.at[k])
         piece = "" if evidence.vocabulary is None else f" {quoted(evidence.vocabulary.piece(int(pair.ids[at])))}"
         turn = "" if pair.turn is None else f"turn {pair.turn} "
-        words.append(f"{turn}token {at}{piece} ({pair.sampler[k]:.3g} and {pair.trainer[k]:.3g})")
+        words.append(f"{turn}token {at}{piece} ({decimal(pair.sampler[k], 3)} and {decimal(pair.trainer[k], 3)})")
     drifted = sum(bool(pair.drifted[k]) for _, pair, k in worst)
     if any(pair.drifted.any() for pair in found):
         words[-1] += f", {drifted} of {len(worst)} where the row's tokens drifted"

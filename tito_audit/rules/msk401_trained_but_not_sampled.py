@@ -18,40 +18,51 @@ from tito_audit.rules._speakers import unknown_role
 from tito_audit.rules._words import counted, listed, places, shown
 
 _PHRASES = {
-    TEMPLATE: "of the template",
-    GENERATION_PROMPT: "of the generation prompt",
-    TURN_END: "that closes a turn",
-    "prefill": "of a prefilled answer",
-    ASSISTANT: "of an answer that no call sampled",
-    UNKNOWN: "of unknown origin",
+    TEMPLATE: "template",
+    GENERATION_PROMPT: "generation prompt",
+    TURN_END: "turn end",
+    "prefill": "prefilled answer",
+    ASSISTANT: "answer that no call sampled",
+    UNKNOWN: "unknown origin",
 }
 _SCAFFOLD = (TEMPLATE, GENERATION_PROMPT, TURN_END)
 
 
-@rule("MSK401", Severity.ERROR, needs=(Needs.MASK, Needs.SAMPLED | Needs.HIDDEN), silent=Sound.MASK)
+@rule(
+    "MSK401",
+    Severity.ERROR,
+    headline="{n} with trained tokens that were never sampled",
+    needs=(Needs.MASK, Needs.SAMPLED | Needs.HIDDEN),
+    silent=Sound.MASK,
+)
 def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
-    """Tokens are trained that nobody sampled.
+    """Trained tokens that were never sampled.
 
     ## What it finds
     Tokens under the loss mask that belong to the template, to a system, user or tool message, to the generation
-    prompt or to a prefill. When every trained run is one place before or after a sampled one, the finding says
+    prompt or to a prefill. If every trained run lies one place before or after a sampled one, the finding says
     that the mask is shifted. Also trained tokens that the row's attention mask hides: padding in the loss, or
     tokens that nothing attends to.
 
-    A mask that is wrong as a whole belongs to MSK403, an appended end token to MSK404, and answer tokens that were
-    tokenized again to the TOK and TPL rules. A role that is neither known nor named with `--sampled-role` is
-    reported once a row (warning): nothing shows whether its tokens were sampled, so they are not judged.
+    A mask that is wrong as a whole belongs to MSK403, an appended turn end to MSK404, and re-tokenized answers to
+    the TOK and TPL rules. A role that is neither known nor named with `--sampled-role` is reported once per row,
+    as a warning: nothing shows whether its tokens were sampled, so they are not judged.
 
     ## Why it matters
     The policy gradient assumes that each trained token was drawn from the policy. Tokens that were given teach the
-    model to write user messages, tool results and role markers, and since their logprob is a placeholder, their
-    importance ratio means nothing.
+    model to write user messages, tool results and role markers; and since their logprobs are placeholders, their
+    importance ratios mean nothing.
 
     ## Example
+    The user's message is trained:
+
     ```text
-    tokens  <|im_start|> user \\n Hi <|im_end|> … Hello <|im_end|>
-    mask         0        0   0  1     0          1       1
-                                 ^ a user's word, trained
+    error MSK401 row 4:5
+      1 trained token was never sampled (user message); the loss teaches the model to write what it
+      was given
+           0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4 │!│<|im_end|>│
+                                       #                                            =  = ==========
+          id  2001         314 257 198 17 2002       198 2001         1620      198 19 0 2002
     ```
 
     ## Repair
@@ -70,10 +81,10 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         cause = f"slid by {mask.slide:+d}" if mask.slide else _cause(roles)
         alone = len(roles) == 1
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
-        slid = f"; every trained run lies {places(mask.slide)}" if mask.slide else ""
+        slid = f"; every trained run is {places(mask.slide)}" if mask.slide else ""
         verb = "was" if end - start == 1 else "were"
         message = (
-            f"{counted(end - start, 'trained token')} {verb} not sampled, {origins}{slid}; "
+            f"{counted(end - start, 'trained token')} {verb} never sampled ({origins}){slid}; "
             "the loss teaches the model to write what it was given"
         )
         yield mask.hit(evidence, start, end, message, cause)
@@ -109,4 +120,4 @@ def _cause(roles: Counter[str]) -> str:
 
 
 def _phrase(role: str) -> str:
-    return _PHRASES.get(role, f"of a {role} message")
+    return _PHRASES.get(role, f"{role} message")

@@ -16,25 +16,35 @@ from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import counted, places
 
 
-@rule("MSK402", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED), silent=Sound.MASK)
+@rule(
+    "MSK402",
+    Severity.WARNING,
+    headline="{n} with sampled tokens left out of the loss",
+    needs=(Needs.MASK, Needs.SAMPLED),
+    silent=Sound.MASK,
+)
 def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     """Sampled tokens are left out of the loss.
 
     ## What it finds
-    A part of a sampled turn that is not trained: a warning, or a note next to drifted tokens, since a repair may
-    have taken it out. Whole turns that are not trained: a note, since some trainers leave out all turns but the
-    last, or turns cut by the length limit; a warning when a single turn among trained ones is missing. A mask that
-    trains nothing belongs to MSK403, a turn end alone to MSK404.
+    Part of a sampled turn that is not trained: a warning, or a note next to drifted tokens, which a repair may
+    have taken out. Whole turns that are not trained: a note, since some trainers leave out all turns but the last,
+    or turns cut by the length limit; a warning if a single turn among trained ones is missing. A mask that trains
+    nothing belongs to MSK403, a turn end alone to MSK404.
 
     ## Why it matters
-    Tokens outside the loss get no gradient. A mask that misses the beginning or the end of every answer is a sign
-    of an offset in the code that built it, and then other tokens are usually trained in their place.
+    Tokens outside the loss get no gradient. A mask that misses the beginning or the end of every answer is the
+    sign of an offset in the code that built it, and then other tokens are usually trained instead.
 
     ## Example
+    The first sampled token of the answer is not trained:
+
     ```text
-    tokens  … assistant \\n The answer is 4 <|im_end|>
-    mask          0      0  0    1    1 1     1
-                            ^ sampled, not trained
+    warning MSK402 turn 0 row 10:11
+      1 sampled token is not trained although the rest of the turn is
+           0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4 │!│<|im_end|>│
+                                                                                    ^  = ==========
+          id  2001         314 257 198 17 2002       198 2001         1620      198 19 0 2002
     ```
 
     ## Repair
@@ -61,13 +71,13 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
 def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
     """The finding for a part of a turn that is otherwise trained."""
     verb = "is" if end - start == 1 else "are"
-    message = f"{counted(end - start, 'sampled token')} {verb} not trained although the turn is"
+    message = f"{counted(end - start, 'sampled token')} {verb} not trained although the rest of the turn is"
     severity, cause = Severity.WARNING, "part of a turn left out"
     if mask.slide:
-        message += f"; every trained run lies {places(mask.slide)}"
+        message += f"; every trained run is {places(mask.slide)}"
         severity, cause = Severity.ERROR, f"slid by {mask.slide:+d}"
     elif mask.among:
-        message += f"; undecided: every trained run may lie {' or '.join(map(places, mask.among))} instead"
+        message += f"; undecided: every trained run may be {' or '.join(map(places, mask.among))} instead"
         cause = "undecided"
     elif mask.view.drifted[start:end].any():
         message += "; they touch drifted tokens, which a repair may have taken out of the loss"

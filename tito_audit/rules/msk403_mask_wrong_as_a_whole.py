@@ -12,7 +12,13 @@ from tito_audit.rule import rule
 from tito_audit.rules._words import counted
 
 
-@rule("MSK403", Severity.ERROR, needs=(Needs.MASK,), silent=Sound.MASK)
+@rule(
+    "MSK403",
+    Severity.ERROR,
+    headline="{n} with an inverted or constant loss mask",
+    needs=(Needs.MASK,),
+    silent=Sound.MASK,
+)
 def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
     """The loss mask is inverted, all zeros or all ones.
 
@@ -22,13 +28,18 @@ def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
     they want to skip). MSK401, MSK402 and MSK404 then report nothing for the row.
 
     ## Why it matters
-    An inverted mask trains the model to imitate its users and tools and never itself. A full mask trains it on
-    both. An empty one costs a forward pass and trains nothing.
+    An inverted mask trains the model to imitate its users and tools, never itself. A full mask trains it on both.
+    An empty one costs a forward pass and trains nothing.
 
     ## Example
+    An inverted mask:
+
     ```text
-    tokens  <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|>
-    mask         1        1   1  1     1      1       1           1      1   0       0
+    error MSK403 row 0:13
+      the mask is inverted: it trains every token that was given and none that was sampled
+           0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4 │!│<|im_end|>│
+              ============ ==  ==  =   =  ========== =   ============ ========= =
+          id  2001         314 257 198 17 2002       198 2001         1620      198 19 0 2002
     ```
 
     ## Repair

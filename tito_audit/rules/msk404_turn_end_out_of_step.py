@@ -16,12 +16,18 @@ _ALWAYS = 3
 """From this many turns without a trained end in one row, the length limit is no explanation."""
 _UNTRAINED = "the end of a turn was sampled but is not trained; the model gets no credit for stopping"
 _OPEN = (
-    "the end of a turn is not trained: right if it was appended after a length cut, which only calls, logprobs or "
-    "a finish reason could tell; if it was sampled, the model gets no credit for stopping"
+    "the end of a turn is not trained: correct if it was appended after a length cut (only calls, logprobs or a "
+    "finish reason could tell); if it was sampled, the model gets no credit for stopping"
 )
 
 
-@rule("MSK404", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED), silent=Sound.MASK)
+@rule(
+    "MSK404",
+    Severity.WARNING,
+    headline="{n} with a turn end sampled but not trained, or the reverse",
+    needs=(Needs.MASK, Needs.SAMPLED),
+    silent=Sound.MASK,
+)
 def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     """A turn end is sampled and not trained, or trained and not sampled.
 
@@ -29,17 +35,22 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     The end token of a trained turn that the model sampled and the mask leaves out (warning). An end token in the
     loss that the call did not sample: the template or a framework appended it, usually after an answer that the
     length limit cut (error). Where neither calls, logprobs nor finish reason show whether an untrained end was
-    sampled, a note; a warning when a row of three turns or more trains no end at all.
+    sampled, a note; a warning if a row of three turns or more trains no end at all.
 
     ## Why it matters
     A model whose sampled ends are never trained gets no credit for stopping and learns to run on. An appended end
     in the loss has no logprob of its own and teaches the model to stop where it did not.
 
     ## Example
+    The turn end that a framework appended after the length limit is trained:
+
     ```text
-    sampled    The answer is <length limit>
-    tokens     The answer is <|im_end|>
-    mask        1    1    1      1        trained, never sampled
+    error MSK404 turn 0 row 12:13
+      the end of a turn is trained but was not sampled: the length limit cut the answer and the end
+      was appended
+           0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4 │!│<|im_end|>│
+                                                                                    =  = ##########
+          id  2001         314 257 198 17 2002       198 2001         1620      198 19 0 2002
     ```
 
     ## Repair

@@ -9,23 +9,26 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 
 
-@rule("REC001", Severity.ERROR)
+@rule("REC001", Severity.ERROR, headline="{n} that cannot be read")
 def unreadable_row(evidence: Evidence) -> Iterator[Hit]:
     """The row cannot be read.
 
     ## What it finds
-    Rows that are not JSON, that fit no format, or that fit one and make no sense: ids that are not integers, a
+    Rows that are not JSON, that fit no format, or that fit one but make no sense: ids that are not integers, a
     mask that is text, a negative prompt length. Such a row never becomes a rollout, so the finding is made while
     reading, and this check has nothing left to do.
 
     ## Why it matters
-    A trainer that skips such rows loses data silently; one that does not skip them stops. Their tokens were not
+    A trainer that skips such rows loses data silently; one that does not skip them crashes. Their tokens were not
     checked: a row that could not be read is not a clean row.
 
     ## Example
+    A row with a string among its token ids:
+
     ```text
-    {"token_ids": [1, 2, "3"], "loss_mask": [0, 1, 1]}
-                         ^ a string, not a token id
+    {"token_ids": [17, 19, "0"], "loss_mask": [0, 1, 1]}
+    error REC001
+      column 'token_ids' holds a string at position 2, not a token id
     ```
 
     ## Repair

@@ -19,9 +19,9 @@ from tito_audit.rules._words import counted, shown
 _IGNORED = -100
 
 
-@rule("REC002", Severity.ERROR, needs=(Needs.ROW,))
+@rule("REC002", Severity.ERROR, headline="{n} with misaligned columns", needs=(Needs.ROW,))
 def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
-    """Aligned columns differ in length, or the mask's values are invalid.
+    """The loss mask does not fit its tokens.
 
     ## What it finds
     A mask with more or fewer entries than the row or its response has tokens. A mask whose values are neither 0
@@ -34,13 +34,19 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
     neighbouring token. Labels that are one place off train every token to predict itself, or skip one.
 
     ## Example
+    A mask one entry short:
+
     ```text
-    token_ids  11  12  13  14
-    loss_mask   0   0   1         which token is untrained?
+    error REC002 row 0:4
+      `loss_mask` has 2 entries for 4 tokens; nothing says which token each entry belongs to
+           0 │2 │4 │!│<|im_end|>│
+          id  17 19 0 2002
+      loss_mask  0  1
     ```
 
     ## Repair
-    `splice` rebuilds the mask from the calls, `realign` moves labels back where the shift is provable.
+    `splice` rebuilds the mask from the calls. `realign` moves labels back where the shift is provable. Otherwise
+    fix the code that writes the mask.
     """
     row = evidence.rollout.training_row
     for column in row.columns if row is not None else ():
@@ -95,12 +101,14 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
     runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong)
     for start, end in runs:
         count = int(wrong[start:end].sum())
-        message = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'} not the id of "
+        labels_are = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'}"
         if slide:
             side = "before" if slide > 0 else "after"
-            message += f"the same position but of the token one place {side} it: the labels slid by {slide:+d}"
+            message = (
+                f"{labels_are} the id of the token one place {side} their own: the labels are off by {slide:+d}"
+            )
         else:
-            message += "the token at the same position; mask and tokens were made from different sequences"
+            message = f"{labels_are} not the id of their token; mask and tokens were made from different sequences"
         cause = f"labels slid by {slide:+d}" if slide else "labels of other tokens"
         yield Hit(Where.ROW, start, end, message, cause=cause, recorded=shown(evidence, row.token_ids[start:end]))
 

@@ -22,24 +22,35 @@ _NAMED = 4
 _PADDED = "padding of the embedding"
 
 
-@rule("REC003", Severity.ERROR, needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,), silent=Sound.IDS)
+@rule(
+    "REC003",
+    Severity.ERROR,
+    headline="{n} with ids outside the vocabulary",
+    needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,),
+    silent=Sound.IDS,
+)
 def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
-    """Token ids lie outside the vocabulary.
+    """Token ids outside the vocabulary.
 
     ## What it finds
     Ids in prompts, completions and the row that are no token of the tokenizer; without a tokenizer, ids below
-    zero. Ids just above the vocabulary, which a padded embedding accepts, have a cause of their own; in the row
-    they are a warning where they are not trained. What a later prompt repeats is reported once.
+    zero. Ids just above the vocabulary, which a padded embedding accepts, have a cause of their own; untrained
+    ones in the row are a warning. What a later prompt repeats is reported once.
 
     ## Why it matters
     Such an id is a padding or image marker that was left in, a label mask in the wrong column, or an id of another
-    tokenizer, in which case every other id means something else too. On the device it reads outside the embedding,
-    or a row of it that was never trained.
+    tokenizer, in which case every other id means something else too. On the GPU it reads outside the embedding
+    table, or a row of it that was never trained.
 
     ## Example
+    An id far above the vocabulary in a completion:
+
     ```text
-    vocabulary  151,665 tokens
-    completion  9707  0  151700          a row of the padded embedding
+    error REC003 turn 0 completion 1:2
+      1 id (999999) is outside the vocabulary of 2,007 tokens; no text and no trained embedding
+      belongs to it
+      sampled      │<unknown id 999999>│
+                    999999
     ```
 
     ## Repair
@@ -68,7 +79,7 @@ def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known
         start, end = first + known, last + known
         wrong = ids[start:end]
         named = [str(i) for i in wrong[:_NAMED]] + (["…"] if len(wrong) > _NAMED else [])
-        size = f" of {evidence.vocabulary.size} entries" if evidence.vocabulary is not None else ""
+        size = f" of {evidence.vocabulary.size:,} tokens" if evidence.vocabulary is not None else ""
         verb = "is" if len(wrong) == 1 else "are"
         message = (
             f"{counted(len(wrong), 'id')} ({listed(named)}) {verb} outside the vocabulary{size}; no text and "

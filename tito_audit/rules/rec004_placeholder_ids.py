@@ -1,4 +1,4 @@
-"""REC004: ids in place of tokens that were never recorded."""
+"""REC004: placeholder ids for tokens that were never recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _CONSTANT = 4
 _COUNTING = 3
 
 
-@rule("REC004", Severity.ERROR, needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,))
+@rule(
+    "REC004",
+    Severity.ERROR,
+    headline="{n} with placeholder ids",
+    needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,),
+)
 def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     """The ids are placeholders, not tokens.
 
@@ -28,22 +33,26 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     Ids that the log itself calls dummies; a prompt and a completion of nothing but `[0]`; completions and rows
     that count 0, 1, 2, … or 1, 2, 3, …; and prompts, completions or rows that repeat one id at least four times
     and hold nothing else. A completion counts as real if its logprobs differ or its ids decode to the logged text.
-    With a template, also padding before a prompt or at either end of a row: the sampler's attention mask hid it,
-    but nothing in the log does.
+    With a template, also padding before a prompt or at either end of a row that an attention mask hid from the
+    sampler while nothing in the log does.
 
     ## Why it matters
     Servers without token ids, and tests, fill them in so that shapes fit. Training on them teaches the policy
     outputs that it never sampled in any context.
 
     ## Example
+    A dummy server filled in 1, 2, 3:
+
     ```text
-    prompt_ids      0
-    completion_ids  0
-    text            The answer is 4.
+    error REC004 turn 0 completion 0:3
+      the ids count from 1 to 3; they stand in for tokens that were not recorded and must not be
+      trained
+      sampled      │"│#│$│
+                    1 2 3
     ```
 
     ## Repair
-    `drop`: nothing in the log says what was sampled.
+    `drop`: nothing in the log says what was sampled. Log the ids that the server sampled.
     """
     yield from built_hits(evidence, "REC004")
     rollout = evidence.rollout

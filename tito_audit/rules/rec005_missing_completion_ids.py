@@ -20,9 +20,9 @@ _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 """What templates put before an answer; it was not sampled, so its ids are not missing."""
 
 
-@rule("REC005", Severity.ERROR)
+@rule("REC005", Severity.ERROR, headline="{n} with missing completion ids")
 def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
-    """Completion ids are missing, empty or incomplete while their text is there.
+    """Completion ids are missing, empty or incomplete.
 
     ## What it finds
     A call without completion ids although the log holds its text, its tool calls or its logprobs; ids that decode
@@ -35,13 +35,17 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
     again, which drifts. Streaming servers are known to drop the tokens of tool calls.
 
     ## Example
+    A call with text but no ids:
+
     ```text
-    text            Let me look. {"name": "search", "arguments": {}}
-    completion_ids  Let  me  look  .
+    error REC005 turn 0 completion at 0
+      the call has no completion ids although its text has 2 characters ('4!'); it can only be
+      trained on tokens that were never recorded
     ```
 
     ## Repair
-    None: the ids were not recorded. `mask` takes the turn out of the loss, `drop` the rollout.
+    None: the ids were not recorded. Ask the server for them (vLLM: `return_token_ids`). `mask` takes the turn out
+    of the loss, `drop` removes the rollout.
     """
     if not evidence.rollout.stated.ids_wanted:
         return
@@ -94,7 +98,7 @@ def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
         return
     cause = "no ids" if turn.completion_ids is None else "empty ids"
     has = "has no completion ids" if turn.completion_ids is None else "has an empty list of completion ids"
-    message = f"the call {has} while {there}; it can only be trained on tokens that were never recorded"
+    message = f"the call {has} although {there}; it can only be trained on tokens that were never recorded"
     yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause)
 
 

@@ -19,7 +19,7 @@ _HARMLESS = {
 }
 
 
-@rule("REC006", Severity.ERROR, needs=(Needs.COMPLETIONS,))
+@rule("REC006", Severity.ERROR, headline="{n} whose text and ids disagree", needs=(Needs.COMPLETIONS,))
 def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     """The text of a completion is not what its ids decode to.
 
@@ -33,17 +33,21 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     warning, since messages are often edited. Ids that hold only a part of the text belong to REC005.
 
     ## Why it matters
-    Rewards are computed from the text, gradients from the ids. When they differ, the answer that is rewarded is
+    Rewards are computed from the text, gradients from the ids. Where they differ, the answer that is rewarded is
     not the one that is trained.
 
     ## Example
+    The text says 8, the ids say 9:
+
     ```text
-    completion_ids  The  answer  is  5
-    text            The answer is 4
+    error REC006 turn 0 completion 1:3
+      the ids decode to '9<|im_end|>' from here on, the text says '8'
+      sampled      │9 │<|im_end|>│
+                    24 2002
     ```
 
     ## Repair
-    None is certain: the log does not say which is true. `drop` moves the rollout aside.
+    None is certain: the log does not say which one is true. `drop` moves the rollout aside.
     """
     copies = evidence.rollout.stated.copies_disagree
     for number, turn in enumerate(evidence.rollout.turns):

@@ -1,4 +1,4 @@
-"""REC008: tokens of several weight versions."""
+"""REC008: a rollout sampled with several weight versions."""
 
 from __future__ import annotations
 
@@ -48,30 +48,35 @@ class _Versions:
             self.tokens[versions[0]] += size
 
 
-@rule("REC008", Severity.NOTE, needs=(Needs.WEIGHT_VERSIONS,))
+@rule("REC008", Severity.NOTE, headline="{n} sampled with several weight versions", needs=(Needs.WEIGHT_VERSIONS,))
 def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
-    """The tokens of a rollout were sampled with several versions of the weights.
+    """Sampled with several weight versions.
 
     ## What it finds
-    Versions that differ between the calls of a rollout, or within one call, as asynchronous training and updates
-    in flight leave them: `weight_version` of calls, `versions` of tokens (AReaL), the versions of a row's calls
+    Versions that differ between the calls of a rollout, or within one call, as asynchronous training and in-flight
+    updates produce them: `weight_version` of calls, `versions` of tokens (AReaL), the versions of a row's calls
     (slime, miles), the first and the last policy (ART, verifiers). A note says which versions sampled how many
-    tokens, and where a second one begins. It is a warning where one call has several versions and the log does
-    not say which token is of which.
+    tokens, and where a second one begins. It is a warning where one call has several versions and the log does not
+    say which token belongs to which.
 
     ## Why it matters
     Each version is another policy. The sampler's logprobs stay right, but how stale a token is can only be
-    corrected, or masked, where its version is known; a limit on staleness for the whole rollout drops too much or
-    too little.
+    corrected, or masked, if its version is known; a limit on staleness for the whole rollout drops too much or too
+    little.
 
     ## Example
+    The second call was sampled with newer weights:
+
     ```text
-    turn 0  weight_version 3        41 tokens
-    turn 1  weight_version 4        56 tokens
+    note REC008 turn 1 completion 0:3
+      sampled with 2 weight versions: 3 (3 tokens) and 4 (3 tokens); each version is a policy of its
+      own
+           0 │5 │!│<|im_end|>│
+          id  20 0 2002
     ```
 
     ## Repair
-    None: nothing is wrong with the row. Log the version of each token where calls outlive an update.
+    None is needed: nothing is wrong with the row. Log the version of each token where calls outlive an update.
     """
     found = _versions(evidence.rollout)
     if found is None or len(found.tokens) < 2:
@@ -79,12 +84,12 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
     where, turn, start, end = found.change or (Where.ROW, None, 0, 0)
     names = [_named(version, count, found.untold) for version, count in found.tokens.items()]
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    message = f"sampled with {len(names)} versions of the weights: {listed([*names[:_NAMED], *more])}"
+    message = f"sampled with {len(names)} weight versions: {listed([*names[:_NAMED], *more])}"
     if found.untold:
         message += f"; the log does not say which of them sampled {counted(found.untold, 'token')}"
         yield Hit(where, start, end, message, turn, "version of tokens unknown", Severity.WARNING)
         return
-    message += "; each is a policy of its own"
+    message += "; each version is a policy of its own"
     yield Hit(where, start, end, message, turn, "within a call" if found.inside else "between calls")
 
 

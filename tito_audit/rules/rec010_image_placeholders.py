@@ -48,7 +48,12 @@ class _Pictures:
         return Hit(self.where, *place, message, self.turn, cause, severity, side)
 
 
-@rule("REC010", Severity.WARNING, needs=(Needs.TOKENIZER, Needs.IMAGE_TOKENS))
+@rule(
+    "REC010",
+    Severity.WARNING,
+    headline="{n} with miscounted image placeholders",
+    needs=(Needs.TOKENIZER, Needs.IMAGE_TOKENS),
+)
 def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
     """Image placeholders are miscounted or expanded twice.
 
@@ -71,9 +76,16 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
     trainer fails; a row without them trains answers about an image that the policy never saw.
 
     ## Example
+    The second image is missing:
+
     ```text
-    messages    two parts of type `image_url`
-    prompt_ids  <|vision_start|> <|image_pad|> x 256 <|vision_end|>       the second image is missing
+    warning REC010 turn 0 prompt at 8
+      the messages hold 2 images, the ids 1; the answer is about an image that its prompt lacks
+           0 │<|im_start|>│us │er │⏎  │<|vision_start|>│<|image_pad|>│<|image_pad|>│<|vision_end|>│
+          id  2001         314 257 198 2007             2009          2009          2008
+           8 │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │
+              ^
+          id  17 2002       198 2001         1620      198
     ```
 
     ## Repair
@@ -191,7 +203,7 @@ def _miscounted(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
         end = images[-1].stop if images else 0
         message = (
             f"the messages hold {counted(stated, 'image')}, the ids {len(images) or 'none'}; the answer is about "
-            "what its tokens do not hold"
+            "an image that its prompt lacks"
         )
         yield pictures.hit(evidence, (end, end), message, "images missing", Severity.WARNING)
     elif exact and stated and len(images) > stated:

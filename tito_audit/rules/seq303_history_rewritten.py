@@ -13,21 +13,35 @@ from tito_audit.rules._drift import built_hits
 from tito_audit.rules._links import link_hit
 
 
-@rule("SEQ303", Severity.WARNING, needs=(Needs.PROMPTS | Needs.ROW, Needs.SEVERAL_CALLS | Needs.RENDERING))
+@rule(
+    "SEQ303",
+    Severity.WARNING,
+    headline="{n} with a rewritten history",
+    needs=(Needs.PROMPTS | Needs.ROW, Needs.HISTORY),
+)
 def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
     """History rewritten, truncated or compacted.
 
     ## What it finds
-    A prompt whose messages are not those of the call before it: a summary in place of turns, a window that dropped
-    the oldest turns, an edited message. Also a prompt or row that is exactly what the template writes without the
-    older messages.
+    A prompt whose messages are not those of the call before it: a summary that replaces turns, a window that
+    dropped the oldest turns, an edited message. Also a prompt or row that is exactly what the template writes
+    without the older messages.
 
     ## Why it matters
-    On purpose or not, from here on the rollout is several training rows. Trained as one, it puts a completion
-    after a context that it never had.
+    Whether intended or not, from here on the rollout is several training rows. Trained as one, it puts a
+    completion after a context it never had.
 
     ## Example
-    Turn 7's prompt starts with a summary of turns 0 to 6.
+    A summary replaces the first turn:
+
+    ```text
+    warning SEQ303 turn 1 prompt 15:16
+      turn 1's prompt departs from turn 0 at token 15: the history was changed (user text changed)
+      previous call│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4 │<|im_end|>│
+                    314 257 198 17 2002       198 2001         1620      198 19 2002
+      next prompt  │us │er │⏎  │S │um │m │ar │y │: │·  │4                                 │
+                    314 257 198 50 324 76 291 88 25 220 19
+    ```
 
     ## Repair
     `fork` gives one row per unbroken run of calls.
@@ -36,5 +50,5 @@ def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
     for link in evidence.links:
         if link.kind is LinkKind.REWRITTEN:
             reported.add(link.turn)
-            yield link_hit(link, evidence, f"the history itself was changed ({link.detail})", link.detail)
+            yield link_hit(link, evidence, f"the history was changed ({link.detail})", link.detail)
     yield from (hit for hit in built_hits(evidence, "SEQ303") if hit.turn not in reported)

@@ -1,4 +1,4 @@
-"""SEQ304: retry or sibling of the same prompt."""
+"""SEQ304: retry or sibling of an earlier call."""
 
 from __future__ import annotations
 
@@ -12,22 +12,32 @@ from tito_audit.rule import rule
 from tito_audit.rules._links import link_hit
 
 
-@rule("SEQ304", Severity.NOTE, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
+@rule(
+    "SEQ304",
+    Severity.NOTE,
+    headline="{n} retrying or branching off an earlier call",
+    needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS),
+)
 def retry_or_sibling(evidence: Evidence) -> Iterator[Hit]:
-    """Retry or sibling of the same prompt.
+    """Retry or sibling of an earlier call.
 
     ## What it finds
-    A call with the prompt of an earlier call, or one that continues a call which another already continues.
+    A call with the same prompt as an earlier call, or one that continues a call which another call continues too.
 
     ## Why it matters
-    Harmless where each branch is a row of its own. Trained as one sequence, the shared prefix is trained once for
-    every branch.
+    Harmless where each branch is a row of its own. Trained as one sequence, the shared prefix is trained once per
+    branch.
 
     ## Example
-    Turn 2 asks again with turn 1's prompt after a failed parse.
+    The same prompt is sampled twice:
+
+    ```text
+    note SEQ304 turn 1 prompt at 10
+      turn 1: the same prompt as turn 0
+    ```
 
     ## Repair
-    `fork` gives each branch a row and trains a shared turn once.
+    `fork` gives each branch a row of its own and trains a shared turn once.
     """
     for link in evidence.links:
         if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):

@@ -12,7 +12,12 @@ from tito_audit.rule import rule
 from tito_audit.rules._links import link_hit
 
 
-@rule("SEQ305", Severity.WARNING, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
+@rule(
+    "SEQ305",
+    Severity.WARNING,
+    headline="{n} continuing no earlier call",
+    needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS),
+)
 def orphan_call(evidence: Evidence) -> Iterator[Hit]:
     """Call that belongs to no chain.
 
@@ -20,11 +25,18 @@ def orphan_call(evidence: Evidence) -> Iterator[Hit]:
     A call whose prompt does not share even its first message with any earlier call.
 
     ## Why it matters
-    It is a sub-agent, another conversation or a mixed-up log. In one row with the others it would be trained after
-    a context that it never had.
+    It is a sub-agent, another conversation, or a sign of a mixed-up log. In one row with the others it would be
+    trained on a context it never had.
 
     ## Example
-    Turn 3's prompt is that of a judge model.
+    A judge is called in between:
+
+    ```text
+    warning SEQ305 turn 1 prompt 4:5
+      turn 1: its prompt does not share even its first message with any earlier call
+      next prompt  │I │s │·  │4 │·r │ig │h │t │
+                    40 82 220 19 364 577 71 83
+    ```
 
     ## Repair
     `fork` gives it a row of its own; `drop` removes the rollout.

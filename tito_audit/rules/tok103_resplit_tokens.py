@@ -1,4 +1,4 @@
-"""TOK103: sampled tokens re-encode with other boundaries."""
+"""TOK103: sampled tokens re-encode with different boundaries."""
 
 from __future__ import annotations
 
@@ -9,26 +9,44 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 
 
-@cause("TOK103", Severity.ERROR, precedence=52, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
+@cause(
+    "TOK103",
+    Severity.ERROR,
+    headline="{n} re-tokenized",
+    precedence=52,
+    needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
+)
 def resplit_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
-    """Sampled tokens re-encode with other boundaries.
+    """Sampled tokens re-encode with different boundaries.
 
     ## What it finds
-    Recorded tokens and re-encoded tokens that spell the same bytes with no boundary in common: several for
-    several, or one id for another with the same spelling.
+    Sampled tokens that re-encode as the same text with no token boundary in common: several tokens for several
+    others, or one id for another with the same spelling.
 
     ## Why it matters
-    A model samples such tokens all the time, and as long as every later prompt and the training row keep
-    them, nothing is wrong: that is a note. It is an error once a later prompt or the training row holds the
-    other tokens, since the trainer then learns from ids that nobody sampled, with logprobs of other ids.
+    Models sample such tokens all the time. As long as every later prompt and the training row keep them, nothing
+    is wrong, and the finding is a note. It becomes an error once a later prompt or the training row holds the
+    re-encoded tokens: the trainer then learns from ids that were never sampled, with logprobs that belong to other
+    ids.
 
     ## Example
-    Sampled ` Clim`+`b` comes back as ` Cl`+`imb`.
+    The next prompt holds the re-encoded tokens:
+
+    ```text
+    error TOK103 turn 0 completion 0:2
+      the text is split in different places: sampled 'ur'+'ning', turn 1's prompt has 'urn'+'ing';
+      turn 1 saw the re-encoded tokens
+      sampled      │ur │ning│<|im_end|>│
+                    377 718  2002
+      next prompt  │urn│ing │<|im_end|>│
+                    489 304  2002
+    ```
 
     ## Repair
-    `splice` puts the sampled ids back where the log proves that the sampler saw them; `fork` is the safe way
-    where a later prompt was sampled after the other tokens; `mask` takes the stretch out of the loss.
+    `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
+    unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
+    out of the loss.
     """
     if difference.kind is not BlockKind.RESPLIT:
         return None
-    return Reason("resplit", "the text is split in other places")
+    return Reason("resplit", "the text is split in different places")

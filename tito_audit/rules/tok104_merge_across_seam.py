@@ -10,28 +10,45 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes
 
 
-@cause("TOK104", Severity.ERROR, precedence=40, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
+@cause(
+    "TOK104",
+    Severity.ERROR,
+    headline="{n} re-tokenized",
+    precedence=40,
+    needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
+)
 def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | None:
     """The first sampled token merges with the end of the prompt.
 
     ## What it finds
-    Tokens on both sides of the seam between prompt and completion that become other tokens when the tokenizer
-    encodes their text in one piece.
+    Tokens on both sides of the seam between prompt and completion that become different tokens when their text is
+    encoded in one piece.
 
     ## Why it matters
-    The sampler continued after the prompt's last token; an encoder that gets the whole text merges both into one
-    token. The prompt of every later turn then ends elsewhere, and each position after it shifts.
+    The sampler continued after the prompt's last token; an encoder that is given the whole text merges the two
+    tokens into one. In every later prompt the seam is then in another place, and every position after it shifts.
 
     ## Example
-    The prompt ends in `\\n`, the completion starts with `\\n`; together they are the one token `\\n\\n`.
+    The next prompt holds both newlines as one token:
+
+    ```text
+    error TOK104 turn 0 completion 0:1
+      the end of the prompt and the start of the completion are encoded together: sampled '\\n'+'\\n',
+      turn 1's prompt has '\\n\\n'; turn 1 saw the re-encoded tokens
+      sampled      │⏎  │⏎  │
+                    198 198
+      next prompt  │⏎⏎     │
+                    284
+    ```
 
     ## Repair
-    `splice` puts the sampled ids back where the log proves that the sampler saw them; `fork` is the safe way
-    where a later prompt was sampled after the other tokens; `mask` takes the stretch out of the loss.
+    `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
+    unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
+    out of the loss.
     """
     if not same_bytes(difference) or not _crosses(difference, evidence):
         return None
-    what = "text on both sides of the seam between prompt and completion is encoded together"
+    what = "the end of the prompt and the start of the completion are encoded together"
     return Reason("merge across the seam", what)
 
 

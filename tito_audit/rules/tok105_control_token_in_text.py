@@ -1,4 +1,4 @@
-"""TOK105: a control token is spelled in text, or dropped from it."""
+"""TOK105: a control token is spelled out in text, or dropped from it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,45 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import control_ids, same_bytes
 
 
-@cause("TOK105", Severity.ERROR, precedence=30, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
+@cause(
+    "TOK105",
+    Severity.ERROR,
+    headline="{n} with control tokens spelled as text",
+    precedence=30,
+    needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
+)
 def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason | None:
-    """A control token is spelled in text, or dropped from it.
+    """A control token is spelled out in text, or dropped from it.
 
     ## What it finds
     Ordinary tokens that spell a control token and re-encode as that one token; a control token where the other
     side has ordinary ones; and a control token sampled inside an answer that decoding drops.
 
     ## Why it matters
-    Text that becomes a control token ends turns, opens roles or forges system messages once it is encoded
+    Text that becomes a control token can end a turn, open a role or forge a system message once it is encoded
     again. A dropped control token is a sampled action that the trainer never sees.
 
     ## Example
-    A user typed `<|im_end|>`; recorded `<`+`|`+`im`+`_end`+`|`+`>`, re-encoded the single control token.
+    The next prompt holds the control token that the text spells:
+
+    ```text
+    error TOK105 turn 0 completion 1:8
+      text spells out a control token: sampled '<'+'|'+'im'+'_'+'start'+'|'+'>', turn 1's prompt has
+      '<|im_start|>'; turn 1 saw the re-encoded tokens
+      sampled      │4 │< │| │im │_ │start│| │> │<|im_end|>│
+                    19 27 91 393 62 1477  91 29 2002
+      next prompt  │4 │<|im_start|>            │<|im_end|>│
+                    19 2001                     2002
+    ```
 
     ## Repair
-    None: encode untrusted text with control tokens disabled. `splice` puts sampled ids back.
+    `splice` puts the sampled ids back where the log proves that the sampler saw them, `fork` gives one row per
+    unbroken run of calls. To avoid it, encode untrusted text with control tokens disabled.
     """
     recorded = control_ids(difference.recorded, evidence)
     canonical = control_ids(difference.canonical, evidence)
     if same_bytes(difference) and recorded != canonical:
-        what = "text spells a control token" if canonical else "a control token re-encodes as ordinary text"
+        what = "text spells out a control token" if canonical else "a control token re-encodes as ordinary text"
         return Reason("control token spelled in text", what)
     inner = [i for i in recorded if i not in evidence.end_ids]
     if not (difference.sampled and inner and not canonical) or evidence.vocabulary is None:
@@ -40,5 +57,5 @@ def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason 
     )
     if kept.strip() != difference.canonical.data.strip():
         return None
-    what = "a control token was sampled inside the answer and its text drops it"
+    what = "a control token sampled inside the answer is dropped from its text"
     return Reason("control token dropped", what)

@@ -1,4 +1,4 @@
-"""TOK107: the tokenizer normalises the text to other bytes."""
+"""TOK107: the tokenizer normalises the text to different bytes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,40 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes
 
 
-@cause("TOK107", Severity.ERROR, precedence=20, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
+@cause(
+    "TOK107",
+    Severity.ERROR,
+    headline="{n} re-tokenized",
+    precedence=20,
+    needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
+)
 def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None:
-    """The tokenizer normalises the text to other bytes.
+    """The tokenizer normalises the text to different bytes.
 
     ## What it finds
-    Recorded tokens whose text the tokenizer changes by Unicode normalisation before it encodes it.
+    Tokens whose text the tokenizer changes by Unicode normalisation before encoding it.
 
     ## Why it matters
-    The bytes themselves change: a decomposed accent comes back composed. Every position after it shifts and the
-    sampled ids are gone.
+    The bytes themselves change: a decomposed accent comes back composed. The sampled ids are gone, and every
+    position after them shifts.
 
     ## Example
-    Sampled `e`+U+0301 comes back as the one character `é` with a tokenizer that applies NFC.
+    The next prompt holds the composed character:
+
+    ```text
+    error TOK107 turn 0 completion 0:3
+      NFC changes the text: sampled 'e'+'\\\\xcc'+'\\\\x81', turn 1's prompt has 'é'; turn 1 saw the
+      rewritten tokens
+      sampled      │e │\\xcc│\\x81│<|im_end|>│
+                    68 136  223  2002
+      next prompt  │é           │<|im_end|>│
+                    378          2002
+    ```
 
     ## Repair
-    `splice` puts the sampled ids back where the log proves that the sampler saw them; `fork` is the safe way
-    where a later prompt was sampled after the other tokens; `mask` takes the stretch out of the loss.
+    `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
+    unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
+    out of the loss.
     """
     texts = [side.data.decode("utf-8", "replace") for side in (difference.recorded, difference.canonical)]
     if same_bytes(difference) or texts[0] == texts[1]:

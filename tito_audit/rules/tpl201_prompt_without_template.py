@@ -1,4 +1,4 @@
-"""TPL201: prompt encoded without its template."""
+"""TPL201: prompt encoded without the chat template."""
 
 from __future__ import annotations
 
@@ -9,25 +9,43 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.unmatched import holds_marker
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import end_only, recorded_ids
+from tito_audit.rules._drift import end_only
 
 
-@cause("TPL201", Severity.ERROR, precedence=57, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL201",
+    Severity.ERROR,
+    headline="{n} encoded without the chat template",
+    precedence=57,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def prompt_without_template(difference: Difference, evidence: Evidence) -> Reason | None:
-    """Prompt encoded without its template.
+    """Prompt encoded without the chat template.
 
     ## What it finds
-    A prompt or row without any control token, where the template writes role markers around the same text.
+    A prompt or row without a single control token, where the template writes role markers around the same text.
 
     ## Why it matters
-    The sampler was asked to continue bare text. What it said is off-policy for a chat model, its logprobs belong
-    to another task, and a trainer that renders the messages learns from a context in which nothing was sampled.
+    The sampler was asked to continue bare text. For a chat model that is off-policy, and a trainer that renders
+    the messages learns from a context in which nothing was sampled.
 
     ## Example
-    Recorded `2+2?`, the template writes `<|im_start|>user\\n2+2?<|im_end|>\\n<|im_start|>assistant\\n`.
+    The prompt is the bare question:
+
+    ```text
+    warning TPL201 turn 0 prompt 0:1
+      the prompt holds no role markers: it was encoded without the chat template: the prompt has
+      '2', the template writes '<|im_start|>'+'us'+'er'+'\\n'+'2'+'<|im_end|>'+'\\n'+'<|im_start|>'
+      and 2 more tokens; the sampler was given tokens that the template does not write for these
+      messages
+      prompt       │2                                                                    │
+                    17
+      template     │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │
+                    2001         314 257 198 17 2002       198 2001         1620      198
+    ```
 
     ## Repair
-    None: render the messages before sampling. `drop` removes the rollout.
+    None for this log: apply the chat template before sampling. `drop` removes the rollout.
     """
     if difference.where is Where.COMPLETION or not _unmarked(difference, evidence):
         return None
@@ -42,7 +60,7 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
 
 def _marks(difference: Difference, evidence: Evidence) -> bool:
     """Whether the template writes role markers there, or BOS before a sequence that differs as a whole."""
-    side, ids = difference.canonical, recorded_ids(difference, evidence)
+    side, ids = difference.canonical, evidence.sequence(difference.where, difference.turn)
     if holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
         return True
     if evidence.vocabulary is None or evidence.bos_id is None or ids is None:
@@ -54,7 +72,7 @@ def _marks(difference: Difference, evidence: Evidence) -> bool:
 def _unmarked(difference: Difference, evidence: Evidence) -> bool:
     """Whether the sequence of a difference has no role marker; BOS at its start, and in a row its ends, do not
     count."""
-    ids, vocabulary = recorded_ids(difference, evidence), evidence.vocabulary
+    ids, vocabulary = evidence.sequence(difference.where, difference.turn), evidence.vocabulary
     if ids is None or vocabulary is None or not len(ids):
         return False
     inner = ids[1:] if ids[0] == evidence.bos_id else ids

@@ -9,24 +9,39 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import bare, in_answer, same_bytes
 
 
-@cause("TPL202", Severity.ERROR, precedence=75, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL202",
+    Severity.ERROR,
+    headline="{n} with whitespace changed by the template",
+    precedence=75,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def whitespace_only(difference: Difference, evidence: Evidence) -> Reason | None:
     """Only white space differs.
 
     ## What it finds
-    A difference whose two sides are equal without their white space: a trimmed answer, or a scaffold newline too
-    many or too few.
+    A difference in white space alone: a trimmed answer, or a newline too many or too few in the scaffold.
 
     ## Why it matters
-    White space is tokens: a newline that is trimmed, or missing after the turn end, breaks the prefix of every
-    later prompt, and the model was never trained with a template that lacks it.
+    White space is tokens too. A newline that is trimmed from an answer, or missing after a turn end, breaks the
+    prefix of every later prompt and puts the model off the template it was trained with.
 
     ## Example
-    Sampled `done.\\n`; the next prompt holds `done.`, because the template trims message contents.
+    The next prompt holds the answer without its last newline:
+
+    ```text
+    error TPL202 turn 0 completion 2:3
+      white space is trimmed in an answer: sampled '.\\n', turn 1's prompt has '.'; turn 1 saw the
+      rewritten tokens
+      sampled      │d │one│.⏎ │<|im_end|>│
+                    67 528 388 2002
+      next prompt  │d │one│.  │<|im_end|>│
+                    67 528 13  2002
+    ```
 
     ## Repair
-    `splice` puts the sampled ids back where the log proves that the sampler saw them, `fork` gives one row per
-    unbroken run of calls, `mask` takes the stretch out of the loss.
+    `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
+    unbroken run of calls. `mask` takes the span out of the loss.
     """
     if same_bytes(difference) or bare(difference.recorded.data) != bare(difference.canonical.data):
         return None

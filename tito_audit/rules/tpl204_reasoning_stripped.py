@@ -11,27 +11,44 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import changed_thought, holding_mark
 
 
-@cause("TPL204", Severity.ERROR, precedence=65, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL204",
+    Severity.ERROR,
+    headline="{n} with reasoning stripped from the history",
+    precedence=65,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | None:
     """Reasoning stripped from the history.
 
     ## What it finds
-    A reasoning block that was sampled and that the later prompt, the row or the template lacks, or has only as an
-    empty `<think></think>`.
+    A sampled reasoning block that a later prompt, the training row or the template drops, or empties to
+    `<think></think>`.
 
     ## Why it matters
-    Templates of reasoning models drop old reasoning. The prompt then no longer starts with what was said, the
-    rollout splits into several training rows, and a single row would train a turn after a context it never had.
+    Templates of reasoning models drop old reasoning. The next prompt then no longer starts with what was sampled,
+    the rollout splits into several training rows, and a single row would train a turn on a context it never had.
 
     ## Example
-    Sampled `<think>2+2 is 4</think>It is 4`; the next prompt holds `It is 4`.
+    The template strips the reasoning once the next user message is there:
+
+    ```text
+    error TPL204 turn 0 completion 0:11
+      reasoning is stripped: sampled '<think>'+'\\n'+'2'+'+'+'2'+' is'+' '+'4' and 3 more tokens,
+      turn 1's prompt has nothing; turn 1 saw the rewritten tokens
+      sampled      │<think>│⏎  │2 │+ │2 │·is│·  │4 │⏎  │</think>│⏎⏎ │I │t │·is│
+                    2005    198 17 10 17 310 220 19 198 2006     284 40 83 310
+      next prompt  │                                                │I │t │·is│
+                                                                     40 83 310
+    ```
 
     ## Repair
-    `fork` gives one row per unbroken run of calls; a template argument that keeps reasoning avoids the break.
+    `splice` puts the sampled ids back where only the training row lost them. `fork` gives one row per unbroken run
+    of calls. A template argument that keeps reasoning avoids the break.
     """
     change = changed_thought(difference)
     if change is not None and change[0] and not change[1]:
-        what = "reasoning is emptied, and its markers stay"
+        what = "reasoning is emptied, its markers are kept"
         return Reason("reasoning emptied", what)
     recorded, canonical = holding_mark(difference, b"think>")
     analysis = b"<|channel|>analysis" in difference.recorded.data

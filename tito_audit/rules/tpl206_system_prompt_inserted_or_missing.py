@@ -10,26 +10,47 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 
 
-@cause("TPL206", Severity.ERROR, precedence=62, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL206",
+    Severity.ERROR,
+    headline="{n} with a system prompt added or missing",
+    precedence=62,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence) -> Reason | None:
     """System prompt inserted or missing.
 
     ## What it finds
     A system message on one side only: a default that the template inserts and the prompt lacks, or one in the
-    prompt that the messages do not hold. Also, when the messages written that way give the recorded tokens: a
-    system prompt other than the one in the messages, the template's default in its place, or one folded into the
-    first user message or put into a turn of its own.
+    prompt that is not in the messages. Also, where rendering the messages that way gives the recorded tokens
+    exactly: another system prompt than the one in the messages, the template's default instead of it, or a system
+    prompt that is folded into the first user message or has a turn of its own.
 
     ## Why it matters
-    Sampler and trainer then condition on different instructions; every logprob after it belongs to another
-    context.
+    Sampler and trainer then condition on different instructions, and every logprob after the system prompt belongs
+    to another context.
 
     ## Example
-    The template writes `<|im_start|>system\\nYou are a helpful assistant.<|im_end|>`; the recorded prompt begins
-    with the user's turn.
+    The messages hold a system prompt that the prompt lacks:
+
+    ```text
+    warning TPL206 turn 0 prompt at 0
+      a system prompt is missing: the prompt has nothing, the template writes
+      '<|im_start|>'+'s'+'yst'+'em'+'\\n'+'You'+' are'+' helpful' and 3 more tokens; the sampler was
+      given tokens that the template does not write for these messages
+      prompt       │<|im_start|>│                                                                │
+                    2001
+      template     │<|im_start|>│s │yst │em │⏎  │You│·are│·helpful│. │<|im_end|>│⏎  │<|im_start|>│
+                    2001         82 1132 316 198 692 524  1861     13 2002       198 2001
+      prompt       │us │er │
+                    314 257
+      template     │us │er │
+                    314 257
+    ```
 
     ## Repair
-    Put the system prompt that was used into the messages, or pass the template that was used.
+    None for this log: put the system prompt that was used into the messages, or pass the template that was used
+    (`--chat-template`).
     """
     recorded, canonical = (_holds_system(side) for side in (difference.recorded.data, difference.canonical.data))
     near_start = difference.where is not Where.COMPLETION and difference.start <= 4

@@ -19,7 +19,13 @@ _ONLY_HEADER = re.compile(
 _HEADER = re.compile(rb"assistant|<start_of_turn>model|Assistant")
 
 
-@cause("TPL207", Severity.ERROR, precedence=63, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL207",
+    Severity.ERROR,
+    headline="{n} with a missing, doubled or misplaced generation prompt",
+    precedence=63,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> Reason | None:
     """Generation prompt or prefill missing, doubled or misplaced.
 
@@ -28,14 +34,26 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     prompt, or before an answer in a row.
 
     ## Why it matters
-    Without the opener the model first has to sample the header itself; with two it answers after an empty turn.
-    Where the completion begins, and which of its tokens are trained, is then off by those tokens.
+    Without the opener the model first has to sample the header itself; with two of them it answers after an empty
+    turn. The start of the completion, and with it what is trained, is then off by those tokens.
 
     ## Example
-    The recorded prompt ends with the user's `<|im_end|>`; the template goes on with `<|im_start|>assistant\\n`.
+    The prompt ends before the opener of the answer:
+
+    ```text
+    warning TPL207 turn 0 prompt at 7
+      the opener of the answer is missing: the prompt has nothing, the template writes
+      '<|im_start|>'+'assistant'+'\\n'; the sampler was given tokens that the template does not write
+      for these messages
+      prompt       │2 │<|im_end|>│⏎  │                          │
+                    17 2002       198
+      template     │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │
+                    17 2002       198 2001         1620      198
+    ```
 
     ## Repair
-    Render with `add_generation_prompt=True` exactly once, and state a prefill as a template argument.
+    None for this log: render with `add_generation_prompt=True` exactly once, and pass a prefill as a template
+    argument.
     """
     if difference.where is Where.ROW:
         return _in_row(difference, evidence)

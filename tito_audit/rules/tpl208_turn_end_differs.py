@@ -1,4 +1,4 @@
-"""TPL208: turn end missing, doubled or another stop token."""
+"""TPL208: turn end missing, doubled or a different stop token."""
 
 from __future__ import annotations
 
@@ -9,28 +9,44 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import bare, end_only
 
 
-@cause("TPL208", Severity.ERROR, precedence=66, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL208",
+    Severity.ERROR,
+    headline="{n} with a missing, doubled or different turn end",
+    precedence=66,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | None:
-    """Turn end missing, doubled or another stop token.
+    """Turn end missing, doubled or a different stop token.
 
     ## What it finds
-    A difference of nothing but end tokens and white space around them, or of an end without which its neighbours
-    became one token.
+    Only turn-end tokens and the white space around them differ, or a turn end is missing and its neighbours merged
+    into one token.
 
     ## Why it matters
-    Where a turn ends is the first thing a policy learns. A sampled `<|endoftext|>` that comes back as `<|im_end|>`
+    Where to stop is the first thing a policy learns. A sampled `<|endoftext|>` that comes back as `<|im_end|>`
     trains a stop that was not sampled; a doubled or missing end shifts everything after it.
 
     ## Example
-    Sampled `<eos>`; the next prompt closes the turn with `<end_of_turn>`.
+    The next prompt closes the turn with a different token:
+
+    ```text
+    error TPL208 turn 0 completion 1:2
+      the turn ends on a different token: sampled '<|endoftext|>', turn 1's prompt has '<|im_end|>';
+      turn 1 saw the rewritten tokens
+      sampled      │4 │<|endoftext|>│
+                    19 2000
+      next prompt  │4 │<|im_end|>   │
+                    19 2002
+    ```
 
     ## Repair
-    `splice` puts the sampled ids back where the log proves that the sampler saw them, `fork` gives one row per
-    unbroken run of calls, `mask` takes the stretch out of the loss.
+    `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
+    unbroken run of calls. `mask` takes the span out of the loss.
     """
     recorded, canonical = (end_only(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded and canonical:
-        return Reason("another stop token", "the turn ends on another token")
+        return Reason("another stop token", "the turn ends on a different token")
     if recorded and not difference.canonical.data.strip():
         cause, what = _left_over(difference, evidence)
         return Reason(cause, what)
@@ -82,5 +98,5 @@ def _left_over(difference: Difference, evidence: Evidence) -> tuple[str, str]:
         return "turn end doubled", "the turn ends twice"
     return (
         "another stop token",
-        f"the turn ends on another token, next to the template's own {adjacent[0].decode()}",
+        f"the turn ends on a different token, next to the template's own {adjacent[0].decode()}",
     )

@@ -8,22 +8,39 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 
 
-@cause("TPL209", Severity.ERROR, precedence=60, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL209",
+    Severity.ERROR,
+    headline="{n} with a missing or doubled BOS",
+    precedence=60,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason | None:
     """BOS missing or doubled.
 
     ## What it finds
-    A beginning-of-sequence token that the recorded prompt or row has once more than the template writes, or lacks.
+    A prompt or row with one beginning-of-sequence token more or fewer than the template writes.
 
     ## Why it matters
-    A template that writes BOS, encoded by a tokenizer that adds it too, gives two. The model then runs on an input
-    it was never trained on, and every logprob of the rollout is conditioned on it.
+    A template that writes BOS and a tokenizer that adds it too make two. The model then runs on an input it was
+    never trained on, and every logprob of the rollout is conditioned on it.
 
     ## Example
-    Recorded `<s>`+`<s>`+`[INST]`, the template writes `<s>`+`[INST]`.
+    The tokenizer adds BOS to the template's own:
+
+    ```text
+    warning TPL209 turn 0 prompt 0:1
+      the beginning-of-sequence token is doubled: the prompt has '<s>', the template writes nothing;
+      the sampler was given tokens that the template does not write for these messages
+      prompt       │<s>│<s>│·[ │I  │
+                    1   1   552 298
+      template     │<s>│   │·[ │I  │
+                    1       552 298
+    ```
 
     ## Repair
-    Encode rendered text with `add_special_tokens=False` and sample again; ids already sampled cannot be repaired.
+    `splice` puts the sampled ids back where only the training row has the extra token. Otherwise none: encode
+    rendered text with `add_special_tokens=False` and sample again.
     """
     if evidence.bos_id is None or difference.where is Where.COMPLETION or difference.start:
         return None

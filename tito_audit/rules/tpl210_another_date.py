@@ -15,33 +15,50 @@ _AROUND = 16
 """Characters on either side of a date that both texts have to share."""
 
 
-@cause("TPL210", Severity.ERROR, precedence=55, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL210",
+    Severity.ERROR,
+    headline="{n} rendered on another date",
+    precedence=55,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def another_date(difference: Difference, evidence: Evidence) -> Reason | None:
-    """The prompt was written on another date.
+    """The prompt was written on a different date.
 
     ## What it finds
-    A template that writes the date (`strftime_now`) and a prompt or row that holds another one than it writes now,
-    or a prompt with another date than the call before it. If the first prompts of a log (up to 16) hold other
-    dates and come out exactly when they are rendered on these, one finding of the log says so (`where` is `log`),
+    A template that writes the date (`strftime_now`), and a prompt or row with a different date than it writes now,
+    or a prompt with a different date than the call before it. If the first prompts of a log (up to 16) hold other
+    dates and match exactly when rendered on those, a single finding for the whole log says so (`where` is `log`),
     and the log is audited with them. `--ignore TPL210` audits it on today's date.
 
     ## Why it matters
-    A prompt rendered again on another day is another prompt: tokens before every answer change, and with them the
-    context that each logprob belongs to. A conversation that runs past midnight breaks its own prefix.
+    A prompt that is rendered again on another day is another prompt: tokens before every answer change, and with
+    them the context of every logprob. A conversation that runs past midnight breaks its own prefix.
 
     ## Example
-    Recorded `Today Date: 26 Jul 2024`, the template writes `Today Date: 22 Nov 2026`.
+    A prompt from another day:
+
+    ```text
+    warning TPL210 turn 0 prompt 5:15
+      the prompt was written on 1999-07-26: the prompt has '2'+'6'+' '+'J'+'ul'+' '+'1'+'9' and 2
+      more tokens, the template writes '0'+'2'+' M'+'ay'+' '+'2'+'0'+'3' and 1 more token; the
+      sampler was given tokens that the template does not write for these messages
+      prompt       │yst │em │⏎  │2 │6 │·  │J │ul │·  │1 │9 │9 │9 │<|im_end|>│⏎  │<|im_start|>│
+                    1132 316 198 17 21 220 41 376 220 16 24 24 24 2002       198 2001
+      template     │yst │em │⏎  │0 │2 │·M │ay │·  │2 │0 │3 │1    │<|im_end|>│⏎  │<|im_start|>│
+                    1132 316 198 15 17 468 343 220 17 15 18 16    2002       198 2001
+    ```
 
     ## Repair
-    Pass the date on which the log was written (`--clock 2024-07-26`), or `--clock recorded` where it differs from
-    row to row. A trainer that renders the messages again has to be given the date as well.
+    None is needed: pass the date on which the log was written (`--clock 2024-07-26`), or `--clock recorded` where
+    it differs from row to row. A trainer that renders the messages again needs the same date.
     """
     if not evidence.date_formats or same_bytes(difference):
         return None
     was, now = (_date_at(side, evidence.date_formats) for side in (difference.recorded, difference.canonical))
     if was is None or now is None or was.text == now.text or was.around != now.around:
         return None
-    return Reason("another date", f"the date is {was.text} here, and {now.text} there")
+    return Reason("another date", f"the date is {was.text} here and {now.text} there")
 
 
 class _Date(NamedTuple):

@@ -10,7 +10,12 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 
 
-@rule("TPL211", Severity.WARNING, needs=(Needs.MESSAGES, Needs.TOKENIZER))
+@rule(
+    "TPL211",
+    Severity.WARNING,
+    headline="{n} that the template cannot render",
+    needs=(Needs.MESSAGES, Needs.TOKENIZER, Needs.TEMPLATE),
+)
 def template_cannot_render(evidence: Evidence) -> Iterator[Hit]:
     """The template cannot render the messages.
 
@@ -19,15 +24,20 @@ def template_cannot_render(evidence: Evidence) -> Iterator[Hit]:
     fails, runs too long or writes too much.
 
     ## Why it matters
-    The sampler's prompt cannot have come from this template and these messages, or the log holds other messages
-    than were sent. Nothing about this prompt could be checked against the template.
+    Either the prompt was not made by this template, or the log holds other messages than were sent. Nothing about
+    the prompt could be checked against the template.
 
     ## Example
-    `Conversation roles must alternate user/assistant/user/assistant`, raised by the template itself.
+    A role that the template does not know:
+
+    ```text
+    warning TPL211 turn 0 prompt at 0
+      turn 0's prompt cannot be rendered: chat template, line 54: No such role: critic
+    ```
 
     ## Repair
-    None. Pass the template that was used (`--chat-template`, `--template-arg`), or log the messages that
-    were sent.
+    None for this log: pass the template that was used (`--chat-template`, `--template-arg`), or log the messages
+    that were sent.
     """
     for turn, message in evidence.render_errors:
         where = Where.ROW if turn is None else Where.PROMPT

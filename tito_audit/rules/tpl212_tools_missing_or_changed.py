@@ -10,23 +10,38 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, in_answer, same_bytes
 
 
-@cause("TPL212", Severity.ERROR, precedence=58, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause(
+    "TPL212",
+    Severity.ERROR,
+    headline="{n} with missing or changed tools",
+    precedence=58,
+    needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
+)
 def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reason | None:
     """Tools missing or changed between calls.
 
     ## What it finds
     Tool definitions in a prompt or row that are not those of the log: none, one too few or too many, a key such as
-    `strict` dropped, another order; and a prompt whose tools are not those of the call before it. If the first
-    prompts of a log (up to 16) come out exactly without the tools that its rows state, one finding of the log says
-    so (`where` is `log`), and the log is audited without them; in a log whose other prompts hold their tools, each
-    prompt without them is told.
+    `strict` dropped, a different order; and a prompt whose tools are not those of the call before it. If the first
+    prompts of a log (up to 16) match exactly without the tools that its rows state, a single finding for the whole
+    log says so (`where` is `log`), and the log is audited without them; in a log whose other prompts hold their
+    tools, each prompt without them is reported.
 
     ## Why it matters
-    The sampler chose among the tools that it saw. Rendered with others, the answer follows a choice that it never
-    had, and every logprob after the tools belongs to another context.
+    The model chose among the tools it saw. Rendered with others, its answer follows a choice it never had, and
+    every logprob after the tools belongs to another context.
 
     ## Example
-    The log's tools say `"strict": true`; the server removed that before it rendered the prompt.
+    The tools are not in the prompt:
+
+    ```text
+    warning TPL212 turn 0 prompt at 0
+      the tools are missing from the prompt: the prompt has nothing, the template writes
+      '<|im_start|>'+'s'+'yst'+'em'+'\\n'+'T'+'h'+'es' and 71 more tokens; the sampler was given
+      tokens that the template does not write for these messages
+      template     │<|im_start|>│s │yst │em │⏎  │T │h │es │… 4 tokens …│·called│:⏎ │<tool│s │
+                    2001         82 1132 316 198 51 71 272              674     328 689   82
+    ```
 
     ## Repair
     Log the tools that were sent, as they were sent; pass `--tools none` for a log whose prompts hold none. `fork`
