@@ -1,4 +1,4 @@
-"""Whether a scan passes: known findings (baseline) and rates."""
+"""Whether a scan passes: known findings (baseline), rates and required coverage."""
 
 from __future__ import annotations
 

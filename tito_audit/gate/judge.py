@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import LogNames, read_baseline, write_baseline
+from tito_audit.gate.coverage import Coverage
 from tito_audit.gate.known import EntryCounts, Known
 from tito_audit.gate.rates import Rates, limit_reason
 from tito_audit.record.finding import Finding, Result, Severity
@@ -19,6 +20,7 @@ from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.summary import Fixed, Gate, Summary
+from tito_audit.terminal.coverage import coverage_reason
 from tito_audit.terminal.words import listed, many
 
 _CODES = 6
@@ -39,7 +41,7 @@ class Thresholds:
         """The minimum severities for a log."""
         bar = Severity.bar(settings.at(file).fail_on)
         if bar is None and settings.fail_on == "never":
-            return cls(None, Severity.NOTE)  # nothing fails by itself anywhere, so only rates are left
+            return cls(None, Severity.NOTE)  # nothing fails by itself anywhere; only rates apply
         return cls(bar, bar)  # a log that never fails does not count for rates either
 
 
@@ -51,6 +53,9 @@ class Criteria:
         self.bar = cache(lambda file: Thresholds.of(settings, file))
         self.codes = cache(lambda file: selected_codes(settings.at(file)))
         """The codes selected for a log."""
+        self.coverage = Coverage(
+            gate.required, gate.min_audited, self.codes, lambda file: self.bar(file).counts is not None
+        )
 
     def fails(self, finding: Finding) -> bool:
         """Whether a finding that is not in a baseline fails by itself: severe enough and under no rate limit."""
@@ -109,17 +114,17 @@ class Judge:
     ) -> None:
         if gate.update_baseline and gate.baseline is None:
             raise SetupError(
-                "--update-baseline: there is no baseline to write.\nName the file: --baseline tito-baseline.json"
+                "--update-baseline: no baseline is named.\nName the file: --baseline tito-baseline.json"
             )
         self._settings = settings
         self._gate = gate
         self._summary = summary
-        self._bar, self._rates = criteria.bar, criteria.rates
+        self._bar, self._rates, self._coverage = criteria.bar, criteria.rates, criteria.coverage
+        files = find_logs(logs) if gate.baseline is not None or gate.required or gate.min_audited else []
+        self._coverage.begin(map(str, files), selected_codes(settings))
         self._book = None
         if gate.baseline is not None:
-            self._book = _OpenBaseline(
-                Path(gate.baseline), find_logs(logs), settings, criteria, update=gate.update_baseline
-            )
+            self._book = _OpenBaseline(Path(gate.baseline), files, settings, criteria, update=gate.update_baseline)
         self._new = EntryCounts()
         self._known = 0
         self._failing: Counter[Severity] = Counter()
@@ -127,7 +132,7 @@ class Judge:
         self._rollouts = 0
         """Rollouts with a finding that fails."""
         self._between = 0
-        """Rollouts with one that fails in comparison with other rows; they may be among these."""
+        """Rollouts with a failing finding of a rule that compares rows; may overlap with these."""
 
     def judged(self, result: Result) -> Result:
         """The result, with findings that are in the baseline marked `known`."""
@@ -136,6 +141,7 @@ class Judge:
         if bar.counts is not None and not result.of_log:
             self._rates.rollouts += 1
             self._rates.tokens += result.counts.get("generated_tokens", 0)
+        self._coverage.add(result)
         if self._book is not None:
             self._book.known.look(result, self._book.name(file))
         if not result.findings:
@@ -144,7 +150,12 @@ class Judge:
         findings = tuple(self._judged(finding, bar) for finding in result.findings)
         self._rollouts += self._failing.total() > before and not result.of_log
         self._between += self._failing.total() > before and result.between_rows
-        return result if findings == result.findings else replace(result, findings=findings)
+        if findings == result.findings:
+            return result
+        self._summary.count_new(result, -1)
+        judged = replace(result, findings=findings)
+        self._summary.count_new(judged)
+        return judged
 
     def verdict(self) -> Gate:
         """The verdict on all results; writes the updated baseline first."""
@@ -157,6 +168,9 @@ class Judge:
         limits = zip(self._gate.max_rates, counts, strict=True)
         because = [self._failing_words()] if self._failing else []
         because += [limit_reason(limit, count) for limit, count in limits if count.failed]
+        required, min_audited = self._coverage.required(), self._coverage.min_audited()
+        asked = (*required, *([] if min_audited is None else [min_audited]))
+        because += [coverage_reason(count) for count in asked if count.failed]
         return Gate(
             failed=bool(because),
             because=tuple(because),
@@ -168,6 +182,8 @@ class Judge:
             fixed=fixed,
             added=added,
             updated=self._gate.update_baseline,
+            required=required,
+            min_audited=min_audited,
         )
 
     def _judged(self, finding: Finding, bar: Thresholds) -> Finding:

@@ -15,7 +15,7 @@ _UNREADABLE = "REC001"
 
 
 class EntryCounts:
-    """Findings collected as baseline entries: one entry for all that are alike."""
+    """Findings collected as baseline entries: one entry for all identical findings."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -44,7 +44,7 @@ class EntryCounts:
 
 
 class Known:
-    """The entries of a baseline, which the findings of a run use up.
+    """The entries of a baseline, used up by the findings of a run.
 
     A finding uses up an entry of its own log first, then one of a log that no longer exists (it may have been
     renamed), then one of another log of the run (its row may have moved there).
@@ -65,7 +65,7 @@ class Known:
                 self._at.setdefault((entry.file, entry.row), []).append(entry)
                 self._unchecked.setdefault(entry.file, set()).add(entry.code)
         self._unseen: set[Key] = set()
-        """EntryCounts whose row could not be read or not be checked for their code."""
+        """Entries whose row could not be read or not be checked for their code."""
         self._ends: dict[str, tuple[int, bool]] = {}
         """By file: its last row, and whether that could be read."""
         # os.path.exists, which returns False if the name is too long.
@@ -109,7 +109,7 @@ class Known:
     def left(self, asked: Callable[[str, str], bool]) -> tuple[list[Entry], list[Entry]]:
         """The entries not used up, with the remaining counts: those that are gone, and those not checked.
 
-        `asked` says whether the run checked a code in a file.
+        `asked` tells whether the run checked a code in a file.
         """
         gone: list[Entry] = []
         kept: list[Entry] = []

@@ -10,7 +10,7 @@ from tito_audit.errors import SetupError
 from tito_audit.gate.known import EntryCounts
 from tito_audit.settings.model import MaxRate
 from tito_audit.summary import RateCount
-from tito_audit.terminal.words import many, rate_number
+from tito_audit.terminal.words import limit_number, many, rate_number
 
 
 @dataclass(slots=True)
@@ -67,11 +67,13 @@ class Rates:
 
 
 def limit_reason(limit: MaxRate, count: RateCount) -> str:
-    """Why a limit fails: `TOK: 41 findings in 20,000 generated tokens are 0.00205 a token, above 0.001`."""
-    unit = "rollout" if limit.per == "rollout" else "generated token"
-    one = "rollout" if limit.per == "rollout" else "token"
+    """Why a limit fails: `TOK: 41 findings, 0.21 % of 20,000 generated tokens (limit 0.1 %)`."""
+    by_rollout = limit.per == "rollout"
+    unit = "rollout" if by_rollout else "generated token"
     name, found = limit.prefix or "all rules", many(count.findings, "finding")
     if math.isinf(count.rate):
         return f"{name}: {found}, but no {unit} to divide by"
-    are = "is" if count.findings == 1 else "are"
-    return f"{name}: {found} in {many(count.of, unit)} {are} {rate_number(count)} a {one}, above {limit.number}"
+    most, of = limit_number(limit.limit, by_rollout=by_rollout), many(count.of, unit)
+    if by_rollout:
+        return f"{name}: {found} in {of}, {rate_number(count)} per rollout (limit {most})"
+    return f"{name}: {found}, {rate_number(count)} of {of} (limit {most})"

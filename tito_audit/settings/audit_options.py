@@ -7,7 +7,7 @@ from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import FailOn, GateSettings, Settings, ToolArguments
-from tito_audit.settings.option import FlagOnly, Option
+from tito_audit.settings.option import FlagOnly, Option, under
 
 _AUDITS = ("scan", "repair", "show", "rescore")
 _TEMPLATES = (*_AUDITS, "template")
@@ -26,9 +26,10 @@ _codes = partial(
     codes=tuple,
     key_takes=values.CODES,
 )
-_of_gate = partial(Option, commands=("scan",), fills=GateSettings)
+_of_gate = partial(Option, commands=("scan",), fills=GateSettings, panel="Gate")
 
-_TEXT = (
+_TEXT = under(
+    "Tokenizer and template",
     _of_log(
         "tokenizer",
         "A folder with tokenizer.json, or a Hugging Face name. Without one, rules that need it are skipped and "
@@ -76,11 +77,13 @@ _TEXT = (
         least=0.01,
         key_takes=values.seconds("a number of seconds"),
     ),
-    _of_log("tool_arguments", "How the template gets tool-call arguments.", _RENDERED, takes=ToolArguments),
+    _of_log(
+        "tool_arguments", "How tool-call arguments are passed to the template.", _RENDERED, takes=ToolArguments
+    ),
     _of_log(
         "clock",
-        "When the log was written, such as 2024-07-26, for templates that write the date; recorded: on the date "
-        "that each prompt holds. [default: now]",
+        "The date of the log, such as 2024-07-26, for templates that print it; recorded: the date in each prompt. "
+        "[default: now]",
         _RENDERED,
         metavar="DATE|recorded",
         reads=readers.clock,
@@ -89,8 +92,8 @@ _TEXT = (
     ),
     _of_log(
         "sampled_roles",
-        "A role that was sampled; all others count as not sampled. Repeatable. [default: assistant and other "
-        "names for models]",
+        "A role that the model sampled; no other role counts as sampled. Repeatable. [default: assistant and "
+        "other names for models]",
         ("scan", "repair", "convert", "show", "identify", "template", "rescore"),
         flag_name="sampled-role",
         metavar="ROLE",
@@ -103,10 +106,11 @@ _TEXT = (
     ),
 )
 
-_LOG = (
+_LOG = under(
+    "Input",
     _of_log(
         "format",
-        "Format of the log, where detection is wrong (`tito-audit list formats`). [default: auto, row by row]",
+        "The log's format, if detection gets it wrong; see `list formats`. [default: auto, row by row]",
         _EVERY,
         metavar="NAME",
         completes="formats",
@@ -115,7 +119,7 @@ _LOG = (
     ),
     _of_log(
         "columns",
-        "Map one of our columns to the log's, such as token_ids=tokens. Repeatable.",
+        "Read a column under the log's name for it, such as token_ids=tokens. Repeatable.",
         _EVERY,
         flag_name="map",
         metavar="OURS=THEIRS",
@@ -125,7 +129,7 @@ _LOG = (
     ),
     _of_log(
         "rows_at",
-        "Path to the rows inside each document or line, such as data.rollouts; * for the entries of a list.",
+        "Path to the rows inside each document or line, such as data.rollouts; * stands for each entry of a list.",
         _EVERY,
         metavar="PATH",
         key_takes=values.text('a path, such as "data.rollouts"'),
@@ -133,7 +137,7 @@ _LOG = (
     ),
     _of_log(
         "messages",
-        "A file with the messages of the rollouts, if the log has none; joined by id.",
+        "A file with the rollouts' messages, if the log has none; joined by id.",
         _JOINED,
         metavar="FILE",
         key_takes=values.path("the path of a file or folder, or a glob"),
@@ -141,7 +145,7 @@ _LOG = (
     ),
     _of_log(
         "tools",
-        "A JSON array of tools for all rollouts, or rows with an id and tools; none: render without tools.",
+        "A JSON array of tools for all rollouts, or rows with an id and tools; none renders without tools.",
         _JOINED,
         metavar="FILE|none",
         key_takes=values.TOOLS,
@@ -160,8 +164,8 @@ _LOG = (
     ),
     _of_log(
         "session",
-        "The column or path whose value names the conversation of a row that is one call, such as "
-        "metadata.session_id. [default: a key that logs commonly have, else the history of the calls]",
+        "The column or path that names the conversation of a row that is one call, such as metadata.session_id. "
+        "[default: a key that logs commonly have, else the history of the calls]",
         _EVERY,
         metavar="KEY",
         key_takes=values.text('a column or a path, such as "metadata.session_id"'),
@@ -169,22 +173,24 @@ _LOG = (
     ),
     _of_log(
         "join",
-        "Read rows that are one call each as the calls of their conversations.",
+        "Join rows that hold one call each into conversations.",
         _EVERY,
         takes=bool,
         key_takes=values.FLAG,
     ),
 )
 
-_RULES = (
+_RULES = under(
+    "Rules",
     _codes("select", "Rules to run, by code or prefix: TOK,TPL203. [default: all]", unset="all rules"),
-    _codes("extend_select", "Rules to run in addition, unless a longer prefix of --ignore names them."),
-    _codes("ignore", "Rules to leave out, by code or prefix."),
+    _codes("extend_select", "More rules to run, unless a longer prefix in --ignore rules them out."),
+    _codes("ignore", "Rules to skip, by code or prefix."),
     _of_log(
         "fail_on",
         "Exit 1 if a finding is at least this severe.",
         ("scan", "repair"),
         takes=FailOn,
+        panel="Gate",
         helps={"repair": "Repair findings at least this severe; exit 1 if one is left."},
     ),
     _of_gate(
@@ -198,6 +204,26 @@ _RULES = (
         codes=readers.prefixes,
         key_takes=values.RATES,
         unset="each finding fails by itself",
+    ),
+    _of_gate(
+        "required",
+        "Fail unless these rules cover every rollout, or a share of them: LPR,SEQ or LPR=95%. Repeatable.",
+        flag_name="require",
+        metavar="CODES[=SHARE]",
+        repeats=True,
+        completes="codes",
+        reads=readers.requirements,
+        codes=readers.prefixes,
+        key_takes=values.REQUIREMENTS,
+        unset="no rule has to cover anything",
+    ),
+    _of_gate(
+        "min_audited",
+        "Fail unless at least this share of the rollouts is audited: 0.95 or 95%.",
+        metavar="SHARE",
+        takes=readers.min_audited,
+        key_takes=values.REQUIRED_SHARE,
+        unset="any share",
     ),
     _of_gate(
         "baseline",

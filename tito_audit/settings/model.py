@@ -18,9 +18,9 @@ MaskBy = Literal["span", "turn", "first-divergence"]
 MaskStyle = Literal["labels", "binary", "float", "bool"]
 Padding = Literal["none", "left", "right"]
 RECORDED: Literal["recorded"] = "recorded"
-"""What `Settings.clock` says where each prompt is rendered on the date that it holds."""
+"""The value of `Settings.clock` that renders each prompt with the date that it holds."""
 NO_TOOLS = "none"
-"""What `Settings.tools` says where prompts were rendered without tools."""
+"""The value of `Settings.tools` for prompts rendered without tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,26 @@ class MaxRate:
 
 
 @dataclass(frozen=True, slots=True)
+class Requirement:
+    """Rules that have to cover a share of the rollouts."""
+
+    prefix: str
+    """Prefix of the codes; "" for all."""
+    share: float = 1.0
+    """Above 0 and at most 1."""
+
+    def __str__(self) -> str:
+        return (self.prefix or "ALL") + ("" if self.share == 1 else f"={share_text(self.share)}")
+
+
+def share_text(share: float) -> str:
+    """A share as it may be written for an option: `95%`, `0.5%`."""
+    return f"{share * 100:.12g}%"
+
+
+@dataclass(frozen=True, slots=True)
 class GateSettings:
-    """What lets findings pass that would fail by `Settings.fail_on`."""
+    """What a gate requires besides `Settings.fail_on`, and what it lets pass."""
 
     max_rates: tuple[MaxRate, ...] = ()
     """Findings whose code has one of these prefixes, of which the longest counts, are judged by their rate."""
@@ -70,6 +88,10 @@ class GateSettings:
     """A file of known findings, which do not fail."""
     update_baseline: bool = False
     """Rewrite that file with the findings of this run."""
+    required: tuple[Requirement, ...] = ()
+    """Rules that have to cover the rollouts, or a share of them."""
+    min_audited: float | None = None
+    """The least share of rollouts that has to be audited, above 0 and at most 1; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +133,7 @@ class Settings:
     on: Mapping[str, str] = field(default_factory=dict)
     """The columns to join on, the log's to the other file's; {}: the first id that both have."""
     join: bool = True
-    """Join rows that are one call each to conversations (`--no-join`: each row stands alone)."""
+    """Join rows that are one call each into conversations (`--no-join`: each row is a rollout)."""
     session: str | None = None
     """The key whose value names the conversation of a row that is one call (`--session`), a column or a path such
     as `metadata.session_id`; None: a key that logs commonly have, else the history of the calls."""
@@ -170,8 +192,7 @@ class RepairChoices:
     padding: Padding | None = None
     """Where `normalize` puts padding; None: unchanged."""
     rescored: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
-    """What a model says of a rollout, for `rescore`: of its `Evidence`, a `ModelScores` or None; None: there is no
-    model."""
+    """For `rescore`: gives a model's `ModelScores` of a rollout's `Evidence`, or None; None: there is no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +204,11 @@ class RepairSettings:
     unsafe: bool = False
     """Let unsafe repairs run."""
     quarantine: str | None = None
-    """A file for the rows that no repair cured, with the reason; None: they stay in the log."""
+    """A file for the rows that no repair fixed, with the reason; None: they stay in the log."""
     force: bool = False
     """Replace existing files."""
     provenance: bool = True
-    """Write a `tito_audit` column that says which repair cured which findings."""
+    """Write a `tito_audit` column that names the repair of each fixed finding."""
     choices: RepairChoices = field(default_factory=RepairChoices)
 
 

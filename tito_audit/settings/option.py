@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, get_args
 
@@ -29,8 +29,7 @@ class Option:
     name: str
     """The field of `fills` that it sets, or else the parameter of the commands' functions."""
     help: str
-    """What `--help` and the docs say about it. It ends with `[default: ...]` if the default is not a plain
-    value."""
+    """Its text in `--help` and the docs. It ends with `[default: ...]` if the default is not a plain value."""
     commands: tuple[str, ...]
     """The commands that take it. `config` also takes every option that has a key or says which file is read."""
 
@@ -39,6 +38,12 @@ class Option:
     """The flag without dashes; "": the name, with dashes between its words."""
     short: str = ""
     """The short flag with its dash, if it has one."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings that its commands take and no help shows."""
+    hidden: bool = False
+    """Whether help hides it: an old spelling of another flag."""
+    panel: str = ""
+    """The heading under which `--help` lists it."""
     metavar: str | None = None
     takes: Any = str
     """A type, the words to choose from, or a function that parses the text (SetupError when it cannot). A
@@ -49,7 +54,7 @@ class Option:
     required: bool = False
     least: float | None = None
     helps: Mapping[str, str] = field(default_factory=dict)
-    """By command: what its `--help` says in place of `help`."""
+    """By command: the text of its `--help`, instead of `help`."""
     completes: str = ""
     """The function of `cli/_complete.py` that completes its values in a shell."""
     calls: str = ""
@@ -59,7 +64,7 @@ class Option:
     fills: type | None = None
     """The dataclass of `settings/model.py` with its field; None: the command itself uses it."""
     reads: Callable[[Any, str], Any] | None = None
-    """Makes the value of the field from what the flag was given and the name of the flag; may raise SetupError."""
+    """Makes the value of the field from the flag's values and its name; may raise SetupError."""
     codes: Callable[[Any], Iterable[str]] | None = None
     """The prefixes of rule codes in a value of the field."""
 
@@ -67,7 +72,7 @@ class Option:
     key_takes: Kind | None = None
     """What its key in the configuration file takes; None: it has no key."""
     key_name: str = ""
-    """"": the key is called like the flag."""
+    """"": the key has the flag's name."""
     key_after: str = ""
     """The key that comes before its own in lists of keys, if not the one before it in `--help`."""
     unset: str = ""
@@ -97,7 +102,7 @@ class Option:
         """Its flags as declared to Typer; a switch with a key also has a flag that turns it off."""
         off = f"/--{self.flag[5:]}" if self.flag.startswith("--no-") else f"/--no-{self.flag[2:]}"
         long = self.flag + (off if self.takes is bool and self.key_takes is not None else "")
-        return (long, self.short) if self.short else (long,)
+        return (long, *((self.short,) if self.short else ()), *self.aliases)
 
     @property
     def key(self) -> str:
@@ -121,6 +126,11 @@ class Option:
         if isinstance(self.takes, tuple):
             return str(given)
         return given if isinstance(self.takes, type) else self.takes(given)
+
+
+def under(panel: str, *options: Option) -> tuple[Option, ...]:
+    """The options, listed under a heading unless they have one."""
+    return tuple(option if option.panel else replace(option, panel=panel) for option in options)
 
 
 def numbered(name: str, help: str, commands: tuple[str, ...], of: str, least: int, **more: Any) -> Option:

@@ -6,19 +6,21 @@ list the keys of `scan` first, then the other keys of each other command; `key_a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from tito_audit.settings.audit_options import AUDIT_OPTIONS
+from tito_audit.settings.live_options import LIVE_OPTIONS
 from tito_audit.settings.option import FlagOnly, Option
 from tito_audit.settings.own_options import OWN_OPTIONS
 from tito_audit.settings.run_options import RUN_OPTIONS
 
 _T = TypeVar("_T")
-_COMMANDS = ("scan", "repair", "inspect", "show", "convert", "identify", "template", "rescore", "serve")
+COMMANDS = ("scan", "repair", "inspect", "show", "convert", "identify", "template", "rescore", "serve")
 """The commands that read the configuration file."""
 
-OPTIONS: Final[tuple[Option, ...]] = (*OWN_OPTIONS, *AUDIT_OPTIONS, *RUN_OPTIONS)
+OPTIONS: Final[tuple[Option, ...]] = (*LIVE_OPTIONS, *OWN_OPTIONS, *AUDIT_OPTIONS, *RUN_OPTIONS)
 
 
 def options_of(command: str) -> tuple[Option, ...]:
@@ -27,12 +29,22 @@ def options_of(command: str) -> tuple[Option, ...]:
     if command != "config":
         return own
     flags = {option.flag for option in own}
-    return (*own, *(option for option in _FILE.values() if option.flag not in flags))
+    return tuple(_told_apart([*own, *(option for option in _FILE.values() if option.flag not in flags)]))
+
+
+def _told_apart(options: Sequence[Option]) -> Iterator[Option]:
+    """The options of several commands as those of one: a short flag belongs to the first, and aliases are
+    dropped.
+    """
+    letters: set[str] = set()
+    for option in options:
+        yield replace(option, short="" if option.short in letters else option.short, aliases=())
+        letters.add(option.short)
 
 
 def _of_the_file() -> dict[str, Option]:
     """Options with a key, and those that say which file is read, by name."""
-    taken = (option for command in _COMMANDS for option in OPTIONS if command in option.commands)
+    taken = (option for command in COMMANDS for option in OPTIONS if command in option.commands)
     return {option.name: option for option in taken if option.key_takes is not None or option.calls}
 
 

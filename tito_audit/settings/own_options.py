@@ -7,17 +7,18 @@ from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import MaskBy, MaskStyle, Padding, RepairChoices, RepairSettings
-from tito_audit.settings.option import FlagOnly, Option, numbered
+from tito_audit.settings.option import FlagOnly, Option, numbered, under
 
 _FORMS = "rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, nemo_gym, slime or tito_sample"
 _WRITERS = ("repair", "convert")
 
-_of_repair = partial(Option, commands=("repair",), fills=RepairSettings)
-_of_one_repair = partial(Option, commands=("repair",), fills=RepairChoices)
+_of_repair = partial(Option, commands=("repair",), fills=RepairSettings, panel="Repairs")
+_of_one_repair = partial(Option, commands=("repair",), fills=RepairChoices, panel="Repairs")
 _of_show = partial(Option, commands=("show",))
-_place = partial(_of_show, metavar="N", takes=int, least=0, flag_only=FlagOnly.PLACE)
+_place = partial(_of_show, panel="Place", metavar="N", takes=int, least=0, flag_only=FlagOnly.PLACE)
 
-_WRITING = (
+_WRITING = under(
+    "Output",
     Option(
         "to",
         f"What to write: {_FORMS}.",
@@ -53,24 +54,34 @@ _WRITING = (
         "Report what would be repaired; write no log.",
         _WRITERS,
         takes=bool,
-        helps={"convert": "Report what would be carried over and what lost; write nothing."},
+        helps={"convert": "Report what would be kept and what would be lost; write nothing."},
         flag_only=FlagOnly.PURPOSE,
     ),
     Option(
         "lossy",
-        "Write what can be carried over, and leave out what is listed as lost.",
+        "Write the log even if something is lost, without what is listed as lost.",
         ("convert",),
         takes=bool,
         flag_only=FlagOnly.SAFEGUARD,
     ),
     Option(
-        "diff", "Print each change; without -o write no log.", ("repair",), takes=bool, flag_only=FlagOnly.PURPOSE
+        "diff", "Print each change; without -o, write no log.", ("repair",), takes=bool, flag_only=FlagOnly.PURPOSE
     ),
-    Option("worst", "Changed rows shown by --diff.", ("repair",), metavar="N", takes=int, least=0, default=20),
+    Option(
+        "worst",
+        "Changed rows shown by --diff.",
+        ("repair",),
+        metavar="N",
+        takes=int,
+        least=0,
+        default=20,
+        panel="Reports",
+    ),
     _of_repair(
         "quarantine",
-        "Move rows that no repair cured to this file, with the reason.",
+        "Move rows that no repair could fix to this file, with the reason.",
         metavar="FILE",
+        panel="Output",
         flag_only=FlagOnly.WRITTEN,
     ),
     Option(
@@ -84,26 +95,28 @@ _WRITING = (
     ),
     Option(
         "force",
-        "Replace the values of keys that the file sets to something else.",
+        "Overwrite keys that the file already sets to another value.",
         ("identify",),
         takes=bool,
+        panel="Output",
         flag_only=FlagOnly.SAFEGUARD,
     ),
     _of_repair(
         "provenance",
-        "Write a tito_audit column that says which repair cured which findings.",
+        "Write a tito_audit column that names the repair of each fixed finding.",
         takes=bool,
+        panel="Output",
         key_takes=values.FLAG,
         key_after="padding",
     ),
     _of_one_repair(
         "mask_by",
-        "What mask takes out of the loss: the drifted tokens, their turn, or everything from the first on.",
+        "What mask takes out of the loss: the drifted tokens, their turn, or everything from the first drift on.",
         takes=MaskBy,
     ),
     _of_one_repair(
         "sentinel",
-        "What normalize writes where there is no logprob.",
+        "What normalize writes where a logprob is missing.",
         metavar="NUMBER|null",
         reads=readers.sentinel,
         key_takes=values.SENTINEL,
@@ -113,21 +126,23 @@ _WRITING = (
     _of_one_repair("padding", "Where normalize puts padding.", takes=Padding, unset="unchanged"),
 )
 
-_SHOWING = (
+_SHOWING = under(
+    "View",
     _place("row", "Row of the file, counted from 0; the same as LOG:ROW."),
     _place("item", "Which rollout of a row that holds several. [default: 0]"),
     _place("turn", "Show only this turn; the same as LOG:ROW:TURN."),
     _of_show(
         "around",
-        "Show only what is around a token (120, completion:12, row:5-9), or around the findings of a code or with "
-        "a fingerprint. Repeatable.",
+        "Show only the surroundings of a token (120, completion:12, row:5-9), or of the findings with a code or "
+        "fingerprint. Repeatable.",
         metavar="TOKENS|CODE|FINGERPRINT",
         repeats=True,
         flag_only=FlagOnly.PLACE,
+        panel="Place",
     ),
     numbered(
         "nearby",
-        "Tokens shown around each place of --around and each finding.",
+        "Tokens to show around each --around place and each finding.",
         ("show",),
         "a number of tokens",
         0,
@@ -143,16 +158,18 @@ _SHOWING = (
         flag_name="json",
         takes=bool,
         flag_only=FlagOnly.PURPOSE,
+        hidden=True,
     ),
     _of_show(
         "no_pager",
-        "Never use a pager; otherwise $PAGER or less shows a long page.",
+        "Do not page long output through $PAGER or less.",
         takes=bool,
         key_takes=values.FLAG,
     ),
 )
 
-_IDENTIFYING = (
+_IDENTIFYING = under(
+    "Tokenizer and template",
     Option(
         "tokenizers",
         "A tokenizer that may have written the log: a folder with tokenizer.json, or a Hugging Face name. "
@@ -165,7 +182,7 @@ _IDENTIFYING = (
     ),
     Option(
         "chat_templates",
-        "A Jinja file that may be the chat template, besides the tokenizer's own. Repeatable.",
+        "A Jinja file that may be the chat template, in addition to the tokenizer's own. Repeatable.",
         ("identify",),
         flag_name="chat-template",
         metavar="FILE",
@@ -173,18 +190,20 @@ _IDENTIFYING = (
     ),
     Option(
         "write",
-        "Write what was found into this configuration file, beside the keys that it sets already.",
+        "Add what was found to this configuration file.",
         ("identify",),
         short="-w",
         metavar="FILE",
+        panel="Output",
         flag_only=FlagOnly.WRITTEN,
     ),
 )
 
-_TEMPLATES = (
+_TEMPLATES = under(
+    "Input",
     Option(
         "logs",
-        "A log whose conversations are tried besides the built-in ones: its first 64 rollouts. Repeatable.",
+        "A log whose first 64 rollouts are tried in addition to the built-in conversations. Repeatable.",
         ("template",),
         flag_name="log",
         metavar="LOG",
@@ -193,17 +212,18 @@ _TEMPLATES = (
     ),
 )
 
-_OF_TEMPLATES = (
+_OF_TEMPLATES = under(
+    "Output",
     Option(
         "training",
-        "Write a variant of the template that keeps history as it was sampled, if edits are proved enough.",
+        "Write a variant of the template that keeps history as it was sampled, if its edits can be proved.",
         ("template",),
         metavar="FILE",
         flag_only=FlagOnly.WRITTEN,
     ),
     Option(
         "against",
-        "Compare with the template of another tokenizer, or with a Jinja file.",
+        "Compare with another tokenizer's template or with a Jinja file.",
         ("template",),
         metavar="OTHER",
         flag_only=FlagOnly.READ,
@@ -211,177 +231,43 @@ _OF_TEMPLATES = (
     Option("force", "Replace an existing file.", ("template",), takes=bool, flag_only=FlagOnly.SAFEGUARD),
 )
 
-_RESCORING = (
-    Option(
-        "provider",
-        "The model that scores: hf=PATH, vllm=URL or sglang=URL.",
-        ("rescore",),
-        metavar="KIND=WHERE",
-        required=True,
-        flag_only=FlagOnly.PURPOSE,
+_LOOKING_UP = under(
+    "Reports",
+    numbered(
+        "rows",
+        "Rows to read.",
+        ("inspect",),
+        "a number of rows",
+        1,
+        short="-n",
+        default=100,
+        aliases=("--limit",),
+        panel="Input",
     ),
-    Option(
-        "provider",
-        "The model that scores for --with rescore: hf=PATH, vllm=URL or sglang=URL.",
-        ("repair",),
-        metavar="KIND=WHERE",
-        flag_only=FlagOnly.PURPOSE,
-    ),
-    Option(
-        "model",
-        "The model to ask for where a server has several. [default: its first]",
-        ("rescore",),
-        metavar="NAME",
-        flag_only=FlagOnly.PURPOSE,
-    ),
-    Option(
-        "requests",
-        "How many requests to send to the provider at once.",
-        ("rescore",),
-        flag_name="jobs",
-        short="-j",
-        metavar="N",
-        takes=int,
-        least=1,
-        default=8,
-    ),
-    Option(
-        "tolerance",
-        "The largest mean absolute difference of logprobs that counts as agreement.",
-        ("rescore",),
-        metavar="NUMBER",
-        takes=float,
-        least=0,
-        default=0.05,
-        flag_only=FlagOnly.PURPOSE,
-    ),
-    Option(
-        "journal",
-        "Keep every score in this file as soon as it is known. [default: OUT.scores, until OUT is written]",
-        ("rescore",),
-        metavar="FILE",
-        flag_only=FlagOnly.WRITTEN,
-    ),
-    Option(
-        "resume",
-        "Reuse the scores that an earlier run left in its journal.",
-        ("rescore",),
-        takes=bool,
-        flag_only=FlagOnly.PURPOSE,
-    ),
-    Option(
-        "out",
-        "Write a copy of the log with missing logprobs filled; for several logs, a folder.",
-        ("rescore",),
-        short="-o",
-        metavar="OUT",
-        flag_only=FlagOnly.WRITTEN,
-    ),
-    Option(
-        "unsafe",
-        "With -o, replace logprobs that the log states; the old ones stay in recorded_logprobs.",
-        ("rescore",),
-        takes=bool,
-        flag_only=FlagOnly.SAFEGUARD,
-    ),
-    Option("force", "Replace existing files.", ("rescore",), takes=bool, flag_only=FlagOnly.SAFEGUARD),
-    Option(
-        "worst",
-        "How many findings to show with their price.",
-        ("rescore",),
-        metavar="N",
-        takes=int,
-        least=0,
-        default=10,
-    ),
-)
-
-_of_serve = partial(Option, commands=("serve",), flag_only=FlagOnly.PURPOSE)
-
-_SERVING = (
-    _of_serve(
-        "provider",
-        "The model that samples: vllm=URL, sglang=URL or hf=PATH.",
-        metavar="KIND=WHERE",
-        required=True,
-    ),
-    _of_serve(
-        "log",
-        "The log; each answer is appended as a line of JSON.",
-        metavar="FILE",
-        required=True,
-        flag_only=FlagOnly.WRITTEN,
-    ),
-    _of_serve("host", "The address to listen on.", metavar="ADDRESS", default="127.0.0.1"),
-    _of_serve("port", "The port to listen on; 0 for any free one.", metavar="N", takes=int, least=0, default=8377),
-    _of_serve("model", "The model to ask for where a server has several. [default: its first]", metavar="NAME"),
-    _of_serve("model_name", "The model name that agents see. [default: the provider's]", metavar="NAME"),
-    _of_serve(
-        "tool_parser",
-        "The parser of tool calls: a name, none, server (vLLM's own parsers) or auto (what the chat template "
-        "suggests).",
-        metavar="NAME",
-        default="auto",
-        completes="parsers",
-    ),
-    _of_serve(
-        "reasoning_parser",
-        "The parser of reasoning: a name, none or auto (what the chat template suggests).",
-        metavar="NAME",
-        default="auto",
-        completes="parsers",
-    ),
-    _of_serve("api_key", "A key that agents must send. [default: TITO_AUDIT_API_KEY]", metavar="KEY"),
-    _of_serve("max_body", "The largest request body.", metavar="BYTES", takes=int, least=1, default=64 << 20),
-    _of_serve(
-        "max_sessions",
-        "Sessions to keep in memory; beyond that, the one idle longest leaves it.",
-        metavar="N",
-        takes=int,
-        least=1,
-        default=4096,
-    ),
-    _of_serve(
-        "idle",
-        "How long an idle session stays in memory; its calls stay in the log.",
-        metavar="SECONDS",
-        takes=float,
-        least=0.01,
-        default=3600.0,
-    ),
-    _of_serve(
-        "grace",
-        "How long running calls may take to finish after Ctrl-C or SIGTERM.",
-        metavar="SECONDS",
-        takes=float,
-        least=0,
-        default=10.0,
-    ),
-    _of_serve("fsync", "Answer only once the line is synced to disk.", takes=bool),
-    _of_serve("access_log", "Print a line for each request, without its content.", takes=bool),
-    _of_serve(
-        "force",
-        "Serve even if the server has another tokenizer.",
-        takes=bool,
-        flag_only=FlagOnly.SAFEGUARD,
-    ),
-)
-
-_LOOKING_UP = (
-    numbered("rows", "Rows to look at.", ("inspect",), "a number of rows", 1, short="-n", default=100),
     Option(
         "shape",
         "A page to read, or one JSON object with everything.",
-        ("inspect", "config", "identify", "template"),
+        ("inspect", "config", "identify", "template", "show", "explain"),
         flag_name="output-format",
         short="-f",
         takes=("text", "json"),
         default="text",
-        helps={"config": "Lines to read, or one JSON object with everything."},
+        helps={
+            "config": "Lines to read, or one JSON object with everything.",
+            "show": "A page to read, or one JSON object: every sequence and finding of the rollout.",
+        },
+    ),
+    Option(
+        "shape",
+        "A table to read, one JSON object, or a Markdown table.",
+        ("list",),
+        flag_name="output-format",
+        short="-f",
+        takes=("text", "json", "markdown"),
+        default="text",
     ),
     Option("schema", "Print the JSON schema of the configuration file, for editors.", ("config",), takes=bool),
-    Option("markdown", "Print a Markdown table.", ("list",), takes=bool),
+    Option("markdown", "Print a Markdown table.", ("list",), takes=bool, hidden=True),
 )
 
-_LIVE = (*_SERVING, *_RESCORING)
-OWN_OPTIONS: Final = (*_LIVE, *_IDENTIFYING, *_TEMPLATES, *_OF_TEMPLATES, *_WRITING, *_SHOWING, *_LOOKING_UP)
+OWN_OPTIONS: Final = (*_IDENTIFYING, *_TEMPLATES, *_OF_TEMPLATES, *_WRITING, *_SHOWING, *_LOOKING_UP)

@@ -1,4 +1,4 @@
-"""Parses what flags are given: pairs, comma-separated lists, shares and rates."""
+"""Parses values of flags: pairs, comma-separated lists, shares and rates."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.model import RECORDED, MaxRate
+from tito_audit.settings.model import RECORDED, MaxRate, Requirement
 
 MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?"
 """A date, or a date and a time of day, as ISO 8601 writes it."""
 _HOW = "Write --max-rate TOK=0.001 (per generated token), TOK=0.1% or SEQ=0.5/rollout; ALL stands for every rule."
+
+_HOW_REQUIRED = (
+    "Write --require LPR (all rollouts), --require LPR=95% or --require LPR,SEQ; a share is above 0 and at most 1."
+)
 
 
 def columns(given: Sequence[str], flag: str) -> dict[str, str]:
@@ -114,9 +119,47 @@ def rates(given: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
     return tuple(found.values())
 
 
-def prefixes(given: Sequence[MaxRate]) -> list[str]:
-    """The code prefixes of rates."""
-    return [rate.prefix for rate in given if rate.prefix]
+def requirements(given: Sequence[str], flag: str) -> tuple[Requirement, ...]:
+    """Required rules from comma-separated lists, `LPR` or `LPR=95%`, each prefix once."""
+    found: dict[str, Requirement] = {}
+    if any(not one.strip(", ") for one in given):  # an unset variable of a script must not open the gate
+        raise SetupError(f'{flag} "": no rules are named.\n{_HOW_REQUIRED}')
+    for text in (part.strip() for one in given for part in one.split(",") if part.strip()):
+        codes, equals, share = (part.strip() for part in text.partition("="))
+        part = required_share(share) if equals else 1.0
+        if not codes or part is None:
+            raise SetupError(f"{flag} {text}: not of the form CODES or CODES=SHARE.\n{_HOW_REQUIRED}")
+        one = Requirement("" if codes.upper() == "ALL" else codes.upper(), part)
+        if one.prefix in found:
+            raise SetupError(f"{flag} {text}: {codes} is already required.\nPass one share per code or prefix.")
+        found[one.prefix] = one
+    return tuple(found.values())
+
+
+def min_audited(given: str | float) -> float:
+    """The share of rollouts that has to be audited, from `0.95` or `95%`."""
+    part = required_share(str(given))
+    if part is None:
+        raise SetupError(
+            f"--min-audited {given}: not a share of the rollouts.\n"
+            "Pass a share above 0 and at most 1: --min-audited 0.95, or 95%."
+        )
+    return part
+
+
+def required_share(text: str) -> float | None:
+    """A share above 0 and at most 1, from `0.95` or `95%`; None for anything else."""
+    words = text.strip()
+    if re.fullmatch(r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?%?", words) is None:
+        return None
+    number = Decimal(words.removesuffix("%"))
+    part = float(number / 100 if words.endswith("%") else number)
+    return part if 0 < part <= 1 else None
+
+
+def prefixes(given: Sequence[MaxRate | Requirement]) -> list[str]:
+    """The code prefixes of rates or requirements."""
+    return [one.prefix for one in given if one.prefix]
 
 
 def json_or_text(text: str) -> Any:

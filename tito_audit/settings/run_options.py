@@ -7,19 +7,21 @@ from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import Encoder, Settings
-from tito_audit.settings.option import FlagOnly, Option, numbered
+from tito_audit.settings.option import FlagOnly, Option, numbered, under
 
 _EVERY = ("scan", "repair", "convert", "show", "inspect", "identify", "template", "rescore")
 _FILE = (*_EVERY, "serve")
 
 _of_run = partial(Option, fills=Settings)
 
-RUN_OPTIONS: Final = (
+RUN_OPTIONS: Final = under(
+    "Running",
     Option(
         "report",
-        "A report, to stdout or to a file; `tito-audit list reports` names them. Repeatable.",
+        "A report, to stdout or a file; `list reports` names them. Repeatable.",
         ("scan",),
         short="-r",
+        panel="Reports",
         metavar="NAME[=FILE]",
         repeats=True,
         completes="reports",
@@ -32,6 +34,7 @@ RUN_OPTIONS: Final = (
         "text or json, to stdout or a file. Repeatable. [default: text]",
         ("repair",),
         short="-r",
+        panel="Reports",
         metavar="NAME[=FILE]",
         repeats=True,
         completes="repair_reports",
@@ -41,6 +44,7 @@ RUN_OPTIONS: Final = (
         "text, json or html, to stdout or a file. Repeatable. [default: text]",
         ("rescore",),
         short="-r",
+        panel="Reports",
         metavar="NAME[=FILE]",
         repeats=True,
         completes="rescore_reports",
@@ -50,44 +54,67 @@ RUN_OPTIONS: Final = (
         "The report on stdout; everything else goes to stderr. [default: text]",
         ("scan",),
         short="-f",
+        panel="Reports",
         metavar="NAME",
         completes="reports",
         key_takes=values.text("the name of a report"),
         key_after="report",
         unset="text",
     ),
+    Option(
+        "output_format",
+        "The report on stdout: text or json. [default: text]",
+        ("repair",),
+        short="-f",
+        panel="Reports",
+        metavar="NAME",
+        completes="repair_reports",
+    ),
+    Option(
+        "output_format",
+        "The report on stdout: text, json or html. [default: text]",
+        ("rescore",),
+        short="-f",
+        panel="Reports",
+        metavar="NAME",
+        completes="rescore_reports",
+    ),
     numbered(
         "limit",
-        "Stop after this many rows of all logs together.",
+        "Stop after this many rows, counted over all logs.",
         ("scan", "identify", "rescore"),
         "a number of rows",
         1,
-        helps={"identify": "Rows to look at, the first ones of each log. [default: 400]"},
+        short="-n",
+        panel="Input",
+        helps={"identify": "Rows to read, the first of each log. [default: 400]"},
         fills=Settings,
         key_after="sample",
         unset="every row",
     ),
     _of_run(
         "sample",
-        "Audit about this share of the rows, 0.05 or 5%; the same rows every time.",
+        "Audit about this share of the rows, 0.05 or 5%: the same rows every time.",
         ("scan", "rescore"),
         metavar="SHARE",
         takes=readers.share,
+        panel="Input",
         key_takes=values.SHARE,
         unset="every row",
     ),
     numbered(
         "max_row_bytes",
-        "A longer row is not read but reported as REC001.",
+        "Report longer rows as REC001 instead of reading them.",
         ("scan", "repair", "convert", "inspect", "identify", "template", "rescore"),
         "a number of bytes",
         1,
         metavar="BYTES",
+        panel="Input",
         fills=Settings,
     ),
     _of_run(
         "trust_remote_code",
-        "Allow a tokenizer's own Python code to run.",
+        "Let a tokenizer run its own Python code.",
         ("scan", "repair", "show", "inspect", "identify", "template", "rescore", "serve"),
         takes=bool,
         flag_only=FlagOnly.CODE,
@@ -111,7 +138,7 @@ RUN_OPTIONS: Final = (
     ),
     numbered(
         "jobs",
-        "How many processes work at once; the results are the same. [default: one per core]",
+        "How many processes to use; the result is the same. [default: one per core]",
         ("scan", "repair"),
         "a number of processes",
         1,
@@ -121,25 +148,29 @@ RUN_OPTIONS: Final = (
     ),
     _of_run(
         "encoder",
-        "What encodes first; tokenizers confirms every difference before it is reported. auto: fastokens for "
-        "large logs.",
+        "Which encoder runs first; tokenizers confirms every difference before it is reported. auto: fastokens "
+        "for large logs.",
         ("scan", "repair", "rescore"),
         takes=Encoder,
         key_after="sampled-roles",
     ),
     numbered(
-        "worst", "Findings shown in full by the text report.", ("scan",), "a number of findings", 0, default=10
+        "worst",
+        "Findings shown in full by the text report.",
+        ("scan",),
+        "a number of findings",
+        0,
+        default=10,
+        panel="Reports",
     ),
     Option(
         "quiet",
-        "No progress, and no report that was not named.",
+        "No progress line, and only the reports that you name.",
         ("scan", "repair", "convert", "rescore"),
         short="-q",
         takes=bool,
         helps={
-            "repair": "No progress, and no report that --report did not name.",
-            "rescore": "No progress, and no report that --report did not name.",
-            "convert": "No progress, and no list of what is carried over.",
+            "convert": "No progress line, and no list of what is kept.",
         },
         key_takes=values.FLAG,
     ),

@@ -1,4 +1,4 @@
-"""Kinds of values that keys take: how each is read, described in a JSON schema, and shown."""
+"""Kinds of values that keys take: how each is read, described in the schema and shown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.settings.model import NO_TOOLS, RECORDED
-from tito_audit.settings.readers import MOMENT, json_or_text, moment
+from tito_audit.settings.readers import MOMENT, json_or_text, moment, required_share
 
 _TEXT = {"type": "string", "minLength": 1}
 _ONE_OR_SEVERAL = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
 _RATE = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?%?(?:/(?:token|rollout))?"
 _LIMIT = rf"^[A-Za-z]+[0-9]*={_RATE}$"
 _PERCENT = r"(?!0+(?:\.0+)?%)(?:100(?:\.0+)?|[0-9]{1,2}(?:\.[0-9]+)?)%"
+_REQUIRED = rf"(?:0\.[0-9]*[1-9][0-9]*|1(?:\.0+)?|{_PERCENT})"
+_REQUIREMENT = rf"^[A-Za-z]+[0-9]*(?:={_REQUIRED})?$"
 _REPORT = r"^[a-z][a-z0-9_-]*(?:=.+)?$"
 
 
@@ -35,14 +37,15 @@ class Kind:
     schema: Mapping[str, Any]
     """The JSON schema of what `read` accepts, for editors."""
     read: Callable[[Any, Path], Any]
-    """Makes of a TOML value what the command line would give (a list of texts for a flag that repeats), with
-    relative paths joined to the folder of the file; ValueError for anything else."""
+    """Converts a TOML value to the form of the command line (a list of texts for a repeatable flag), with relative
+    paths joined to the file's folder; ValueError if the value is invalid.
+    """
     shown: Callable[[Any, Path], Any] = _as_it_is
     """Turns what `read` returned back into the TOML value for a file in a folder."""
 
 
 def joined(folder: Path, text: str) -> str:
-    """The path that a file in the folder means by `text`, without dots where they change nothing."""
+    """The path that `text` names in a file of the folder, without needless dots."""
     given = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     whole = str(given if given.is_absolute() else folder / given)
     short = os.path.normpath(whole)
@@ -81,25 +84,25 @@ def _near(value: str, folder: Path) -> str:
 
 
 def _near_or_name(value: str, folder: Path) -> str:
-    """The path relative to a folder, written so that it cannot be taken for a name."""
+    """The path relative to a folder, written so that it cannot be mistaken for a name."""
     near = _near(value, folder)
     return near if near == value or near.startswith(".") or Path(value).exists() else f"./{near}"
 
 
 def _place_or_name(value: Any, folder: Path) -> str:
-    """A path if it exists or can be nothing else; else the name as it is."""
+    """A path if it exists or cannot be a name; else the name."""
     text = _text(value, folder)
     path = _path(value, folder)
     return path if text.startswith((".", "/", "~")) or Path(path).exists() else text
 
 
 def _file_or_none(value: Any, folder: Path) -> str:
-    """A path, or the word that stands for no tools."""
+    """A path, or the word for no tools."""
     return NO_TOOLS if value == NO_TOOLS else _path(value, folder)
 
 
 def _near_or_none(value: str, folder: Path) -> str:
-    """The path relative to a folder, written so that it cannot be taken for the word."""
+    """The path relative to a folder, written so that it cannot be mistaken for the word."""
     near = value if value == NO_TOOLS else _near(value, folder)
     return f"./{near}" if near == NO_TOOLS != value else near
 
@@ -187,15 +190,22 @@ def _sentinel(value: Any, folder: Path) -> str:
     return repr(value)
 
 
-def _rates(value: Any, folder: Path) -> list[str]:
-    """`TOK = 0.001` and `SEQ = "0.1/rollout"` as `--max-rate` takes them."""
-    if not isinstance(value, dict):
-        return _matching(_LIMIT)(value, folder)
-    if not all(_is_rate(rate) for rate in value.values()):
-        raise ValueError(_wrong_entry(value, _is_rate))
-    if (odd := next((codes for codes in value if not re.search(r"\A[A-Za-z]+[0-9]*\Z", codes)), None)) is not None:
-        raise ValueError(f"{odd!r} is neither a code nor a prefix of one")
-    return [f"{codes}={rate if isinstance(rate, str) else repr(rate)}" for codes, rate in value.items()]
+def _by_code(pattern: str, right: Callable[[Any], bool]) -> Callable[[Any, Path], list[str]]:
+    """A reader of tables such as `TOK = 0.001`, and of texts such as `TOK=0.001` that match a pattern."""
+
+    def read(value: Any, folder: Path) -> list[str]:
+        if not isinstance(value, dict):
+            return _matching(pattern)(value, folder)
+        if not all(right(number) for number in value.values()):
+            raise ValueError(_wrong_entry(value, right))
+        odd = next((codes for codes in value if not re.search(r"\A[A-Za-z]+[0-9]*\Z", codes)), None)
+        if odd is not None:
+            raise ValueError(f"{odd!r} is not a code or a prefix")
+        return [
+            f"{codes}={number if isinstance(number, str) else repr(number)}" for codes, number in value.items()
+        ]
+
+    return read
 
 
 def _is_rate(rate: Any) -> bool:
@@ -207,6 +217,17 @@ def _is_rate(rate: Any) -> bool:
 def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
     table = _table([rate.strip() for given in rates for rate in given.split(",")], folder)
     return {codes.strip(): json_or_text(rate.strip()) for codes, rate in table.items()}
+
+
+def _is_required(share: Any) -> bool:
+    if isinstance(share, str):
+        return re.search(rf"\A{_REQUIRED}\Z", share) is not None
+    return _is_number(share) and 0 < share <= 1
+
+
+def _required_share(value: Any, folder: Path) -> float:
+    part = _share(value, folder)
+    return required_share(str(value)) or part  # exact, without dividing
 
 
 def _matching(pattern: str) -> Callable[[Any, Path], list[str]]:
@@ -247,6 +268,18 @@ def _wrong_entry(value: Any, right: Callable[[Any], Any]) -> str:
 def _one_or_several(pattern: str) -> dict[str, Any]:
     one = {"type": "string", "pattern": pattern}
     return {"anyOf": [one, {"type": "array", "items": one}]}
+
+
+def _by_code_schema(number: Mapping[str, Any], text: str, pattern: str) -> dict[str, Any]:
+    """The schema of what `_by_code` reads: numbers or texts by code, or texts with both."""
+    table = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[A-Za-z]+[0-9]*$"},
+        "additionalProperties": {
+            "anyOf": [{"type": "number", **number}, {"type": "string", "pattern": f"^{text}$"}]
+        },
+    }
+    return {"anyOf": [table, *_one_or_several(pattern)["anyOf"]]}
 
 
 def text(takes: str) -> Kind:
@@ -326,21 +359,17 @@ SENTINEL = Kind(
     _sentinel,
     lambda value, _: json_or_text(value) if value != "null" else value,
 )
+REQUIREMENTS = Kind(
+    'a list of codes or prefixes, such as ["LPR", "SEQ=95%"], or a table such as {LPR = 1, SEQ = "95%"}',
+    _by_code_schema({"exclusiveMinimum": 0, "maximum": 1}, _REQUIRED, _REQUIREMENT),
+    _by_code(_REQUIREMENT, _is_required),
+    _split,
+)
+REQUIRED_SHARE = Kind(SHARE.takes, SHARE.schema, _required_share)
 RATES = Kind(
     'a table of codes and rates, such as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list such as ["TOK=0.1%"]',
-    {
-        "anyOf": [
-            {
-                "type": "object",
-                "propertyNames": {"pattern": "^[A-Za-z]+[0-9]*$"},
-                "additionalProperties": {
-                    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^{_RATE}$"}]
-                },
-            },
-            *_one_or_several(_LIMIT)["anyOf"],
-        ]
-    },
-    _rates,
+    _by_code_schema({"minimum": 0}, _RATE, _LIMIT),
+    _by_code(_LIMIT, _is_rate),
     _shown_rates,
 )
 REPORTS = Kind(

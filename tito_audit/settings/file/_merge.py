@@ -1,4 +1,4 @@
-"""Keys written into a configuration file that has others: none is lost, and no comment beside one."""
+"""Writes keys into an existing configuration file without losing other keys or comments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Merged:
     text: str
     added: tuple[str, ...]
     changed: tuple[str, ...]
-    """Keys that had another value, or that are gone as they have none now."""
+    """Keys that had another value, or that were removed."""
 
     @property
     def same(self) -> bool:
-        """Whether the file says all of it already."""
+        """Whether the file already has all keys."""
         return not self.added and not self.changed
 
 
@@ -58,7 +58,7 @@ def merged_config(
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it on one line; ValueError for what TOML has no value for."""
+    """A value as TOML writes it on one line; ValueError if TOML has no such value."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{toml_key(str(name))} = {toml_value(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -143,7 +143,7 @@ def _without(path: Path, text: str, name: str) -> str:
             if _says(path, rest, wanted, text):
                 return rest
     raise SetupError(
-        f"{path}: {name} is not set in lines of its own.\nChange it by hand, or write to another file."
+        f"{path}: {name} shares a line with another key.\nChange it by hand, or write to another file."
     )
 
 

@@ -13,7 +13,7 @@ _WILD = re.compile(r"(?<!\\)[*?]")
 
 
 def patterns_of(text: str, folder: Path) -> tuple[str, ...]:
-    """The patterns for `Override.paths` that one pattern in a file of this folder stands for.
+    """The patterns for `Override.paths` equivalent to one pattern in a file of this folder.
 
     Without a slash it is the name of a file anywhere, or of a folder below this one, with everything in it. With
     one it is a path from this folder, with everything in it if it is a folder. Links are resolved up to the first

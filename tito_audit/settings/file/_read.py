@@ -13,6 +13,7 @@ from tito_audit.settings.file._patterns import MEANINGLESS, patterns_of
 from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS, PROJECT_NAME, TABLE, look_for_config, table_of
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
 from tito_audit.settings.values import joined, words
+from tito_audit.unknown import did_you_mean, quoted
 
 _PER_LOG = [name for name, key in KEYS.items() if key.per_log]
 _PATHS_TAKE = 'a pattern of files or a list of patterns, such as ["legacy/**", "*.parquet"]'
@@ -167,12 +168,9 @@ def _about_unknown(path: Path, full: str, name: str, known: tuple[str, ...]) -> 
         )
     if name in ("tool", TABLE):
         return (
-            f"{path}: there is no key {full!r}.\n"
+            f"{path}: unknown key {quoted(full)}.\n"
             f"In {path.name} the keys are at the top, without a header: [tool.{TABLE}] is for {PROJECT_NAME}."
         )
-    import difflib  # slow to load, and used only here
-
     flag = _CALLED.get(name, flag.lower())
-    close = [flag] if flag in known else difflib.get_close_matches(flag, known, n=2, cutoff=0.6)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Keys: {', '.join(known)}."
-    return f"{path}: there is no key {full!r}.\n{hint}"
+    hint = f"did you mean {flag}?" if flag in known else did_you_mean(flag, known, 2)
+    return f"{path}: unknown key {quoted(full)}" + (f": {hint}" if hint else f".\nKeys: {', '.join(known)}.")

@@ -1,0 +1,625 @@
+"""Coverage that a gate demands: where rules ran, had nothing to check, or could not look."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.command import run, written
+from tests.test_fit import row as fitting
+from tests.tiers import examples
+from tito_audit import (
+    CoverageCount,
+    Gate,
+    GateSettings,
+    MaxRate,
+    Place,
+    Requirement,
+    Result,
+    Rollout,
+    Settings,
+    Skip,
+    gate_rollouts,
+    scan_rollouts,
+)
+from tito_audit.errors import SetupError
+from tito_audit.evidence.needs import ABSENT, Needs, applies, words_for
+from tito_audit.gate.coverage import Coverage
+from tito_audit.rules import all_rules
+from tito_audit.run.workers import can_fork
+from tito_audit.settings.model import Override
+from tito_audit.terminal.coverage import coverage_reason, coverage_words
+
+TOY = str(Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe")
+OTHER = str(Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_metaspace")
+ROW = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
+BARE = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}
+UNMASKED = {"token_ids": [5, 6, 7, 8], "logprobs": [0.0, 0.0, -0.5, -0.25]}
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+TEXT = {"messages": TALK}
+FIRST = {"prompt_token_ids": [5, 6], "generation_token_ids": [7, 8], "generation_log_probs": [-0.5, -0.25]}
+NEXT = {"prompt_token_ids": [5, 6, 7, 8, 9], "generation_token_ids": [7], "generation_log_probs": [-0.5]}
+CALL, CALLS = {"calls": [FIRST]}, {"calls": [FIRST, NEXT]}
+PARTLY = {"calls": [FIRST, {**NEXT, "generation_log_probs": None}]}
+UNPROMPTED = {"calls": [FIRST, {**NEXT, "prompt_token_ids": None}]}
+BROKEN = {**ROW, "logprobs": [0.0, 0.0, 0.5, -0.25]}
+"""One LPR504."""
+UNREADABLE = {"token_ids": [5, "x"]}
+FAMILIES = ("LPR", "MSK", "REC", "SEQ", "TOK", "TPL")
+
+
+def said(log: Any, *required: str, options: Mapping[str, Any] | None = None, **more: Any) -> Gate:
+    """What the gate says of a log that required rules have to cover."""
+    named = tuple(Requirement(one) for one in required)
+    scan = gate_rollouts(log, Settings(**(options or {})), GateSettings(**{"required": named, **more}))
+    for _ in scan:
+        pass
+    assert scan.summary.gate is not None
+    return scan.summary.gate
+
+
+def numbers(count: CoverageCount) -> tuple[int, int, int]:
+    return count.covered, count.idle, count.of
+
+
+# What a rollout lacks, and what that means
+
+
+def test_every_need_says_what_it_means_to_lack_it() -> None:
+    assert set(ABSENT) == set(Needs)
+
+
+@pytest.mark.parametrize(
+    ("row", "covers"),
+    [
+        (ROW, {"LPR", "SEQ"}),  # nothing says which of its tokens were sampled
+        (BARE, {"SEQ"}),
+        (UNMASKED, {"LPR", "SEQ"}),
+        (CALL, {"LPR", "SEQ"}),
+        (CALLS, {"LPR", "SEQ"}),
+        ({"calls": [{**FIRST, "generation_log_probs": None}]}, {"SEQ"}),
+        ({**CALLS, **ROW}, {"LPR", "MSK", "SEQ"}),
+        ({**CALLS, **BARE}, {"LPR", "MSK", "SEQ"}),
+        ({**CALL, "messages": TALK}, {"LPR", "SEQ"}),
+        (TEXT, set()),
+    ],
+    ids=("row", "no-logprobs", "no-mask", "call", "calls", "call-bare", "both", "both-bare", "said", "text"),
+)
+def test_families_cover_what_holds_all_that_they_check_without_a_tokenizer(
+    row: dict[str, Any], covers: set[str], tmp_path: Path
+) -> None:
+    gate = said(written(tmp_path / "a.jsonl", [row]), *FAMILIES)
+    found = {one.codes for one in gate.required if one.covered}
+    # A row without images does not need the tokenizer to count them.
+    assert found - {"REC"} == covers
+    assert ("REC" in found) == (row is not TEXT)
+    assert gate.failed
+
+
+@pytest.mark.parametrize(
+    ("code", "rows", "covered", "idle"),
+    [
+        ("SEQ301", [CALL], 1, 1),
+        ("SEQ301", [CALLS], 1, 0),
+        ("SEQ301", [ROW], 1, 1),
+        ("SEQ303", [CALL], 1, 1),
+        ("SEQ301", [{"calls": [{**FIRST, "prompt_token_ids": None}]}], 0, 0),
+        ("SEQ301", [TEXT], 0, 0),
+        ("LPR509", [ROW, CALL, CALLS], 3, 3),
+        ("LPR509", [TEXT], 0, 0),
+        ("LPR507", [ROW, CALLS], 2, 2),
+        ("LPR502", [ROW], 1, 0),
+        ("LPR502", [CALLS], 1, 1),
+        ("LPR502", [BARE], 0, 0),
+        ("LPR501", [PARTLY], 0, 0),
+        ("LPR502", [PARTLY], 1, 1),
+        ("LPR501", [{**PARTLY, **ROW}], 1, 0),
+        ("LPR", [CALLS, PARTLY], 1, 0),
+        ("SEQ", [PARTLY], 1, 0),
+        ("SEQ301", [UNPROMPTED], 0, 0),
+        ("SEQ", [CALLS, UNPROMPTED], 1, 0),
+        ("LPR", [UNPROMPTED], 1, 0),
+        ("REC003", [UNPROMPTED], 1, 0),
+        ("REC002", [CALLS], 1, 1),
+        ("REC002", [ROW], 1, 0),
+        ("REC006", [ROW], 1, 1),
+        ("REC008", [ROW], 1, 1),
+        ("REC010", [{**ROW, "messages": TALK}], 1, 1),
+        ("REC001", [TEXT, ROW], 2, 0),
+        ("REC005", [TEXT, ROW], 2, 0),
+        ("MSK403", [CALLS], 0, 0),
+        ("TOK101", [ROW, CALLS], 0, 0),
+        ("TPL203", [ROW, CALLS], 0, 0),
+        ("ALL", [ROW, CALLS], 0, 0),
+    ],
+)
+def test_a_rule_covers_where_it_ran_or_has_nothing_to_check(
+    code: str, rows: list[dict[str, Any]], covered: int, idle: int, tmp_path: Path
+) -> None:
+    log = written(tmp_path / "a.jsonl", rows)
+    (count,) = said(log, "" if code == "ALL" else code).required
+    assert numbers(count) == (covered, idle, len(rows))
+    assert count.codes == code
+    assert count.failed == (covered < len(rows))
+
+
+def test_calls_that_lack_what_others_have_are_said_to(tmp_path: Path) -> None:
+    log = written(tmp_path / "a.jsonl", [CALLS, PARTLY, UNPROMPTED])
+    lpr, seq = said(log, "LPR", "SEQ").required
+    assert (lpr.because, lpr.first) == ("no logprobs in some calls", Place(str(log), 1))
+    assert (seq.because, seq.first) == ("no prompt ids in some calls", Place(str(log), 2))
+
+
+def test_images_need_a_tokenizer_that_is_known_to_write_them(tmp_path: Path) -> None:
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, TALK[1]]
+    log = written(tmp_path / "a.jsonl", [{**ROW, "messages": image}])
+    (bare,) = said(log, "REC010").required
+    (toy,) = said(log, "REC010", options={"tokenizer": TOY}).required
+    assert (numbers(bare), bare.because) == ((0, 0, 1), words_for(Needs.TOKENIZER))
+    assert (numbers(toy), toy.because) == ((0, 0, 1), words_for(Needs.IMAGE_TOKENS))
+
+
+def test_what_a_rule_needs_and_has_is_never_nothing_to_check() -> None:
+    everything = Needs(sum(one.value for one in Needs))
+    assert all(applies(rule.needs, everything) for rule in all_rules())
+    assert all(applies(rule.needs, Needs.NOTHING) for rule in all_rules() if Needs.MASK in rule.needs)
+
+
+def test_a_skip_that_lacks_something_says_so_and_one_with_nothing_to_check_does_too(tmp_path: Path) -> None:
+    (result,) = scan_rollouts(written(tmp_path / "a.jsonl", [CALL]))
+    skips = {skip.code: skip for skip in result.skips}
+    assert not skips["SEQ301"].applies
+    assert not skips["LPR507"].applies
+    assert skips["MSK401"].applies
+    assert skips["TOK101"].applies
+
+
+def test_a_template_that_is_missing_covers_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for file in Path(TOY).iterdir():
+        text = file.read_text(encoding="utf-8")
+        if file.name == "tokenizer_config.json":
+            text = json.dumps({key: value for key, value in json.loads(text).items() if key != "chat_template"})
+        if file.suffix != ".jinja":
+            (folder / file.name).write_text(text, encoding="utf-8")
+    log = written(tmp_path / "a.jsonl", [{**CALLS, "messages": TALK}, {**CALL, "messages": TALK}])
+    tpl, tok = said(log, "TPL", "TOK", options={"tokenizer": str(folder)}).required
+    assert (numbers(tpl), numbers(tok)) == ((0, 0, 2), (2, 0, 2))
+    assert tpl.because in (words_for(Needs.TEMPLATE), words_for(Needs.SEVERAL_CALLS | Needs.RENDERING))
+
+
+def test_rules_that_were_held_back_cover_nothing_and_say_so(tmp_path: Path) -> None:
+    log = written(tmp_path / "a.jsonl", [fitting("toy_bpe", number) for number in range(16)])
+    fits = said(log, "TOK", "TPL", "LPR", options={"tokenizer": TOY})
+    assert [one.covered for one in fits.required] == [16, 16, 16]
+    wrong = said(log, "TOK", "TPL", "LPR", options={"tokenizer": OTHER}, min_audited=0.5)
+    assert [one.covered for one in wrong.required] == [0, 0, 16]
+    assert {one.because for one in wrong.required[:2]} == {"the tokenizer does not fit the log (REC007)"}
+    assert wrong.failed
+
+
+# Counting
+
+
+CODES = sorted(rule.code for rule in all_rules() if not rule.of_log)
+REASONS = ("no logprobs", "no messages", "only one call")
+
+
+@st.composite
+def made_up(draw: st.DrawFn) -> list[Result]:
+    """Results of two logs, as any audit might give them."""
+    found = []
+    for row in range(draw(st.integers(0, 12))):
+        place = Place(draw(st.sampled_from(("a", "b"))), row)
+        kind = draw(st.sampled_from(("rollout", "rollout", "rollout", "unreadable", "log")))
+        skips = tuple(
+            Skip(code, draw(st.sampled_from(REASONS)), draw(st.booleans()))
+            for code in sorted(draw(st.sets(st.sampled_from(CODES), max_size=len(CODES))))
+        )
+        partial = tuple(
+            Skip(code, "no logprobs in some calls")
+            for code in sorted(draw(st.sets(st.sampled_from(CODES), max_size=3)) - {skip.code for skip in skips})
+        )
+        counts = {"tokens": draw(st.sampled_from((0, 9))), "uncompared": draw(st.sampled_from((0, 1)))}
+        if kind == "rollout":
+            found.append(Result(place, Rollout(place, "slime"), skips=skips, partial=partial, counts=counts))
+        else:
+            found.append(Result(place, None, of_log=kind == "log"))
+    return found
+
+
+SHARES = st.sampled_from((0.07, 0.1, 0.3333, 0.5, 0.95, 1.0))
+
+
+def naively(results: list[Result], prefix: str, codes: Callable[[str], frozenset[str]]) -> list[tuple[str, Place]]:
+    """Reason and place of each rollout; "" where it is covered, "-" where none had anything to check."""
+    found = []
+    for result in results:
+        mine = {code for code in codes(result.place.file) if code.startswith(prefix) and code in CODES}
+        if result.of_log or not mine:
+            continue
+        lacking = [one for one in (*result.skips, *result.partial) if one.code in mine and one.applies]
+        idle = {one.code for one in result.skips} >= mine
+        if result.rollout is None:
+            word = "the row cannot be read"
+        elif lacking:
+            word = lacking[0].because
+        elif not result.counts["tokens"] and not mine <= {"REC001", "REC005"}:
+            word = "no token ids"
+        else:
+            word = "-" if idle else ""
+        found.append((word, result.place))
+    return found
+
+
+@settings(max_examples=examples(60, 2000), deadline=None)
+@given(
+    made_up(), st.sampled_from(("", "LPR", "SEQ30", "TPL203", "REC001")), SHARES, st.sets(st.sampled_from(CODES))
+)
+def test_counts_are_those_of_a_naive_counter(
+    results: list[Result], prefix: str, share: float, ignored: set[str]
+) -> None:
+    def codes(file: str) -> frozenset[str]:
+        return frozenset(CODES) - (ignored if file == "b" else frozenset())
+
+    coverage = Coverage((Requirement(prefix, share),), share, codes, lambda file: True)
+    coverage.begin(["a", "b"], frozenset(CODES))
+    for result in results:
+        coverage.add(result)
+    (count,) = coverage.required()
+    naive = naively(results, prefix, codes)
+    lacking = [(word, place) for word, place in naive if word not in ("", "-")]
+    assert numbers(count) == (
+        len(naive) - len(lacking),
+        sum(word == "-" for word, _ in naive),
+        len(naive),
+    )
+    assert count.failed == (not naive or (len(naive) - len(lacking)) * 10_000 < round(share * 10_000) * len(naive))
+    named = [word for word, _ in lacking]
+    assert count.lacking == max(map(named.count, named), default=0)
+    assert (count.because in named) if named else count.because is None
+    assert count.first == next((place for word, place in lacking if word == count.because), None)
+    audited = coverage.min_audited()
+    assert audited is not None
+    rows = [one for one in results if not one.of_log]
+    looked = [
+        one
+        for one in rows
+        if one.rollout
+        and one.counts["tokens"]
+        and not one.counts["uncompared"]
+        and codes(one.place.file) - {skip.code for skip in one.skips}
+    ]
+    assert (audited.covered, audited.of, audited.idle) == (len(looked), len(rows), 0)
+    if count.failed and count.of:
+        assert f"{count.covered - count.idle:,}" in coverage_reason(count) or count.idle
+        assert str(count.first) in coverage_reason(count)
+
+
+def test_reasons_without_number_take_no_memory_without_bound(tmp_path: Path) -> None:
+    coverage = Coverage((Requirement("LPR"),), None, lambda file: frozenset(CODES), lambda file: True)
+    coverage.begin(["a"], frozenset(CODES))
+    for row in range(1000):
+        place = Place("a", row)
+        skip = Skip("LPR501", f"messages not read: {row}")
+        coverage.add(Result(place, Rollout(place, "slime"), skips=(skip,), counts={"tokens": 1}))
+    (count,) = coverage.required()
+    assert (count.because, count.lacking, count.first) == ("other reasons", 900, Place("a", 100))
+
+
+MIXED = list(chain.from_iterable([ROW, CALLS, BARE, TEXT, CALL, UNMASKED] for _ in range(40)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sample": 0.4}, {"limit": 57}, {"sample": 0.4, "limit": 31}],
+    ids=("all", "sample", "limit", "both"),
+)
+def test_several_processes_a_sample_and_a_limit_count_the_rows_that_were_audited(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    log = written(tmp_path / "a.jsonl", [*MIXED, UNREADABLE])
+    required = tuple(Requirement(one) for one in FAMILIES)
+    gates = []
+    for jobs in (1, 2) if can_fork() else (1,):
+        gated = gate_rollouts(
+            log, Settings(jobs=jobs, **options), GateSettings(required=required, min_audited=1.0)
+        )
+        gated.scan.chunk_bytes = 1_000 if jobs > 1 else None
+        rows = sum(not result.of_log for result in gated)
+        assert gated.summary.gate is not None
+        assert {one.of for one in gated.summary.gate.coverage} == {rows}
+        gates.append(gated.summary.gate)
+    assert all(gate == gates[0] for gate in gates)
+    assert options or rows == len(MIXED) + 1
+
+
+def test_joined_calls_are_one_rollout(tmp_path: Path) -> None:
+    rows = [
+        {
+            "session_id": "s",
+            "input_ids": one["prompt_token_ids"],
+            "output_ids": one["generation_token_ids"],
+            "logprobs": one["generation_log_probs"],
+        }
+        for one in (FIRST, NEXT)
+    ]
+    log = written(tmp_path / "a.jsonl", rows)
+    (joined,) = said(log, "SEQ301").required
+    (apart,) = said(log, "SEQ301", options={"join": False}).required
+    assert (numbers(joined), numbers(apart)) == ((1, 0, 1), (2, 2, 2))
+
+
+# The verdict
+
+
+def test_the_reason_says_what_was_missing_where_and_how_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "rollouts.jsonl", [*[ROW] * 14, BARE, *[ROW] * 47, *[BARE] * 10])
+    gate = said("rollouts.jsonl", "LPR")
+    assert gate.because == (
+        "LPR ran on 61 of 72 rollouts (85 %), 100 % required: no logprobs in 11, first rollouts.jsonl:14",
+    )
+    assert [coverage_words(one) for one in gate.required] == [
+        "require LPR: ran on 61 of 72 rollouts (85 %): too few"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "reason", "words"),
+    [
+        (
+            CoverageCount("SEQ", 1.0, 61, 72, "no prompt ids", 9, Place("a", 3), 41, True),
+            "SEQ ran on 20 and had nothing to check in 41 of 72 rollouts (85 %), 100 % required: "
+            "no prompt ids in 9, first a:3; other reasons in 2",
+            "require SEQ: ran on 20 and had nothing to check in 41 of 72 rollouts (85 %): too few",
+        ),
+        (
+            CoverageCount("SEQ", 0.995, 7, 8, "no prompt ids", 1, Place("a", 3), 7, True),
+            "SEQ had nothing to check in 7 of 8 rollouts (88 %), 99.5 % required: no prompt ids in 1, first a:3",
+            "require SEQ=99.5%: had nothing to check in 7 of 8 rollouts (88 %): too few",
+        ),
+        (
+            CoverageCount("", 0.95, 94_996, 100_000, "no token ids", 5_004, Place("a", 3, 1), 0, True),
+            "94,996 of 100,000 rollouts audited (94.996 %), 95 % required: no token ids in 5,004, first a:3[1]",
+            "min-audited 95%: 94,996 of 100,000 rollouts audited (94.996 %): too few",
+        ),
+        (
+            CoverageCount("ALL", 1.0, 0, 0, failed=True),
+            "ALL: there are no rollouts, 100 % required",
+            "require ALL: there are no rollouts: too few",
+        ),
+        (
+            CoverageCount("", 0.5, 0, 0, failed=True),
+            "min-audited: there are no rollouts, 50 % required",
+            "min-audited 50%: there are no rollouts: too few",
+        ),
+        (
+            CoverageCount("TPL203", 0.0001, 1, 1, failed=False),
+            None,
+            "require TPL203=0.01%: ran on 1 of 1 rollout (100 %): passed",
+        ),
+    ],
+)
+def test_coverage_in_words(count: CoverageCount, reason: str | None, words: str) -> None:
+    assert reason is None or coverage_reason(count) == reason
+    assert coverage_words(count) == words
+
+
+@pytest.mark.parametrize("rows", [[], [UNREADABLE]], ids=("empty", "unreadable"))
+@pytest.mark.parametrize("asked", [("--require", "REC001"), ("--require", "LPR=1%"), ("--min-audited", "1%")])
+def test_a_log_without_rollouts_fails_where_anything_is_required(
+    rows: list[dict[str, Any]], asked: tuple[str, str], tmp_path: Path
+) -> None:
+    log = written(tmp_path / "a.jsonl", rows)
+    code, out, _ = run("scan", log, *asked, "--fail-on", "never")
+    assert code == 1
+    assert "failed: " in out.splitlines()[-1]
+
+
+def test_requirements_end_with_the_documented_codes(tmp_path: Path) -> None:
+    log = written(tmp_path / "a.jsonl", [*[ROW] * 9, BARE])
+    for asked, code in (
+        (("--require", "LPR"), 1),
+        (("--require", "LPR=90%"), 0),
+        (("--require", "LPR=0.91"), 1),
+        (("--require", "lpr504=90%,MSK403"), 0),
+        (("--require", "MSK403", "--require", "LPR=89.5%"), 0),
+        (("--min-audited", "100%"), 1),
+        (("--min-audited", "100%", "-t", TOY), 0),
+        (("--min-audited", "91%", "--select", "LPR"), 1),
+        (("--min-audited", "90%", "--select", "LPR"), 0),
+        (("--require", "LPR", "--fail-on", "never"), 1),
+        (("--require", "LPR=1.5"), 2),
+        (("--require", "LPR=0"), 2),
+        (("--require", "LPR=many"), 2),
+        (("--require", "=90%"), 2),
+        (("--require", "LPR,LPR=90%"), 2),
+        (("--min-audited", "0"), 2),
+        (("--min-audited", "nan"), 2),
+        (("--require", "LPR", "--select", "TOK"), 2),
+        (("--require", "TOK101", "--ignore", "TOK"), 2),
+        (("--require", "LPR=90%", "--ignore", "LPR502"), 0),
+        (("--require", "REC009"), 2),
+        (("--require", "LRP501"), 2),
+    ):
+        assert (asked, run("scan", log, "--quiet", *asked)[0]) == (asked, code)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("--require", "LRP501"), 'Unknown rule "LRP501": did you mean LPR501?'),
+        (
+            ("--require", "SEQ", "--select", "TOK,LPR"),
+            "--require SEQ: --select and --ignore exclude every rule of it",
+        ),
+        (
+            ("--require", "TPL213=50%"),
+            "--require TPL213=50%: TPL213 judges whole logs, so it covers no single rollout",
+        ),
+        (("--require", ""), '--require "": no rules are named'),
+        (("--require", "LPR", "--require", " , "), '--require "": no rules are named'),
+        (("--require", "LPR=101%"), "--require LPR=101%: not of the form CODES or CODES=SHARE"),
+        (("--require", "LPR,lpr=9%"), "--require lpr=9%: lpr is already required"),
+        (("--min-audited", "1.01"), "--min-audited 1.01: not a share of the rollouts"),
+    ],
+)
+def test_what_cannot_be_required_is_said_in_words(asked: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    code, _, err = run("scan", written(tmp_path / "a.jsonl", [ROW]), *asked)
+    assert code == 2
+    assert says in err
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
+def test_python_callers_cannot_require_what_is_no_share(share: float, tmp_path: Path) -> None:
+    log = written(tmp_path / "a.jsonl", [ROW])
+    with pytest.raises(SetupError, match="above 0 and at most 1"):
+        gate_rollouts(log, gate=GateSettings(required=(Requirement("LPR", share),)))
+    with pytest.raises(SetupError, match="above 0 and at most 1"):
+        gate_rollouts(log, gate=GateSettings(min_audited=share))
+    with pytest.raises(SetupError, match='Unknown rule "XYZ"'):
+        gate_rollouts(log, gate=GateSettings(required=(Requirement("XYZ"),)))
+
+
+def test_a_baseline_and_rates_do_not_soften_what_is_required(tmp_path: Path) -> None:
+    log, baseline = written(tmp_path / "a.jsonl", [BROKEN, BARE]), tmp_path / "known.json"
+    update = ("--baseline", baseline, "--update-baseline")
+    code, out, _ = run("scan", log, *update, "--require", "LPR")
+    assert code == 1
+    assert f"; 1 finding accepted into {baseline}; 0 known before" in out.splitlines()[-1]
+    assert len(json.loads(baseline.read_text(encoding="utf-8"))["findings"]) == 1
+    assert run("scan", log, "--baseline", baseline)[0] == 0
+    code, out, _ = run("scan", log, "--baseline", baseline, "--require", "LPR")
+    assert code == 1
+    assert re.match(r"failed: LPR ran on 1 of 2 .*; 0 new errors \(1 known\)", out.splitlines()[-1])
+    assert run("scan", log, "--max-rate", "LPR=1", "--require", "LPR=50%")[0] == 0
+    code, out, _ = run("scan", log, "--max-rate", "LPR=1", "--require", "LPR")
+    assert code == 1
+    assert "--update-baseline" not in out  # it would accept nothing of this
+    last = out.splitlines()[-1]
+    assert last.startswith("failed: LPR ran on 1 of 2 rollouts (50 %), 100 % required: no logprobs in 1, first ")
+    gate = said(log, "LPR", max_rates=(MaxRate("LPR", 0.0),))
+    assert [one.partition(" ")[0] for one in gate.because] == ["LPR:", "LPR"]
+
+
+def test_logs_that_are_let_off_or_have_other_rules_take_no_part(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    written(folder / "a.jsonl", [ROW] * 3)
+    written(folder / "b.jsonl", [BARE] * 5)
+    off = Override((str(folder / "b.jsonl"),), {"fail_on": "never"})
+    other = replace(off, changes={"ignore": ("LPR",)})
+    for override in (off, other):
+        gate = said(folder, "LPR", options={"overrides": (override,)})
+        assert (numbers(gate.required[0]), gate.failed) == ((3, 0, 3), False)
+        alone = said(folder / "b.jsonl", "LPR", options={"overrides": (override,)})
+        assert (numbers(alone.required[0]), alone.failed) == ((0, 0, 0), False)
+    audited = said(folder, min_audited=1.0, options={"overrides": (off,)}).min_audited
+    assert audited is not None
+    assert audited.of == 3
+    whole = said(folder, "LPR", options={"overrides": (off,), "fail_on": "never"})
+    assert whole.required[0].of == 8
+    chosen = {"select": ("TOK",), "overrides": (replace(off, changes={"select": ("LPR",)}),)}
+    assert numbers(said(folder, "LPR", options=chosen).required[0]) == (0, 0, 5)
+    with pytest.raises(SetupError, match="exclude every rule of it"):
+        said(folder / "a.jsonl", "LPR", options=chosen)
+
+
+# The configuration file
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('require = ["LPR", "MSK403=95%"]', 1),
+        ('require = "LPR=50%"', 0),
+        ('require = {LPR = 0.5, MSK403 = "100%"}', 0),
+        ("require = {LPR = 1}", 1),
+        ("require = {LPR = 0.75}", 1),
+        ("min-audited = 1", 1),
+        ('min-audited = "33.3%"\ntokenizer = "TOY"', 0),
+        ('require = ["LPR=0%"]', 2),
+        ("require = {LPR = 2}", 2),
+        ("require = {LPR = true}", 2),
+        ("require = true", 2),
+        ('require = {"LPR-1" = 1}', 2),
+        ('require = ["XYZ"]', 2),
+        ('min-audited = "many"', 2),
+        ("min-audited = 0", 2),
+        ('[[overrides]]\npaths = "*.jsonl"\nrequire = ["LPR"]', 2),
+    ],
+)
+def test_a_configuration_file_requires_as_flags_do(
+    text: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tito-audit.toml").write_text(text.replace("TOY", TOY) + "\n", encoding="utf-8")
+    written(tmp_path / "a.jsonl", [ROW, BARE])
+    assert run("scan", "a.jsonl", "--quiet")[0] == code
+
+
+def test_a_flag_replaces_what_the_file_requires_and_config_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tito-audit.toml").write_text('require = ["LPR"]\nmin-audited = 0.07\n', encoding="utf-8")
+    written(tmp_path / "a.jsonl", [ROW, BARE])
+    assert run("scan", "a.jsonl", "--quiet", "--require", "MSK403", "-t", TOY)[0] == 0
+    code, out, _ = run("config")
+    assert code == 0
+    assert 'require = ["LPR"]' in out
+    assert "min-audited = 0.07" in out
+
+
+# Reports
+
+
+@pytest.mark.parametrize(
+    "report", ["json", "jsonl", "markdown", "junit", "github", "sarif", "html", "concise", "text"]
+)
+def test_every_report_says_what_was_required_and_missed(report: str, tmp_path: Path) -> None:
+    log = written(tmp_path / "a.jsonl", [ROW, ROW, BARE])
+    code, out, _ = run("scan", log, "-f", report, "--require", "LPR,MSK403", "--min-audited", "1%", "-t", TOY)
+    assert code == 1
+    assert "no logprobs" in out
+    assert "100 % required" in out.replace("%25", "%")
+    if report in ("text", "junit"):
+        assert "require MSK403: ran on 3 of 3 rollouts (100 %): passed" in out
+        assert "min-audited 1%: 3 of 3 rollouts audited (100 %): passed" in out
+    if report in ("markdown", "html", "sarif"):
+        assert "require MSK403" in out
+        assert "min-audited 1%" in out
+
+
+def test_json_has_the_numbers(tmp_path: Path) -> None:
+    log = written(tmp_path / "a.jsonl", [ROW, BARE, CALL])
+    _, out, _ = run("scan", log, "-f", "json", "--require", "LPR,SEQ=50%", "--min-audited", "90%")
+    gate = json.loads(out)["summary"]["gate"]
+    first = {"file": str(log), "row": 1, "item": 0}
+    lpr = {"covered": 2, "of": 3, "rate": 2 / 3, "because": "no logprobs", "lacking": 1, "first": first}
+    assert gate["required"] == [
+        {"codes": "LPR", "idle": 0, "share": 1.0, "failed": True, **lpr},
+        {
+            "codes": "SEQ",
+            "idle": 3,
+            "share": 0.5,
+            "failed": False,
+            **{"covered": 3, "of": 3, "rate": 1.0, "because": None, "lacking": 0, "first": None},
+        },
+    ]
+    assert gate["min_audited"]["failed"] is True
+    assert set(gate["min_audited"]) == set(gate["required"][0]) - {"codes", "idle"}
+    assert json.loads(run("scan", log, "-f", "json")[1])["summary"]["gate"]["min_audited"] is None
