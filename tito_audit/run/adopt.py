@@ -1,4 +1,4 @@
-"""Adoption: what the first prompts of a log were written with, where that is not what the settings say."""
+"""Adoption: what a log's first prompts were written with, if the settings say otherwise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.render.renderer import Renderer
+from tito_audit.run.headlines import headed
 from tito_audit.settings.model import RECORDED, Settings
 from tito_audit.terminal.words import many
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -21,23 +22,23 @@ if TYPE_CHECKING:
     from tito_audit.run.change import Change
 
 CODES = frozenset(("REC011", "TPL210", "TPL212"))
-"""The codes of the finding that a log was written otherwise."""
+"""Codes of the finding that a log was not written with these settings."""
 _FIRST = 3
-"""How many prompts are rendered if they come out as they should."""
+"""How many prompts are rendered if they all match."""
 _LEAST = 3
-"""How many prompts there must be."""
+"""The fewest prompts that allow a conclusion."""
 _RIGHT = 0.8
-"""The share of the prompts that have to come out as given for the settings to fit."""
+"""The share of the prompts that must match for the settings to fit."""
 _SHARE = 0.75
-"""The share of the prompts that an explanation has to write exactly."""
+"""The share of the prompts that an explanation must write exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What a log is audited with in place of what was given."""
+    """What a log is audited with instead of what was given."""
 
     finding: Finding
-    """The one finding of the log, which says so."""
+    """The finding about the log that says so."""
     renderer: Renderer
     own_dates: bool
     """Whether each rollout is rendered on the date that its first prompt holds."""
@@ -50,9 +51,9 @@ def adopted(
     settings: Settings,
     codes: frozenset[str],
 ) -> Adopted | None:
-    """What the first rollouts of a log prove that it was written with, if a finding of these codes may say so.
+    """What the first rollouts prove that a log was written with, if a finding of these codes may say so.
 
-    None where the settings fit, or nothing else surely does.
+    None if the settings fit, or if nothing else certainly does.
     """
     speakers = Speakers(settings.sampled_roles)
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
@@ -63,7 +64,7 @@ def adopted(
     from tito_audit.run.change import changes_of  # slow to import, and rarely needed
 
     right = sum(map(given.writes, prompts))
-    # Where many prompts are right as given, an explanation has to write those and all others too.
+    # If many prompts match as given, an explanation must write those and all others.
     least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
     for change in changes_of(rollouts, prompts, tokenizer, renderer, settings):
         reading = replace(given, renderer=change.renderer, own_dates=change.own_dates)
@@ -74,14 +75,14 @@ def adopted(
 
 
 def _adopted(change: Change, reading: _Reading, exact: int, right: int, prompts: Sequence[FirstPrompt]) -> Adopted:
-    """A change, adopted, with the finding that says so."""
+    """An adopted change, with the finding that says so."""
     of = many(len(prompts), "prompt")
     message = (
-        f"{change.says}: that gives {exact:,} of the first {of} exactly, the settings as given {right or 'none'}; "
-        f"the log is audited with it; {change.advice}"
+        f"{change.says}: {exact:,} of the first {of} match exactly that way, {right or 'none'} as given; "
+        f"the log is audited that way; {change.advice}"
     )
     hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
-    finding = Finding(change.code, change.severity, prompts[0].rollout.place, hit)
+    finding = headed(Finding(change.code, change.severity, prompts[0].rollout.place, hit))
     return Adopted(finding, reading.renderer, reading.own_dates)
 
 
@@ -94,7 +95,7 @@ class _Reading:
     own_dates: bool
 
     def fits(self, prompts: Sequence[FirstPrompt]) -> bool:
-        """Whether it writes most prompts; mostly told by a few of them."""
+        """Whether it writes most prompts; usually a few show it."""
         few = prompts[:: max(len(prompts) // _FIRST, 1)][:_FIRST]
         if all(map(self.writes, few)):
             return True
@@ -105,7 +106,7 @@ class _Reading:
         return prompt.is_written(self._reference(prompt))
 
     def exact(self, prompts: Sequence[FirstPrompt]) -> int:
-        """How many prompts it writes in exactly their tokens."""
+        """How many prompts it writes in exactly the recorded tokens."""
         return sum(prompt.is_exact(self._reference(prompt)) for prompt in prompts)
 
     def _reference(self, prompt: FirstPrompt) -> Reference:

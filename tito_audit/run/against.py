@@ -23,7 +23,7 @@ class Compared:
 
     names: tuple[str, str]
     of_log: bool
-    """Whether the conversations are those of a log."""
+    """Whether the conversations come from a log."""
     found: Against
     equal_ids: int | None
     """How many of the equal prompts have the same ids with both tokenizers; None if there are not two."""

@@ -1,4 +1,5 @@
-"""Repairs applied to one row: each proposal is written, read and audited again, and kept if that proves it."""
+"""Applies repairs to one row: each proposal is written, read back and audited again, and kept if that proves
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Audited:
 
 
 _ROUNDS = 4
-"""How often all repairs are tried on a row while one of them still changes it."""
+"""How many rounds of repairs a row gets while one of them still changes it."""
 
 Audit = Callable[[Row], list[Audited]]
 """Reads a row and audits its rollouts with all rules; RecordError when it cannot be read."""
@@ -51,14 +52,14 @@ class AppliedRow:
 
 @dataclass(slots=True)
 class Applied:
-    """One row with all repairs applied to it that were proven."""
+    """One row with all proven repairs applied."""
 
     rows: list[AppliedRow]
     """[] when a repair removed the row."""
     cured: dict[str, tuple[str, ...]] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
     needs_unsafe: set[str] = field(default_factory=set)
-    """Repairs that declined only because they are unsafe here."""
+    """Repairs that were declined only because they are unsafe here."""
     notes: list[str] = field(default_factory=list)
     costs: list[str] = field(default_factory=list)
     more_tokens: int = 0
@@ -74,7 +75,7 @@ class RepairTerms:
     """In the order to try them."""
     rules: Sequence[Rule]
     threshold: Severity
-    """Findings at or above it are repaired."""
+    """The lowest severity that is repaired."""
     selected: frozenset[str]
     """Codes whose findings are repaired; the proof looks at all codes."""
     unsafe: bool
@@ -84,23 +85,23 @@ class RepairTerms:
 def apply_repairs(row: Row, form: Format, audited: Sequence[Audited], audit: Audit, terms: RepairTerms) -> Applied:
     """The row with the repairs applied one after the other.
 
-    The format writes each proposal, and the new rows are read and audited again. A proposal is kept when fewer
-    findings of the codes that the repair claims are left, none is worse and none is new. Otherwise the row stays
-    as it was before the proposal, and `declined` has the reason.
+    The format writes each proposal, and the new rows are read back and audited again. A proposal is kept when
+    fewer findings of the codes that the repair claims are left, none is worse and none is new. Otherwise the row
+    stays as it was, and `declined` has the reason.
     """
     applied = Applied([AppliedRow(row, tuple(audited))])
     if terms.threshold < Severity.ERROR:
-        # Repairing warnings must not keep an error from its repair.
+        # Repairing warnings must not prevent the repair of an error.
         _rounds(applied, form, audit, replace(terms, threshold=Severity.ERROR))
     _rounds(applied, form, audit, terms)
     return applied
 
 
 def _rounds(applied: Applied, form: Format, audit: Audit, terms: RepairTerms) -> None:
-    """Try all repairs on the row, again and again while one of them still changes it."""
+    """Try all repairs on the row, over and over while one of them still changes it."""
     if not applied.rows:
         return
-    # One repair may cure what kept an earlier one from being proven.
+    # One repair may fix what kept an earlier one from being proven.
     last = [repair for repair in terms.repairs if repair.removes_rows]
     others = [repair for repair in terms.repairs if not repair.removes_rows]
     for _ in range(_ROUNDS):
@@ -114,7 +115,7 @@ def _rounds(applied: Applied, form: Format, audit: Audit, terms: RepairTerms) ->
 
 
 def _round(applied: Applied, repairs: Sequence[Repair], form: Format, audit: Audit, terms: RepairTerms) -> None:
-    """Try every repair once on the row as it is by now."""
+    """Try every repair once on the row in its current state."""
     for repair in repairs:
         rows: list[AppliedRow] = []
         for written in applied.rows:
@@ -128,7 +129,7 @@ def _round(applied: Applied, repairs: Sequence[Repair], form: Format, audit: Aud
 def _step(
     written: AppliedRow, repair: Repair, form: Format, audit: Audit, terms: RepairTerms, applied: Applied
 ) -> list[AppliedRow]:
-    """The rows that one repair makes of one row; the row itself where nothing is proven."""
+    """The rows that one repair makes of one row; the row itself if nothing is proven."""
     proposals = _proposals(written, repair, terms, applied)
     if any(not proposal.rollouts for proposal in proposals.values()):
         applied.left_out = next(proposal.reason for proposal in proposals.values() if not proposal.rollouts)
@@ -155,9 +156,10 @@ def _proven(
     terms: RepairTerms,
     applied: Applied,
 ) -> list[AppliedRow] | None:
-    """The row with all proposals that the audit proves; None if it proves none. The others leave `proposals`.
+    """The row with all proposals that the audit proves; None if it proves none. The others are removed from
+    `proposals`.
 
-    Each rollout of a group is judged by itself: one that cannot be repaired keeps no other from its repair.
+    Each rollout of a group is judged by itself: one that cannot be repaired does not block the others.
     """
     while proposals:
         try:
@@ -269,7 +271,7 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
 
 
 def _without_padding(row: TrainingRow) -> TrainingRow:
-    """The row as it reads back: without untrained padding, the tokens that an attention mask hides at its ends."""
+    """The row as it reads back: without untrained padding, which an attention mask hides at its ends."""
     start, end = visible_part(row)
     outside = np.ones(len(row.token_ids), np.bool_)
     outside[start:end] = False
@@ -300,7 +302,7 @@ def _refuted(
     before: AppliedRow, after: Sequence[AppliedRow], repair: Repair, terms: RepairTerms, adds: frozenset[str]
 ) -> str | None:
     """Why the new rows must not be written; None when the audit proves them better and no rollout worse."""
-    # The values of a model are nobody's in the log: only whether they lie on their tokens could be asked of it.
+    # A model's values are not in the log, which could only show whether they are on their tokens.
     if repair.safety is not Safety.UNSAFE and not repair.by_model and len(after) == 1:
         pairs = zip(before.audited, after[0].audited, strict=False)
         because = next((why for old, new in pairs if (why := harm(old.evidence, new.evidence))), None)
@@ -309,7 +311,7 @@ def _refuted(
     claimed = _claimed(before, repair, terms)
     left = [f for one in after for f in _claimed(one, repair, terms)]
     if claimed and len(left) >= len(claimed) and not repair.chosen(terms.choices):
-        return f"{', '.join(_codes(left))} would still be there"
+        return f"{', '.join(_codes(left))} would remain"
     known = _worst_by_kind(_found(before))
     for kind, severity in _worst_by_kind(f for one in after for f in _found(one)).items():
         if severity >= Severity.WARNING and severity > known.get(kind, Severity.NOTE) and kind[0] not in adds:
@@ -347,7 +349,7 @@ def _count(findings: Sequence[Finding], code: str) -> int:
 
 
 def _mark(applied: Applied, proposal: Proposal) -> None:
-    """Keep costs and notes of a repair, for the report and the provenance column."""
+    """Keep the costs and notes of a repair, for the report and the provenance column."""
     costs = [proposal.cost] if proposal.cost else []
     notes = [
         *costs,

@@ -1,4 +1,4 @@
-"""The auditor of a log: tokenizer, template and rules, loaded once; and the audit of one rollout."""
+"""The auditor of a log (tokenizer, template and rules, loaded once), and the audit of one rollout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tito_audit.errors import SetupError
-from tito_audit.evidence.gather import gather
+from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
@@ -29,6 +29,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.adopt import Adopted
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
+from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
@@ -50,13 +51,14 @@ class Auditor:
     codes: frozenset[str]
     """The selected rules."""
     repairs: Callable[[], Sequence[Repair]]
-    """Imported when the first finding needs to name its repair."""
+    """Imported when the first finding needs the name of its repair."""
     speakers: Speakers = DEFAULT
     """Which roles were sampled."""
     misfit: Finding | None = None
-    """Why tokenizer or renderer are withheld: the log was written with another; None where nothing is withheld."""
+    """Why the tokenizer or renderer is withheld: the log was written with another one; None if neither is
+    withheld."""
     told: tuple[Finding, ...] = ()
-    """Findings of the whole log that its first rows show, that one among them."""
+    """Findings about the whole log that its first rows show, including `misfit`."""
     own_dates: bool = False
     """Whether each rollout is rendered on the date that its first prompt holds."""
 
@@ -66,16 +68,16 @@ class Auditor:
         return self.tokenizer.vocabulary if self.tokenizer is not None else None
 
     def held_back(self, misfit: Finding) -> Auditor:
-        """The same without the tokenizer or template that, by this finding, the log was not written with."""
+        """The same without the tokenizer or template with which, by this finding, the log was not written."""
         tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
         return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit, told=(misfit,))
 
     def adopting(self, found: Adopted) -> Auditor:
-        """The same with the renderer that, by this finding, the log was written with."""
+        """The same with the renderer with which, by this finding, the log was written."""
         return replace(self, renderer=found.renderer, own_dates=found.own_dates).telling(found.finding)
 
     def telling(self, finding: Finding | None) -> Auditor:
-        """The same with one more finding of the whole log, if there is one."""
+        """The same with one more finding about the whole log, if there is one."""
         return self if finding is None else replace(self, told=(*self.told, finding))
 
     def renderer_for(self, rollout: Rollout) -> Renderer | None:
@@ -85,7 +87,7 @@ class Auditor:
         return at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
 
     def silent(self) -> Auditor:
-        """The same without rules: results say how their row was written and hold no findings."""
+        """The same without rules: results only say how their row was written."""
         return replace(self, rules=(), codes=frozenset(), repairs=tuple)
 
     def by_reference(self) -> Auditor:
@@ -104,11 +106,11 @@ class Auditor:
 
 
 _DRIFT = ("TOK", "TPL", "SEQ")
-"""Families of rules about what a tokenizer and template write differently."""
+"""Families of rules about what tokenizer and template write differently."""
 TRAINED_ONCE = "REC009"
 """The rule that compares what all rows of a run train."""
 READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
-"""For logs that are read and not audited."""
+"""For logs that are read but not audited."""
 
 
 def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
@@ -123,6 +125,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
         counts["uncompared"] = 1
     if misfit is not None:
         skips = _held_back(skips, misfit)
+    partial = partly_recorded(evidence.rollout)
     return Result(
         rollout.place,
         evidence.rollout,
@@ -134,11 +137,12 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
         trainings=trainings_of(evidence.rollout) if TRAINED_ONCE in auditor.codes else None,
         misfit=misfit,
         told=auditor.told,
+        partial=_partial(partial, evidence.present, auditor, skips) if partial else (),
     )
 
 
 def _in_their_rows(findings: tuple[Finding, ...], rollout: Rollout) -> tuple[Finding, ...]:
-    """The findings, each in the row of its call where rows were joined."""
+    """The findings, each placed in its call's own row if rows were joined."""
     at = rollout.stated.calls_at
     if not at:
         return findings
@@ -158,21 +162,33 @@ _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK40
 
 
 def _uncompared(skips: Sequence[Skip], codes: frozenset[str]) -> bool:
-    """Whether nothing in a rollout could be compared, for lack of a tokenizer."""
+    """Whether nothing in a rollout could be compared for lack of a tokenizer."""
     if not any(_WITHOUT_TOKENIZER in skip.because for skip in skips):
         return False
     return not (codes & _COMPARING) - {skip.code for skip in skips}
 
 
-_LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED)))
-"""What a rollout lacks where tokenizer or template are withheld."""
+_LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
+"""What a rollout lacks if the tokenizer or template is withheld."""
 
 
 def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
-    """The skips, with the reason why tokenizer or template are withheld."""
+    """The skips, with the reason why the tokenizer or template is withheld."""
     because = f"the {misfit.hit.cause.removeprefix('another ')} does not fit the log ({misfit.code})"
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
+    )
+
+
+def _partial(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[Skip]) -> tuple[Skip, ...]:
+    """The rules that ran and need what only some calls have, and that nothing else of the rollout replaces."""
+    ran = auditor.codes - {skip.code for skip in skips}
+    return tuple(
+        Skip(rule.code, f"{words_for(need & partial)} in some calls")
+        for rule in auditor.rules
+        if rule.code in ran
+        for need in rule.needs
+        if need & partial and not need & present & ~partial
     )
 
 
@@ -186,12 +202,12 @@ def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed)
 def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
     """The result of a row that cannot be read: one finding, REC001."""
     hit = Hit(Where.ROW, 0, 0, error, cause="row cannot be read")
-    finding = Finding("REC001", Severity.ERROR, place, hit)
+    finding = headed(Finding("REC001", Severity.ERROR, place, hit))
     return Result(place, None, (finding,) if "REC001" in codes else ())
 
 
 def counts_of(evidence: Evidence) -> dict[str, int]:
-    """Numbers of turns, of audited tokens and of generated tokens; the last are those that `measure` counts."""
+    """How many turns, audited tokens and generated tokens there are; the last as `measure` counts them."""
     rollout = evidence.rollout
     generated = sum(len(t.completion_ids) for t in rollout.turns if t.completion_ids is not None)
     tokens = generated + sum(len(t.prompt_ids) for t in rollout.turns if t.prompt_ids is not None)
@@ -225,7 +241,7 @@ class Loader:
         return auditor, notice
 
     def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
-        """Tokenizer and renderer, None where there is none, and a notice that says so."""
+        """Tokenizer and renderer, None if missing, and a notice that says so."""
         if settings.tokenizer is None:
             if settings.chat_template:
                 raise SetupError(
@@ -258,7 +274,7 @@ class Loader:
 
 
 def drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], tuple[Finding, ...]]:
-    """What audits a rollout for differences between what was recorded and what a tokenizer and template write."""
+    """A function that audits a rollout for differences from what a tokenizer and template write."""
     rules = all_rules()
     codes = frozenset(rule.code for rule in rules if rule.code.startswith(_DRIFT))
     speakers = Speakers(settings.sampled_roles)

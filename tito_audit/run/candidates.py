@@ -1,4 +1,4 @@
-"""Tokenizers and templates that may have written a log: given, configured, named by it, or in the hub cache."""
+"""Tokenizers and templates that may have written a log: given, configured, named in it, or in the hub cache."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 _LOADED = 8
-"""Most tokenizers of the hub cache to load."""
+"""How many tokenizers from the hub cache are loaded at most."""
 _GLANCED = 64
-"""Most tokenizers of the hub cache to look into."""
+"""How many tokenizers from the hub cache are inspected at most."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -34,9 +34,9 @@ class Offer:
     """As for `-t`."""
     because: str
     folder: Path | None = None
-    """Where its files are; None: the name says it."""
+    """Where its files are; None: as its name says."""
     required: bool = False
-    """Whether it is a mistake of the user's if it cannot be loaded."""
+    """Whether it is the user's mistake if it cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ def candidates_for(
     *,
     trust_remote_code: bool = False,
 ) -> Candidates:
-    """The tokenizers to try on rollouts, loaded, each with its own templates and those given.
+    """The tokenizers to try on rollouts, loaded, each with its own templates and the given ones.
 
-    Those given are the only ones, if there are any. TokenizerError if one of them cannot be loaded.
+    If tokenizers are given, no others are tried. TokenizerError if one of them cannot be loaded.
     """
     passed_over: list[PassedOver] = []
     offers = [Offer(name, "given", required=True) for name in given]
@@ -127,7 +127,7 @@ def _loaded(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool
 
 
 def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[PassedOver]) -> Iterator[Offer]:
-    """Those that the log names, if they are in a folder beside it or in the hub cache."""
+    """Those that the log names, if they are in a folder next to it or in the hub cache."""
     for key, name in names_of_log(rollouts).items():
         if not _NAME.fullmatch(name) or ".." in name:
             continue
@@ -145,7 +145,7 @@ def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[
 
 
 def _cached(rollouts: Sequence[Rollout], known: set[str], passed_over: list[PassedOver]) -> Iterator[Offer]:
-    """Those of the hub cache that have room for the ids, the likeliest first."""
+    """Those in the hub cache whose vocabulary has all the ids, likeliest first."""
     found = [one for one in cached_tokenizers() if one.name not in known]
     passed_over += [PassedOver(one.name, "too many in the hub cache: pass -t") for one in found[_GLANCED:]]
     sequences = id_sequences(rollouts)
@@ -160,7 +160,7 @@ def _cached(rollouts: Sequence[Rollout], known: set[str], passed_over: list[Pass
         else:
             ranked.append((_opened(sequences, seen.control_ids), one))
     ranked.sort(key=lambda pair: -pair[0])
-    passed_over += [PassedOver(one.name, "others are likelier: pass -t") for _, one in ranked[_LOADED:]]
+    passed_over += [PassedOver(one.name, "others are more likely: pass -t") for _, one in ranked[_LOADED:]]
     yield from (Offer(one.name, "in the hub cache", one.folder) for _, one in ranked[:_LOADED])
 
 

@@ -1,4 +1,4 @@
-"""What explains the first prompts of a log, as a change of the settings; slow to import, and rarely needed."""
+"""What explains a log's first prompts, as a change to the settings; slow to import, and rarely needed."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tito_audit.terminal.words import listed
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ARGUMENTS, DATE, TOOLS = "REC011", "TPL210", "TPL212"
-"""The codes of the finding that a log was written otherwise."""
+"""Codes of the finding that a log was not written with these settings."""
 _ADOPTED = frozenset((DepartureKind.CLOCK_VARIES, DepartureKind.STATED_UNUSED))
-"""What can be adopted although no flag says it."""
+"""What can be adopted although there is no flag for it."""
 _TEMPLATES = 8
 """How many templates of a tokenizer are tried."""
 _PARTS = 4
-"""In how many parts the rollouts are looked at if nothing explains all of them."""
+"""How many parts the rollouts are split into if nothing explains all of them."""
 _DATES = 3
-"""Most dates to name."""
+"""How many dates are named at most."""
 
 
 def changes_of(
@@ -44,8 +44,8 @@ def changes_of(
     renderer: Renderer,
     settings: Settings,
 ) -> Iterator[Change]:
-    """The changes of the settings that surely explain the first rollouts of a log, or a part of them: some rows
-    may differ from the others. Last come the tokenizer's other templates."""
+    """Changes to the settings that certainly explain all or part of a log's first rollouts, as some rows may
+    differ from the rest. The tokenizer's other templates come last."""
     for part in (head, *(head[start::_PARTS] for start in range(_PARTS))):
         explanation = _surely(part, tokenizer, renderer)
         if explanation is not None:
@@ -67,13 +67,13 @@ def changes_of(
 
 
 def _surely(head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
-    """What surely explains rollouts with a template, if a log can be audited by it."""
+    """What certainly explains rollouts with a template, if a log can be audited with it."""
     found = explain_head(head, tokenizer, renderer)
     return found if found is not None and all(one.kind in _ADOPTED for one in found.departures) else None
 
 
 def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[NamedTemplate]:
-    """The templates of a tokenizer that are not used, its own first."""
+    """The templates of a tokenizer that are not in use, its own first."""
     names = sorted(tokenizer.chat_templates, key=lambda name: (name != "default", name))
     used = None if settings.chat_template else settings.template_name or "default"
     return [
@@ -84,7 +84,7 @@ def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[Named
 
 
 class Change:
-    """An explanation as a change of the settings, in words."""
+    """An explanation as a change to the settings, in words."""
 
     def __init__(
         self, explanation: Explanation, settings: Settings, prompts: Sequence[FirstPrompt], renderer: Renderer
@@ -102,19 +102,19 @@ class Change:
 
     @property
     def renderer(self) -> Renderer:
-        """What renders with this change."""
+        """The renderer with this change."""
         found = replace(self._explanation.applied(self._renderer), without_stated=self._unused)
         return replace(found, clock=self._renderer.clock) if self.own_dates else found
 
     @property
     def code(self) -> str:
-        """The rule that says it."""
+        """The rule that reports it."""
         codes = {code for code, _, _ in self._parts}
         return codes.pop() if len(codes) == 1 else ARGUMENTS
 
     @property
     def severity(self) -> Severity:
-        """An error if the rows state otherwise; a note if only the day is another, as for any log of yesterday."""
+        """An error if the rows state otherwise; a note if only the date differs, as in any log from yesterday."""
         if self._unused:
             return Severity.ERROR
         another_day = self.code == DATE and not isinstance(self._settings.clock, datetime)
@@ -122,13 +122,13 @@ class Change:
 
     @property
     def cause(self) -> str:
-        """The cause of the finding: the same however many prompts show it."""
+        """The cause of the finding, the same however many prompts show it."""
         return listed([cause for _, cause, _ in self._parts]) or "other template arguments"
 
     @property
     def says(self) -> str:
-        """What the log was written with, in place of what."""
-        return f"the prompts of this log were written {listed([words for _, _, words in self._parts])}"
+        """What the log was written with, and instead of what."""
+        return f"the prompts of this log were rendered {listed([words for _, _, words in self._parts])}"
 
     @property
     def advice(self) -> str:
@@ -139,7 +139,7 @@ class Change:
         return f"pass {flags}"
 
     def _changes(self) -> Iterator[tuple[str, str, str]]:
-        """Each difference from the settings: the rule that says it, its cause, and the words for it."""
+        """Each difference from the settings: the rule that reports it, its cause, and its wording."""
         new, old = self._explanation, self._settings
         if new.template != GIVEN_TEMPLATE:
             given = old.chat_template or f"its template {old.template_name or 'default'}"
@@ -162,7 +162,7 @@ class Change:
             yield TOOLS, "all tools missing", "without the tools that the rows state"
 
     def _arguments(self) -> Iterator[tuple[str, str, str]]:
-        """The arguments of the template that differ from those that are given or stated."""
+        """The template arguments that differ from those given or stated."""
         new, old = self._explanation.template_args, self._settings.template_args
         for name in sorted({*new, *old} | {*self._stated}):
             now, stated = _argument(new, name), self._stated.get(name)
@@ -191,7 +191,7 @@ def _argument(arguments: Mapping[str, object], name: str) -> str:
 
 
 def _stated(prompts: Sequence[FirstPrompt]) -> Mapping[str, str]:
-    """The arguments that the rows state, as the first row that has them does."""
+    """The arguments stated in the rows, as in the first row that has each."""
     stated: dict[str, str] = {}
     for one in prompts:
         for name in one.rollout.template_kwargs:
@@ -200,7 +200,7 @@ def _stated(prompts: Sequence[FirstPrompt]) -> Mapping[str, str]:
 
 
 def _on(dates: Sequence[str]) -> str:
-    """`on 2024-07-26 and 2024-07-27`; of many, the first ones."""
+    """`on 2024-07-26 and 2024-07-27`; only the first of many dates."""
     if len(dates) <= _DATES:
         return f"on {listed(dates)}"
     return f"on many dates, {listed(dates[:_DATES])} among them"

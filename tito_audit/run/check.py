@@ -1,4 +1,4 @@
-"""From evidence to findings: every difference goes to one rule, and every rule runs or is skipped."""
+"""From evidence to findings: each difference goes to one rule, and each rule runs or is skipped."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from functools import lru_cache
 
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.model import Difference, Evidence, Explained, Sound
-from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import Finding, Severity, Skip
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, hit_of, missing
+from tito_audit.run.headlines import linked
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
 
 
 def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
-    """The evidence with every difference explained by the rule of lowest precedence that has a reason for it.
+    """The evidence, with each difference explained by the rule of lowest precedence that has a reason for it.
 
-    All rules take part, selected or not, so deselecting one never changes the code of a difference.
+    All rules take part, selected or not, so deselecting a rule never changes the code of a difference.
     """
     if not evidence.differences and not evidence.explained:
-        return evidence  # nothing to explain, so everything cached in it stays valid
+        return evidence  # nothing to explain, so its cache stays valid
     explained = []
     for difference in evidence.differences:
         construction = difference.construction
-        # A construction that gives the recorded tokens is a proof, which no guess from the bytes overrules.
+        # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
         if construction is not None:
             explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
@@ -36,7 +37,7 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.what))
                 break
-    # What the row was judged to be does not depend on why it differs.
+    # The judgement of the row does not depend on why it differs.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=tuple(explained), memo=memo)
 
@@ -47,7 +48,7 @@ def check(
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """The findings of the selected codes, in the order of codes, and the rules that had to be skipped.
+    """The findings of the selected codes, in code order, and the rules that had to be skipped.
 
     With `repairs`, each finding above a note names the first repair that fits it; `repairs` is called only if
     there is such a finding.
@@ -61,7 +62,7 @@ def check_explained(
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """The same for evidence that `explain` returned."""
+    """The same for evidence returned by `explain`."""
     owned = _owned(evidence)
     findings: list[Finding] = []
     skips: list[Skip] = []
@@ -83,6 +84,7 @@ def check_explained(
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
     if not findings:
         return (), tuple(skips)
+    findings = linked(findings, rules)
     codes = {finding.code for finding in findings if finding.severity is not Severity.NOTE}
     offers = {code: _offers(code, repairs()) for code in codes}
     return tuple(_with_repair(one, evidence, offers) for one in findings), tuple(skips)
@@ -106,12 +108,12 @@ def _asked(
 ) -> tuple[tuple[Rule, Skip | None], ...]:
     """The selected rules to run, each with its skip if it lacks something.
 
-    Without differences, a rule that only explains them matters only for its skip; so does one that finds nothing
-    in what is sound.
+    Without differences, a rule that only explains them matters only for its skip; so does a rule that finds
+    nothing in sound evidence.
     """
     asked = ((rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected)
     return tuple(
-        (rule, None if because is None else Skip(rule.code, because))
+        (rule, None if because is None else Skip(rule.code, because, applies(rule.needs, present)))
         for rule, because in asked
         if because is not None
         or differs

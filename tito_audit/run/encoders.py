@@ -1,4 +1,4 @@
-"""Encoders of a run: which tokenizers encode with the fast encoder, and what a summary says about it."""
+"""A run's encoders: which tokenizers use the fast encoder, and what the summary says about it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
 Encoded: TypeAlias = tuple[tuple[str | None, str | None], ...]
-"""For each tokenizer: the name of the encoder that a process used, and why it was not the fast one."""
+"""For each tokenizer: the name of the encoder that a process used, and why it was not the fast encoder."""
 
 _TO_START, _PER_ENTRY = 200_000, 9
-"""Loading the fast encoder takes as long as the reference takes to encode this many characters, and so many more
-for each entry of the vocabulary."""
+"""Loading the fast encoder takes as long as the reference takes to encode this many characters, plus so many per
+vocabulary entry."""
 _PLAIN, _PACKED = (0.025, 1), (0.2, 16)
-"""How many characters a byte of a log holds, at least and at most: of JSON as it is, and of any other log."""
+"""How many characters a byte of a log holds, at least and at most: for uncompressed JSON, and for any other
+log."""
 _JUDGED_ROWS, _MOST_JUDGED = 8, 256
-"""By how many rows, if there are as many, the text of a log is judged."""
+"""How many rows are used to estimate the text of a log."""
 _TRIED_ROWS = 4
 _TRIED_TEXTS = 32
 _TRIED_CHARACTERS = 4_096
-"""How much of a log the fast encoder is checked on before it is trusted; it takes a tenth of a second."""
+"""How much of a log the fast encoder is checked on before it is trusted; takes a tenth of a second."""
 
 
 def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:
-    """Whether the fast encoder is wanted, because the logs hold enough text; if so, it is being built from now on.
+    """Whether the fast encoder is wanted because the logs hold enough text; if so, starts building it.
 
     No process may fork before `choose_encoder`.
     """
@@ -49,9 +50,9 @@ def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings:
 
 
 def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Settings) -> None:
-    """Use the encoder that is being built, if it agrees with the reference on texts of the first rollouts."""
+    """Use the encoder being built, if it agrees with the reference on texts from the first rollouts."""
     texts = _texts(head, tokenizer.vocabulary)
-    ids = tokenizer.encode_alone(texts)  # before the encoder is waited for
+    ids = tokenizer.encode_alone(texts)  # before waiting for the encoder
     if tokenizer.use_fast(True if settings.encoder == "fastokens" else None):
         tokenizer.check_fast(texts, ids)
 
@@ -72,9 +73,9 @@ def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], set
 
 
 def _density(file: Path, group: LogGroup, vocabulary: Vocabulary) -> tuple[float, float]:
-    """How many characters a log holds for each of its bytes and in each row, judged by its first rows.
+    """How many characters a log holds per byte and per row, estimated from its first rows.
 
-    A text that several rows hold counts once: it is encoded once.
+    A text in several rows counts once: it is encoded once.
     """
     first = replace(group, settings=replace(group.settings, row=None, sample=None), join=None)
     seen: set[str] = set()
@@ -82,7 +83,7 @@ def _density(file: Path, group: LogGroup, vocabulary: Vocabulary) -> tuple[float
     with suppress(StorageError):
         log = first.open_quick(file)
         for raw in islice(log, _MOST_JUDGED):
-            # The rows so far take the bytes up to the last position: a log is read in blocks.
+            # The rows so far span the bytes up to the last position: a log is read in blocks.
             if log.position != position and rows >= _JUDGED_ROWS:
                 return characters / max(position, 1), characters / rows
             position, rows = log.position, rows + 1
@@ -93,7 +94,7 @@ def _density(file: Path, group: LogGroup, vocabulary: Vocabulary) -> tuple[float
 
 
 def _length(item: Rollout, vocabulary: Vocabulary, seen: set[str]) -> int:
-    """How many characters of a rollout are new: those of its messages, or of its ids if it has none."""
+    """How many new characters a rollout has: in its messages, or in its ids if it has none."""
     if not item.messages:
         return sum(int(vocabulary.byte_lengths(ids).sum()) for ids in _recorded(item))
     new = {message.text for message in item.messages} - seen
@@ -118,18 +119,18 @@ def _texts(head: Sequence[Rollout], vocabulary: Vocabulary) -> list[str]:
 
 
 class Encoders:
-    """What encodes for each tokenizer of a run, in this process and in its workers."""
+    """The encoder of each tokenizer of a run, in this process and in its workers."""
 
     def __init__(self, tokenizers: Sequence[Tokenizer]) -> None:
         self._tokenizers = tokenizers
         self._elsewhere: dict[int, str | None] = {}
 
     def here(self) -> Encoded:
-        """What encodes in this process."""
+        """The encoders in this process."""
         return tuple((one.encoder_name, one.encoder_notice) for one in self._tokenizers)
 
     def add(self, encoded: Encoded, summary: Summary) -> None:
-        """Add what another process used; one that did without the fast encoder counts for all."""
+        """Add what another process used; if one did without the fast encoder, that counts for all."""
         for number, (name, notice) in enumerate(encoded):
             if notice is not None:
                 self._elsewhere[number] = name
@@ -142,7 +143,7 @@ class Encoders:
         self.warn(summary)
 
     def warn(self, summary: Summary) -> None:
-        """Put into the summary why the fast encoder was not used although it was wanted."""
+        """Put into the summary why a wanted fast encoder was not used."""
         for _, notice in self.here():
             if notice:
                 _note(notice, summary)

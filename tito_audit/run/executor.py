@@ -1,4 +1,4 @@
-"""Executors: what runs the work of a run, in this process or in others, with one contract for all."""
+"""Executors: run work in this process or in others, under one contract."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 _SMALL = 3 << 20
-"""Bytes of logs that one process gets through before others would have started."""
+"""How many bytes of logs one process gets through before others would have started."""
 
 
 class Executor(Protocol):
     """Runs work on tasks.
 
-    Work, tasks and answers can be pickled, and nothing else is shared. Work pickles as the arguments it was made
-    from, and may keep what it loaded from one task to the next.
+    Work, tasks and answers can be pickled; nothing else is shared. Work pickles as the arguments it was made from,
+    and may keep what it has loaded from one task to the next.
     """
 
     @property
@@ -31,7 +31,7 @@ class Executor(Protocol):
 
     @property
     def here(self) -> bool:
-        """Whether work runs in this process, on the tasks themselves and not on copies."""
+        """Whether work runs in this process, on the tasks themselves rather than copies."""
 
     def map(
         self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
@@ -44,7 +44,7 @@ class Executor(Protocol):
 
 
 class InProcess:
-    """Work in this process, one task when its answer is asked for."""
+    """Runs work in this process, each task when its answer is needed."""
 
     jobs = 1
     here = True
@@ -76,7 +76,7 @@ def mapped(
 
 
 def executor_for(jobs: int, summary: Summary) -> Executor:
-    """An executor for `jobs` processes; where the system cannot fork it is this one, and the summary says so."""
+    """An executor for `jobs` processes; if the system cannot fork, this process, and the summary says so."""
     if jobs > 1 and can_fork():
         return ForkedProcesses(jobs)
     if jobs > 1:

@@ -25,11 +25,11 @@ class FirstRows:
     stopped: bool = False
     """Whether there are more rows."""
     notices: list[str] = field(default_factory=list)
-    """What joining calls and other files had to say."""
+    """Notices from joining calls and other files."""
 
 
 def first_rows(files: Sequence[Path], settings: Settings, rows: int) -> FirstRows:
-    """The first rows of logs: so many of all together, the same number of each where there are enough."""
+    """The first rows of logs: `rows` in total, the same number from each log if it has enough."""
     found = FirstRows()
     flow = RowFlow(files, replace(settings, limit=None), audits=False)
     left = rows
@@ -43,7 +43,7 @@ def first_rows(files: Sequence[Path], settings: Settings, rows: int) -> FirstRow
 
 
 def _read(flow: RowFlow, file: Path, quota: int, found: FirstRows) -> int:
-    """Read up to so many rows of a log; returns how many there were."""
+    """Read up to `quota` rows of a log; returns how many there were."""
     group = flow.group(str(file))
     count = 0
     log = group.open_quick(file)

@@ -1,7 +1,7 @@
 """Fit: whether the first rows of a log were written with a tokenizer and chat template.
 
-The tests are coarse, so that no fault of a row is mistaken for a misfit: those of `identify/tokenizer_fit.py`, and
-whether the control tokens of the template occur in the rows.
+The tests are coarse, so that a fault in a row is not mistaken for a misfit: those of `identify/tokenizer_fit.py`,
+and whether the template's control tokens occur in the rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
+from tito_audit.run.headlines import headed
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed
 from tito_audit.tokens.hub_cache import cached_tokenizer
@@ -28,7 +29,7 @@ ROWS = 16
 """How many rollouts with ids are tested."""
 
 _RENDERED = 6
-"""Most rows to render."""
+"""How many rows are rendered at most."""
 _NAME = 100
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
@@ -48,7 +49,7 @@ def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer
         return None
     message = f"{why}: {_what(cause, tokenizer)}; {_advice(cause, rollouts)}"
     hit = Hit(Where.LOG, 0, 0, message, cause=cause, severity=Severity.ERROR)
-    return Finding(CODE, Severity.ERROR, rows[0][0].place, hit)
+    return headed(Finding(CODE, Severity.ERROR, rows[0][0].place, hit))
 
 
 def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
@@ -79,7 +80,7 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
             rendered += _control_texts(text, reference)
     if recorded.total() < 2 * rows or not rows:
         return None
-    # Counts prove nothing: a log may hold part of a conversation, and templates skip roles that they do not know.
+    # Counts prove nothing: a log may hold part of a conversation, and templates skip unknown roles.
     if recorded.keys() & rendered.keys():
         return None
     writes = listed([f"'{piece}'" for piece, _ in rendered.most_common(3)]) or "no control tokens"
@@ -96,7 +97,7 @@ def _rendered(rollout: Rollout, reference: Reference) -> str | None:
 
 
 def _control_ids(all_ids: Sequence[Ids], reference: Reference) -> Counter[str]:
-    """How often the recorded ids hold each control token, by its text; without BOS and end tokens."""
+    """How often the recorded ids hold each control token, by text, without BOS and end tokens."""
     vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
     found = Counter(one for ids in all_ids for one in ids[vocabulary.control(ids)].tolist() if one not in ends)
     return Counter({vocabulary.piece(one): number for one, number in found.items()})
@@ -134,6 +135,6 @@ def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:
 
 
 def _on_this_machine(name: str) -> str | None:
-    """What `-t` takes for a tokenizer that a log names, if the hub client has downloaded it; else None."""
+    """What to pass to `-t` for a tokenizer that a log names, if the hub client has downloaded it; else None."""
     cached = cached_tokenizer(name) if _REPOSITORY.fullmatch(name) and ".." not in name else None
     return None if cached is None else cached.name

@@ -1,4 +1,4 @@
-"""Findings of a whole log: what its rows prove together where single rows do not."""
+"""Findings about a whole log: what its rows prove together where single rows do not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import PLACES, Reading, Tally, Testimony
+from tito_audit.run.headlines import headed
 from tito_audit.terminal.words import many
 
 _MASK, _LOGPROBS = "MSK401", "LPR502"
@@ -15,10 +16,10 @@ _ZERO = "a logprob of exactly 0.0 looks like a fill value"
 
 
 def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
-    """The findings, of the codes in `codes`, about rows that prove nothing alone.
+    """The findings, with codes among `codes`, about rows that prove nothing alone.
 
-    A row that shows how it was written has its own findings, if any. The others are settled if all rows of the log
-    allow exactly one reading in common; if not, a finding says that it is undecided.
+    A row that shows how it was written has its own findings, if any. The other rows are settled if all rows of the
+    log have exactly one reading in common; if not, a finding says that it is undecided.
     """
     open_ = _Rows.of(
         (possible, tally)
@@ -34,7 +35,7 @@ def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> t
     else:
         hits = _undecided(testimony, codes, agreed=bool(common) and not any(one.right for one in common))
     return tuple(
-        Finding(code, hit.severity or Severity.NOTE, Place(file, rows.first), hit, repair)
+        headed(Finding(code, hit.severity or Severity.NOTE, Place(file, rows.first), hit, repair))
         for code, hit, repair, rows in hits
         if code in codes
     )
@@ -42,7 +43,7 @@ def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of the log whose reading is open."""
+    """Rows of the log whose reading is undecided."""
 
     rows: int
     spans: int
@@ -78,36 +79,36 @@ _Said = tuple[str, Hit, str | None, _Rows]
 
 
 def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_Said]:
-    """The findings if all rows allow this one reading, which is wrong: then the open rows are wrong too."""
+    """The findings if all rows allow only this reading, which is wrong: then the open rows are wrong too."""
     every = _Rows.of(testimony.tallies.items())
     alone = sum(tally.rows for possible, tally in testimony.tallies.items() if len(possible) == 1)
     all_rows = f"all {many(every.rows, 'row')} ({many(every.spans, 'sampled span')})"
     shows = (
-        f"{many(alone, 'row')} {'shows' if alone == 1 else 'show'} it alone, and the other {every.rows - alone:,}"
+        f"{many(alone, 'row')} {'proves' if alone == 1 else 'prove'} it" if alone else "no single row proves it"
     )
-    shows = shows if alone else "no row shows it alone, but together they"
-    proof = f"{shows} allow nothing else that all rows share ({open_.named()} among them){_chance(testimony)}"
+    shows += f"{', and' if alone else ', but'} it is the only reading that all rows allow"
+    proof = f"{shows} (including {open_.named()}){_chance(testimony)}"
     said: list[_Said] = []
     if reading.logprobs:
-        words = f"the logprobs lie {_lie(reading.logprobs)} in {all_rows}: {proof}"
+        words = f"the logprobs are {_lie(reading.logprobs)} in {all_rows}: {proof}"
         said.append(
             (_LOGPROBS, _hit(words, f"shifted by {reading.logprobs:+d}", Severity.ERROR), "realign", open_)
         )
     if reading.mask:
-        words = f"the loss mask lies {_lie(reading.mask)} in {all_rows}: {proof}"
+        words = f"the loss mask is {_lie(reading.mask)} in {all_rows}: {proof}"
         said.append((_MASK, _hit(words, f"slid by {reading.mask:+d}", Severity.ERROR), "realign", open_))
     return said
 
 
 def _chance(testimony: Testimony) -> str:
-    """The odds that the logprobs lie in place all the same, if chance alone rules it out; else no text."""
+    """The odds that the logprobs are in place after all, if only chance rules it out; else no text."""
     tokens = len(testimony.chances.get(Reading(), ()))
     shared = [possible for possible in testimony.tallies if Reading() not in possible]
     if shared or not tokens:
         return ""
     odds = testimony.odds(Reading(), (reading for possible in testimony.tallies for reading in possible))
     chance = f"a chance of 1 in 10^{-odds:.0f}"
-    return f"; in place, {many(tokens, 'different token')} would all have a logprob of exactly 0.0, {chance}"
+    return f"; if they were in place, {many(tokens, 'different token')} would all have a logprob of 0.0, {chance}"
 
 
 def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> Sequence[_Said]:
@@ -131,7 +132,7 @@ def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> 
 
 
 def _code(possible: Sequence[Reading], codes: frozenset[str]) -> str:
-    """The code of what the readings differ in; logprobs first, as a row most often leaves those open."""
+    """The code for what the readings differ in; logprobs first, as rows mostly leave those open."""
     differ = [
         code
         for code, values in (
@@ -152,11 +153,11 @@ def _choices(readings: Iterable[Reading], code: str) -> str:
 
 
 def _on(code: str) -> str:
-    return "lie on their tokens" if code == _LOGPROBS else "lies on the sampled tokens"
+    return "are on their own tokens" if code == _LOGPROBS else "is on the sampled tokens"
 
 
 def _advice(code: str, *, agreed: bool) -> str:
-    proven = "; what other rows show rules out that it is right" if agreed else ""
+    proven = "; other rows rule out that it is right" if agreed else ""
     if code == _LOGPROBS:
         return f" ({_ZERO}){proven}; log the calls, or write null where no logprob exists"
     return f"{proven}; log the calls, or which tokens were sampled"

@@ -1,4 +1,4 @@
-"""Log groups: the logs of a run grouped by their settings, each read and audited by its own."""
+"""Log groups: a run's logs grouped by settings, each read and audited with its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.formats import Detection
-from tito_audit.join import Answers, Batch, Join, Work, contains_row, shown_by
+from tito_audit.formats import Detection, Unread, unread_columns
+from tito_audit.join import Answers, Batch, Join, Work, contains_row, lines_of, shown_by
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.adopt import CODES as ADOPTING
@@ -28,17 +28,20 @@ from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.executor import Executor, InProcess, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.reading_flags import joining_flags, reading_flags
 from tito_audit.run.rewriting import CODE as REWRITING
 from tito_audit.run.rewriting import rewriting
-from tito_audit.run.rows import LogGroup, share_of
+from tito_audit.run.rows import LogGroup, ReadRow, share_of
 from tito_audit.run.workers import ForkedProcesses, can_fork
 from tito_audit.settings.model import Settings
-from tito_audit.storage import RawRow
+from tito_audit.storage import RawRow, path_of
 from tito_audit.summary import Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 
+_LOOKED_AT = 3
+"""How many of a log's first rows are searched for columns that were not read."""
 _SEARCHED = 64
-"""Rows of a log that are searched for rollouts with ids."""
+"""How many rows of a log are searched for rollouts with ids."""
 
 _Grouped = list[tuple[Settings, list[Path]]]
 """Settings, each with the logs that they apply to."""
@@ -47,10 +50,10 @@ _Grouped = list[tuple[Settings, list[Path]]]
 class RowFlow:
     """The logs of a run, with everything loaded that reads and audits them.
 
-    It pickles as its arguments: a process that was not forked from this one loads everything itself.
-    `standing_for` maps a file to the log whose settings it has. Without `audits` logs are only read; without
-    `asks_rules` rules are skipped and results only say how their log was written. What `loader` has loaded for
-    another flow is not loaded again.
+    It pickles as its arguments: a process not forked from this one loads everything itself. `standing_for` maps a
+    file to the log whose settings it gets. Without `audits`, logs are only read; without `asks_rules`, rules are
+    skipped and results only say how their log was written. What `loader` has loaded for another flow is not loaded
+    again.
     """
 
     def __init__(
@@ -66,14 +69,14 @@ class RowFlow:
         self._arguments = tuple(files), settings, standing_for or {}, asks_rules
         self.loader = loader or Loader()
         self.progress: Progress | None = None
-        """Told of the rows of a first pass over calls, whose bytes it does not know."""
+        """Gets the row counts of a first pass over calls, without bytes."""
         self._notices: list[str] = []
         self._fitting: dict[str, LogGroup] = {}
         share_of(settings)
         self.files = files
         self.settings = settings
         self.groups = self._grouped(standing_for or {}, audits=audits, asks_rules=asks_rules)
-        """By log, whether or not tokenizer and template fit it."""
+        """The group of each log, before the check that tokenizer and template fit."""
         self.encoders = Encoders(self.tokenizers)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,24 +90,24 @@ class RowFlow:
 
     @property
     def size(self) -> int:
-        """Bytes of all logs, pipes not counted."""
+        """Bytes of all logs, not counting pipes."""
         return sum(file.stat().st_size for file in self.files if file.is_file())
 
     def group(self, file: str) -> LogGroup:
-        """The group of a log; its auditor lacks the tokenizer or template that the log was not written with.
+        """The group of a log; its auditor lacks a tokenizer or template that the log was not written with.
 
-        The first call looks at the first rows of the log, so every process comes to the same answer. Pipes, which
-        cannot be read twice, and logs for which REC007 is not selected are taken to fit.
+        The first call reads the first rows of the log, so every process comes to the same answer. Pipes, which
+        cannot be read twice, and logs for which REC007 is not selected are assumed to fit.
         """
         fitting = self._fitting.get(file)
         if fitting is None:
-            fitting = self._fitting[file] = _fitted(Path(file), self.groups[file])
+            fitting = self._fitting[file] = _fitted(path_of(file), self.groups[file])
         return fitting
 
     def rows(
         self, summary: Summary, progress: Progress | None = None, counted: Counted | None = None
     ) -> Iterator[tuple[RawRow, Place]]:
-        """Every wanted row with its place; the summary gets the files."""
+        """Every wanted row with its place; adds the files to the summary."""
         total, done, counted = self.size, 0, counted or Counted()
         for file in self.files:
             summary.files.append(str(file))
@@ -138,11 +141,13 @@ class RowFlow:
             yield replace(unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told)
             return
         detection.look(place.file, *shown_by(read.format, read.row))
+        unread = _unread(raw, read, group.settings) if place.row < _LOOKED_AT else ()
         for rollout in read.rollouts:
-            yield detection.say(audit_rollout(rollout, auditor, viewed))
+            result = detection.say(audit_rollout(rollout, auditor, viewed))
+            yield replace(result, unread=unread) if unread else result
 
     def choose_encoders(self) -> None:
-        """Load fast encoders where the logs are large enough, and meanwhile what else the run will need."""
+        """Load fast encoders where the logs are large enough and, meanwhile, whatever else the run will need."""
         groups = {file: self.groups[str(file)] for file in self.files}
         for tokenizer in self.tokenizers:
             mine = {file: group for file, group in groups.items() if group.auditor.tokenizer is tokenizer}
@@ -153,7 +158,7 @@ class RowFlow:
                 choose_encoder(tokenizer, head, self.settings)
 
     def _first_rollouts(self, logs: Iterable[Path]) -> Sequence[Rollout]:
-        """The first rollouts of the first of the logs, which are also asked whether it fits."""
+        """The first rollouts of the first of the logs, which also show whether it fits."""
         file = next((log for log in logs if log.is_file()), None)  # a pipe cannot be read twice
         if file is None:
             return ()
@@ -168,10 +173,10 @@ class RowFlow:
             group.auditor.load()
 
     def begin(self, summary: Summary) -> None:
-        """Put the tokenizers, the flags of joining, and notices about what is missing, into a summary."""
+        """Put the tokenizers, the joining flags, and notices about what is missing into a summary."""
         summary.tokenizer = ", ".join(dict.fromkeys(one.name for one in self.tokenizers)) or None
-        joining = {_joining(group.settings) for group in self.groups.values()}
-        summary.joining = next(iter(joining)) if len(joining) == 1 else ()
+        settings = [group.settings for group in self.groups.values()]
+        summary.reading, summary.joining = _only(map(reading_flags, settings)), _only(map(joining_flags, settings))
         summary.notices += self._notices
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
@@ -181,7 +186,7 @@ class RowFlow:
             yield from (result,) if join is None else join.counted((result,))
 
     def say_joined(self, summary: Summary) -> None:
-        """Put into a summary what the joins of the logs found, once all results were noted."""
+        """Put into a summary what the joins found, after all results have passed."""
         for join in dict.fromkeys(group.join for group in self.groups.values()):
             if join is not None:
                 summary.joined += join.joined()
@@ -189,7 +194,7 @@ class RowFlow:
         summary.notices += summary.joined
 
     def save(self) -> None:
-        """Cache for the next run what this one worked out about its tokenizers."""
+        """Cache what this run worked out about its tokenizers for the next one."""
         for tokenizer in self.tokenizers:
             tokenizer.save()
 
@@ -212,7 +217,7 @@ class RowFlow:
         return groups
 
     def _first_pass(self, work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
-        """The work of a first pass over calls, in as many processes as the run has if it is worth it."""
+        """The work of a first pass over calls, in all processes of the run if that pays off."""
         jobs = self.settings.jobs or 1
         alone = jobs == 1 or not can_fork() or is_small(self.files)
         executor: Executor = InProcess() if alone else ForkedProcesses(jobs)
@@ -225,7 +230,7 @@ class RowFlow:
             yield number, said
 
     def _auditors(self, by_settings: _Grouped) -> list[Auditor]:
-        """The auditor for each of the settings; a notice names the logs that it is about."""
+        """The auditor for each of the settings; notices name the logs that they are about."""
         auditors: list[Auditor] = []
         notices: dict[str, list[Path]] = {}
         for own, members in by_settings:
@@ -240,10 +245,18 @@ class RowFlow:
         return auditors
 
 
+def _unread(raw: RawRow, read: ReadRow, settings: Settings) -> Unread:
+    """Columns of the row that look as if they should have been read; for joined calls, those of the first."""
+    first = lines_of(raw)[0].value
+    if first is None:
+        return ()
+    return unread_columns(shown_by(read.format, read.row)[0], first, read.rollouts, settings.columns.values())
+
+
 def _rebuilt(
     files: tuple[Path, ...], settings: Settings, standing_for: Mapping[Path, Path], asks_rules: bool
 ) -> RowFlow:
-    """The flow that was pickled, loaded in this process."""
+    """A pickled flow, loaded in this process."""
     flow = RowFlow(files, settings, standing_for, asks_rules=asks_rules)
     flow.choose_encoders()
     return flow
@@ -255,11 +268,11 @@ def _head(file: Path, group: LogGroup, *, joined: bool = False) -> Sequence[Roll
 
 
 def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) -> LogGroup:
-    """The group, without the tokenizer or template that its log was not written with; or with the template
-    arguments, date and tools that it was written with. `head` is its `_head`."""
+    """The group without a tokenizer or template that its log was not written with, or with the template arguments,
+    date and tools that it was written with. `head` is its `_head`."""
     auditor, settings = group.auditor, group.settings
     tokenizer, renderer = auditor.tokenizer, auditor.renderer
-    # Also where this run only asks how the log was written.
+    # Even if this run only asks how the log was written.
     codes = auditor.codes if auditor.rules else selected_codes(settings) & ADOPTING
     asked = codes & ({CODE} if renderer is None else {CODE, REWRITING, *ADOPTING})
     if tokenizer is None or not asked or not file.is_file():
@@ -288,15 +301,14 @@ def _template_words(tokenizer: Tokenizer, settings: Settings) -> Sequence[str]:
     return (tokenizer.name, *file, *name)
 
 
-def _joining(settings: Settings) -> tuple[str, ...]:
-    """The flags that join single calls as these settings do."""
-    if not settings.join:
-        return ("--no-join",)
-    return ("--session", settings.session) if settings.session is not None else ()
+def _only(flags: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The flags that all logs have; () where logs differ."""
+    several = set(flags)
+    return several.pop() if len(several) == 1 else ()
 
 
 def _join_key(settings: Settings) -> str:
-    """All settings that a join depends on and that may differ within one run."""
+    """All settings that a join depends on and that may differ within a run."""
     columns = dict(settings.columns)
     joined = settings.messages, settings.tools, dict(settings.on), settings.session, settings.join
     return repr((*joined, settings.format, columns, settings.rows_at))

@@ -1,4 +1,4 @@
-"""Findings of a whole run: tokens that its rows train more than once, and calls that none of them trains."""
+"""Findings about a whole run: tokens that its rows train more than once, and calls that no row trains."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import PLACES
 from tito_audit.record.trainings import ONCE, TrainedAgain
 from tito_audit.run.auditor import TRAINED_ONCE
-from tito_audit.terminal.words import listed, many
+from tito_audit.run.headlines import headed
+from tito_audit.terminal.words import listed, many, percent
 
 NEVER, UNDECIDED = "never trained", "undecided"
 _Noted = tuple[int, TrainedAgain]
-"""A sequence and what it trains again or never."""
+"""A sequence, and what it trains again or never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """What the rows of a run train more than once, and never, in words."""
+    """What the rows of a run train more than once or never, in words."""
 
     ledger: Ledger
     settled: Settled
 
     @classmethod
     def of(cls, ledger: Ledger, *, whole: bool = True) -> Once:
-        """What the ledger of a run shows; of a part of the rows, nothing is known to be never trained."""
+        """What the ledger of a run shows; if only part of the rows was read, nothing counts as never trained."""
         settled = settle(ledger)
         never = settled.never if whole and not ledger.left_out else settled.never[:0]
         return cls(ledger, Settled(settled.trained, settled.doubles, never, settled.undecided))
@@ -44,27 +45,26 @@ class Once:
             yield self._undecided(file, numbers)
 
     def notices(self) -> Iterator[str]:
-        """How much of the training is double or missing, for the summary."""
+        """How much is trained twice or not at all, for the summary."""
         doubles, never = self.settled.doubles, self._never_tokens()
         if self.ledger.left_out:
             compared = self.ledger.rollouts - self.ledger.left_out
             yield (
-                f"REC009 compared the first {many(compared, 'rollout')} only, as its records of them take all the "
-                f"memory that it may use; {self.ledger.left_out:,} more were not looked at. Scan fewer files at "
-                "a time."
+                f"REC009 compared only the first {many(compared, 'rollout')}, as their records take all the "
+                f"memory it may use; {self.ledger.left_out:,} more were not compared. Scan fewer files at a time."
             )
         if len(doubles):
             share = f"{many(doubles.tokens, 'token')} ({self._share(doubles.tokens)} of all trained tokens)"
             rows, calls = len(doubles) - doubles.calls, doubles.calls
             counted = [many(count, noun) for count, noun in ((rows, "row"), (calls, "call")) if count]
-            advice = f"; `repair --with {ONCE}` takes the second trainings out of the loss" if rows else ""
+            advice = f"; `repair --with {ONCE}` takes the repeated tokens out of the loss" if rows else ""
             yield f"{share} are trained more than once, in {listed(counted)}{advice}."
         if never:
             counted_calls = many(len(self.settled.never), "call")
-            yield f"{many(never, 'sampled token')} of {counted_calls} are in the loss of no row of the run."
+            yield f"No row of the run trains {many(never, 'sampled token')} of {counted_calls}."
 
     def again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
-        """By row, then by item: what these rows of a file train again."""
+        """What these rows of a file train again, by row, then by item."""
         found: dict[int, dict[int, tuple[TrainedAgain, ...]]] = {}
         for number in self.ledger.sequences(file, rows):
             double = self.settled.doubles.of(number)
@@ -109,9 +109,8 @@ class Once:
     def _finding(self, number: int, said: TrainedAgain) -> Finding:
         hit = hit_again(said)
         severity = Severity.ERROR if hit.severity is None else hit.severity
-        return Finding(
-            TRAINED_ONCE, severity, self.ledger.row_place(number), hit, ONCE if said.turn is None else None
-        )
+        repair = ONCE if said.turn is None else None
+        return headed(Finding(TRAINED_ONCE, severity, self.ledger.row_place(number), hit, repair))
 
     def _named(self, number: int, here: Place) -> str:
         """A sequence, named from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, `turn 2` of the same row."""
@@ -123,14 +122,16 @@ class Once:
         return f"row {place.row}" + (f"[{place.item}]" if place.item or place.row == here.row else "")
 
     def _never(self, number: int) -> _Noted:
-        """What a call sampled and no row trains."""
+        """What a call sampled but no row trains."""
         tokens = self.ledger.tokens(number)
-        message = f"no row of the run trains the {many(tokens, 'token')} of this call, as rows do with most calls"
+        message = (
+            f"no row of the run trains the {many(tokens, 'token')} of this call, although rows train most calls"
+        )
         turn = self.ledger.turn(number)
         return number, TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)
 
     def _undecided(self, file: str, numbers: Sequence[int]) -> Result:
-        """The finding that nothing shows whether rows train the same sampling twice."""
+        """The finding that rows may or may not train the same sampling twice."""
         places = [self.ledger.row_place(number) for number in numbers[:PLACES]]
         one = len(numbers) == 1
         more = f" and {len(numbers) - PLACES:,} more" if len(numbers) > PLACES else ""
@@ -141,7 +142,7 @@ class Once:
         )
         hit = Hit(Where.LOG, 0, 0, message, cause=UNDECIDED, severity=Severity.NOTE)
         place = Place(file, places[0].row)
-        return Result(place, None, (Finding(TRAINED_ONCE, Severity.NOTE, place, hit),), of_log=True)
+        return Result(place, None, (headed(Finding(TRAINED_ONCE, Severity.NOTE, place, hit)),), of_log=True)
 
     def _by_file(self, numbers: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
         for file, found in groupby(numbers, key=lambda number: self.ledger.place(number).file):
@@ -151,6 +152,5 @@ class Once:
         return sum(self.ledger.tokens(number) for number in self.settled.never.tolist())
 
     def _share(self, tokens: int) -> str:
-        """`4.2%`."""
-        share = tokens / max(self.settled.trained, 1)
-        return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+        """`4.2 %`."""
+        return percent(tokens / max(self.settled.trained, 1))

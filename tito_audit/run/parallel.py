@@ -30,7 +30,7 @@ from tito_audit.viewer.selection import ViewQuota
 _LARGEST = 8 << 20
 _SMALLEST = 1 << 18
 _PER_PROCESS = 8
-"""Chunks per process in small logs, so that no process waits long for the last one."""
+"""Chunks per process in small logs, so no process waits long for the last one."""
 
 
 def chunk_bytes(total: int, jobs: int) -> int:
@@ -58,8 +58,8 @@ def audit_in_chunks(
 ) -> Generator[Result, None, None]:
     """The results of all rows, with bare rollouts, as one process would give them.
 
-    A chunk has about `chunk` bytes. The summary gets files and notices, the encoders of the flow what other
-    processes used. A log that cannot be read raises StorageError after the results before it.
+    A chunk has about `chunk` bytes. Files and notices go into the summary, and what other processes used into the
+    flow's encoders. A log that cannot be read raises StorageError after the results before it.
     """
     views = ViewQuota() if observe else None
     merged = _Merged(flow, summary, counted, views)
@@ -89,7 +89,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A chunk in the order of the results; as text it says where it lies."""
+    """A chunk in the order of the results; as text, where it is."""
 
     file: Path
     done: int
@@ -99,7 +99,7 @@ class _Part:
 
 
 _Task: TypeAlias = tuple[Chunk, ViewQuota | None]
-"""A chunk, and the rollouts viewed before it, as far as they are known when it is handed out."""
+"""A chunk, and the rollouts viewed before it, as far as known when it is handed out."""
 
 
 def _planned(flow: RowFlow, size: int, views: ViewQuota | None) -> Iterator[tuple[_Begun | _Part, _Task | None]]:
@@ -121,14 +121,15 @@ class _Audited:
     last: int = -1
     """With a sample: the number of the last row of the chunk, left out or not; -1 if it has none."""
     views: dict[int, bytes] = field(default_factory=dict)
-    """Views by the number of the result in the chunk; compressed, as most are dropped and chunks wait in line."""
+    """Views by the number of the result in the chunk; compressed, since most are dropped and chunks wait in
+    line."""
     size: int = 0
     damage: str | None = None
     encoders: Encoded = ()
     error: BaseException | None = None
 
     def add(self, row: int, results: Iterable[Result], passed: int) -> int:
-        """Add the results of the next row, after `passed` others; returns how many there are now."""
+        """Add the results of the next row, after `passed` skipped rows; returns how many there are now."""
         kept = []
         for result in results:
             observed = observed_of(result)
@@ -149,7 +150,7 @@ class _AuditChunk:
     flow: RowFlow
 
     def __call__(self, task: _Task) -> _Audited:
-        """The results of the chunk; of rows past the limit only that there is one."""
+        """The results of the chunk; for rows past the limit, only that there is one."""
         chunk, views = task
         found, reading = _Audited(), Reading(chunk)
         try:
@@ -206,7 +207,7 @@ class _Merged:
         self._file, self._start, self._last, self._broken = begun.file, 0, -1, False
 
     def end(self) -> None:
-        """Note that the file was read to its end."""
+        """Record that the file was read to its end."""
         self._counts.left_out += self._left_out
         self._left_out = 0
 
@@ -252,7 +253,7 @@ class _Merged:
         return True
 
     def _with_view(self, result: Result, packed: bytes | None) -> Result:
-        """The result with its view, if it is one of those that get one."""
+        """The result with its view, if it gets one."""
         observed = observed_of(result)
         if self._views is None or observed is None or not self._views.take(result.findings):
             return result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tito_audit.summary import Sampled, Summary
 
 Progress = Callable[[int, int, int], None]
-"""Called with the rows audited, the bytes read and the total bytes, of all logs together."""
+"""Called with the rows audited, the bytes read and the total bytes, over all logs."""
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Counted:
     """Rows that a sample left out: those before the last audited row, and the rest of each log read to its end."""
 
     def full(self, limit: int | None, summary: Summary) -> bool:
-        """Whether the limit is reached, which the summary is told."""
+        """Whether the limit is reached; if so, the summary says so."""
         if limit is None or self.rows < limit:
             return False
         summary.notices.append(f"Stopped after {self.rows} rows, as asked by --limit.")

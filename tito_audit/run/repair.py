@@ -43,15 +43,15 @@ from tito_audit.summary import Summary
 from tito_audit.tokens.vocab import Vocabulary
 
 _LARGEST = 1 << 20
-"""Most bytes in a batch: a few batches per process wait in memory to be written."""
+"""The most bytes in a batch: a few batches per process wait in memory to be written."""
 
 
 class Repairs:
     """The outcome of every row, in order; the repaired logs are written while these are computed.
 
-    Making one opens nothing. Iterating raises SetupError or StorageError when the run is impossible, and then no
-    file is left behind; each file gets its name when it is complete. A dry run (no `out`) writes none. With more
-    than one job (`Settings.jobs`) the rollouts of unchanged rows keep only their place and format.
+    Creating one opens nothing. Iterating raises SetupError or StorageError when the run is impossible, and leaves
+    no file behind; each file gets its name when it is complete. A dry run (no `out`) writes none. With more than
+    one job (`Settings.jobs`) the rollouts of unchanged rows keep only their place and format.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Repairs:
         self.before = Summary()
         """The scan of the logs as read."""
         self.after = Summary()
-        """The scan of the written files; in a dry run, of the rows as they would be written."""
+        """The scan of the written files or, in a dry run, of the rows as they would be written."""
         self.failing = 0
         """How many findings counted in `after` are at or above the `fail_on` of their log."""
         self.vocabulary: Vocabulary | None = None
@@ -78,7 +78,7 @@ class Repairs:
         self.written: list[tuple[Path, Path]] = []
         """(log, file written for it), once each file is complete."""
         self.batch_bytes: int | None = None
-        """About how many bytes of a log a process gets at once; None: chosen by the size of the logs."""
+        """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
         """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
 
@@ -92,7 +92,7 @@ class Repairs:
         flow.begin(self.before)
         flow.choose_encoders()
         started = time.perf_counter()
-        # The quarantine is closed first: its file is complete before any log that lacks those rows gets its name.
+        # The quarantine is closed first: its file is complete before any log without those rows gets its name.
         with ExitStack() as later, ExitStack() as stack:
             quarantine = self._quarantine(files, targets, stack)
             outcomes = stack.enter_context(closing(self._outcomes(flow, targets, quarantine, later)))
@@ -116,7 +116,7 @@ class Repairs:
             self.after.tokenizer = self.before.tokenizer
 
     def tell(self, flow: RowFlow, file: Path) -> None:
-        """Count the findings of a whole log, which no repair changes."""
+        """Count the findings about a whole log, which no repair changes."""
         told = flow.group(str(file)).auditor.told
         if not told:
             return
@@ -158,7 +158,7 @@ class Repairs:
                 yield from writing.outcomes(part.file, part.log, parts)
 
     def _once(self, flow: RowFlow) -> Once | None:
-        """What the logs train more than once, if a repair of it was named."""
+        """What the logs train more than once, if the repair for that was named."""
         if not any(repair.named_only for repair in strategies(self.repairs)):
             return None
         pipe = next((file for file in flow.files if not file.is_file()), None)
@@ -169,7 +169,7 @@ class Repairs:
         return once
 
     def _executor(self, flow: RowFlow) -> Executor:
-        """What runs the repair of the batches."""
+        """The executor that repairs the batches."""
         if self.executor is not None:
             return self.executor
         executor = executor_for(self.settings.jobs or 1, self.before)
@@ -197,11 +197,11 @@ class _Writing:
     later: ExitStack
     """Holds the files that lack rows until the quarantine has its name."""
     known: dict[Path, Proven]
-    """What each log proves, once it was asked."""
+    """What each log proves, once worked out."""
     total: int
     """Bytes of all logs."""
     once: Once | None
-    """What the rows of all logs train more than once; None where no repair asks for it."""
+    """What the rows of all logs train more than once; None if no repair needs it."""
     done: int = 0
     rows: int = 0
 
@@ -241,7 +241,7 @@ class _Writing:
         return self.work.flow.groups[str(file)].output(out, log)
 
     def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
-        """The repair of a row that depends on what its whole log proves, which is worked out once."""
+        """The repair of a row that depends on what its whole log proves; this is worked out once."""
         if file not in self.known:
             flow = self.work.flow
             said = testimony_of([str(file)], flow.groups[str(file)].settings, loader=flow.loader)
@@ -265,9 +265,9 @@ def repair_rollouts(
     repairs: RepairSettings | None = None,
     progress: Progress | None = None,
 ) -> Repairs:
-    """The repair of logs into `out` (a file for one log, else a folder), as one outcome per row.
+    """Repairs logs into `out` (a file for one log, else a folder); yields one outcome per row.
 
-    Nothing is written before the outcomes are iterated; without `out` it is a dry run. The logs are never changed.
+    Nothing is written until the outcomes are iterated; without `out` it is a dry run. The logs are never changed.
     Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say.
     """
     return Repairs(names_of(logs), out, settings or Settings(), repairs or RepairSettings(), progress)
@@ -294,5 +294,5 @@ def _whole(settings: Settings) -> Settings:
 
 
 def _failing(flow: RowFlow, file: str, result: Result) -> int:
-    """How many findings of a result fail the run by the settings of its log."""
+    """How many findings of a result fail the run under its log's settings."""
     return sum(1 for _ in fails(flow.groups[file].settings, result))

@@ -1,4 +1,4 @@
-"""Repair tasks: batches of rows that go out to be repaired, and the answers that come back."""
+"""Repair tasks: batches of rows sent out to be repaired, and the answers that come back."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive rows of a log that wait to be written; as text it says where they lie."""
+    """Consecutive rows of a log waiting to be written; as text, where they are."""
 
     file: Path
     rows: Sequence[RawRow]
     position: int
-    """Bytes of the log that were read by then."""
+    """Bytes of the log read by then."""
 
     def __str__(self) -> str:
         return f"{self.file}, rows {self.rows[0].index} to {self.rows[-1].index}"
@@ -48,14 +48,14 @@ Part: TypeAlias = Started | Batch | None
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The rows of a batch as they go out."""
+    """The rows of a batch as they are sent out."""
 
     file: Path
     rows: Sequence[RawRow]
     known: Proven | None
-    """What their log proves; None until it was asked."""
+    """What their log proves; None until that is worked out."""
     again: Mapping[int, Again]
-    """By row: what the run trains more than once."""
+    """What the run trains more than once, by row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Repaired:
     """The answer for a batch."""
 
     rows: Sequence[RepairedRow | None]
-    """None for a row that first needs to know what its log proves."""
+    """None for a row that first needs what its log proves."""
     encoders: Encoded
 
 
@@ -75,7 +75,7 @@ def planned(
     once: Once | None = None,
     keep_text: bool,
 ) -> Iterator[tuple[Part, Task | None]]:
-    """The rows of all logs in batches of about `size` bytes, packed to go out; None: one by one, as read."""
+    """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read."""
     for file in flow.files:
         group = flow.groups[str(file)]
         log = group.open(file, keep_text=keep_text or size is not None)
@@ -95,7 +95,7 @@ class RepairBatch:
     flow: RowFlow
     repairs: RepairSettings
     writes: bool
-    """Whether rows are written; otherwise answers hold outcomes only."""
+    """Whether rows are written; if not, answers hold only outcomes."""
     bare: bool
     """Whether rollouts of unchanged rows keep only their place and format."""
     _by_group: dict[str, RowRepair] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class RepairBatch:
         return Repaired(rows, self.flow.encoders.here())
 
     def row(self, file: Path, raw: RawRow, known: Proven | None, again: Again) -> RepairedRow | None:
-        """One row, repaired; None when it first needs to know what its log proves."""
+        """One row, repaired; None when it first needs what its log proves."""
         raw = unpacked(raw)
         found = self._repair(str(file)).repaired(raw, Place(str(file), raw.index), known, again)
         if found is None:
@@ -156,19 +156,19 @@ def _weight(value: Any) -> int:
 
 
 def _packed(raw: RawRow) -> RawRow:
-    """A row as it goes out: its text if it has one, else its value, and nothing of the file around it."""
+    """A row as sent out: its text if it has one, else its value, without the surrounding file."""
     if raw.value is not None and raw.text is not None:
         return RawRow(raw.index, None, None, raw.text)
     return RawRow(raw.index, raw.value, raw.error, b"" if raw.of_text else None)
 
 
 def _without_value(raw: RawRow) -> RawRow:
-    """A row as it waits to be written: without the value where its text holds the same."""
+    """A row as it waits to be written: without its value if the text holds the same."""
     return replace(raw, value=None) if raw.value is not None and raw.text is not None else raw
 
 
 def unpacked(raw: RawRow) -> RawRow:
-    """The row with the value that packing or waiting took out."""
+    """The row with the value that packing or waiting removed."""
     if raw.value is None and raw.error is None:
         return replace(raw, value=parse_json(raw.text or b""))
     return raw

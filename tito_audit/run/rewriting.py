@@ -1,4 +1,4 @@
-"""Rewriting: whether the template writes earlier turns of a log again in another way."""
+"""Rewriting: whether the template changes how it writes earlier turns of a log."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.run.headlines import headed
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import many
 
 CODE = "TPL213"
 _ROLLOUTS = 8
-"""Most rollouts to look at."""
+"""The most rollouts that are checked."""
 _ANSWERS = 3
-"""Most answers of one to look at, the first ones and the last but one."""
+"""The most answers of each that are checked: the first ones and the last but one."""
 _MESSAGES = 64
-"""Most messages of a conversation to render."""
+"""The most messages of a conversation that are rendered."""
 _SHOWN, _BEFORE = 40, 12
-"""Characters to show of each side, and most of them before what differs."""
+"""How many characters of each side are shown, and how many of them may precede the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rewritten:
-    """A place where a text that the template wrote is not the start of a later one."""
+    """A place where a text that the template wrote is not the start of a later text."""
 
     message: int
-    """The answer up to which the earlier text goes."""
+    """The answer with which the earlier text ends."""
     was: str
     becomes: str
-    """What stands there in both, from where they differ."""
+    """What each holds there, from the first difference on."""
 
 
 def rewriting(
     head: Sequence[Rollout], renderer: Renderer, speakers: Speakers, template: Sequence[str]
 ) -> Finding | None:
-    """The finding that the template writes earlier turns of these rollouts again in another way; else None.
+    """The finding that the template changes how it writes earlier turns of these rollouts; else None.
 
-    `template` are the words after `tito-audit template` that name it.
+    `template` holds the words that name it after `tito-audit template`.
     """
     several = [one for one in (with_speakers(rollout, speakers) for rollout in head) if len(_answers(one)) > 1]
     looked = several[:_ROLLOUTS]
@@ -54,11 +55,11 @@ def rewriting(
     command = " ".join(map(shell_word, ("tito-audit", "template", *template)))
     message = (
         f"the template is not append-only for {len(found)} of the first {many(len(looked), 'conversation')}: "
-        f"after the answer in message {place.message} of {here} it writes {place.was!r}, and in a later prompt "
-        f"{place.becomes!r}; `{command}` says where it breaks, and which argument would keep it"
+        f"rendered up to the answer in message {place.message} of {here} it writes {place.was!r}, but in a later "
+        f"prompt {place.becomes!r}; `{command}` shows where it breaks and which argument would prevent that"
     )
     hit = Hit(Where.LOG, 0, 0, message, cause="not append-only", severity=Severity.NOTE)
-    return Finding(CODE, Severity.NOTE, first.place, hit)
+    return headed(Finding(CODE, Severity.NOTE, first.place, hit))
 
 
 def _answers(rollout: Rollout) -> list[int]:
@@ -67,9 +68,9 @@ def _answers(rollout: Rollout) -> list[int]:
 
 
 def _rewritten(rollout: Rollout, renderer: Renderer) -> _Rewritten | None:
-    """The first place where an earlier text is not the start of the last prompt; None without one.
+    """The first place where an earlier text is not the start of the last prompt; None if there is none.
 
-    What the faster engine shows counts only where the reference shows the same.
+    What the faster engine shows counts only if the reference shows the same.
     """
     forms = Forms()
     found = _place(rollout, partial(renderer.guess, forms=forms))
@@ -77,7 +78,7 @@ def _rewritten(rollout: Rollout, renderer: Renderer) -> _Rewritten | None:
 
 
 def _by_reference(renderer: Renderer, *messages: Any, **how: Any) -> str | None:
-    """What the template writes; None where it refuses the messages."""
+    """What the template writes; None if it refuses the messages."""
     try:
         return renderer.render(*messages, **how)
     except RenderError:
@@ -100,11 +101,11 @@ def _place(rollout: Rollout, render: Callable[..., str | None]) -> _Rewritten | 
 
 
 def _start(text: str, at: int) -> int:
-    """Where to begin to show what differs at a place: with its line, or what stands close before it."""
+    """Where to start showing a difference: at its line, or shortly before it."""
     return max(text.rfind("\n", 0, at) + 1, at - _BEFORE)
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """How many characters two texts start with in common."""
     differing = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))

@@ -32,7 +32,7 @@ from tito_audit.storage.row import RawRow
 from tito_audit.version import VERSION
 
 COLUMN = "tito_audit"
-"""The column of a written row that says which repair cured which findings."""
+"""The column of a written row that says which repair fixed which findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +44,25 @@ class Proven:
 
 
 Again: TypeAlias = Mapping[int, tuple[TrainedAgain, ...]]
-"""By item of a row: what the run trains more than once."""
+"""What the run trains more than once, by item of a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OfRun:
-    """What the run shows of the rollouts of one row, as long as their training rows hold the same tokens."""
+    """What the run shows about the rollouts of one row, as long as their training rows hold the same tokens."""
 
     again: Again
     ids: Mapping[int, Ids]
-    """By item: the tokens of the training row as logged."""
+    """By item, the tokens of the training row as logged."""
 
     @classmethod
     def read(cls, again: Again, rollouts: Sequence[Rollout]) -> _OfRun:
-        """What is known of these rollouts."""
+        """What is known about these rollouts."""
         rows = ((one.place.item, one.training_row) for one in rollouts if one.place.item in again)
         return cls(again, {item: row.token_ids for item, row in rows if row is not None})
 
     def of(self, rollout: Rollout) -> tuple[TrainedAgain, ...]:
-        """What the run shows of a rollout, as logged or as repaired."""
+        """What the run shows about a rollout, as logged or as repaired."""
         said = self.again.get(rollout.place.item, ())
         row, ids = rollout.training_row, self.ids.get(rollout.place.item)
         return said if not said or row is None or ids is None or np.array_equal(row.token_ids, ids) else ()
@@ -74,13 +74,13 @@ class RepairedRow:
 
     outcome: Outcome
     rows: tuple[Row, ...] | None = None
-    """The rows to write in its place; None: the row as it was."""
+    """The rows to write instead; None: the unchanged row."""
     logged: Row | None = None
-    """The row that they were made from, with which they share what did not change."""
+    """The row that they were made from; they share what did not change with it."""
 
 
 class RowRepair:
-    """The repair of the rows of a log group, one after the other."""
+    """Repairs the rows of a log group, one after another."""
 
     def __init__(self, group: LogGroup, repairs: RepairSettings) -> None:
         self.group = group
@@ -99,7 +99,7 @@ class RowRepair:
         )
 
     def repaired(self, raw: RawRow, place: Place, known: Proven | None, again: Again) -> RepairedRow | None:
-        """The row, repaired if it needs it; None when it first needs to know what its log proves."""
+        """The row, repaired if necessary; None when it first needs what its log proves."""
         try:
             read = self.group.read(raw, place)
             of_run = _OfRun.read(again, read.rollouts)
@@ -128,7 +128,7 @@ class RowRepair:
         of_run: _OfRun,
         reading: Reading | None,
     ) -> RepairedRow:
-        # Where the log proved how the row was written, the repaired row is audited as written correctly.
+        # If the log proved how the row was written, the repaired row is audited as correctly written.
         expected = None if reading is None else Reading()
 
         def audit(row: Row) -> list[Audited]:
@@ -139,20 +139,20 @@ class RowRepair:
         outcome = self._outcome(place, tuple(self._selected(one.result) for one in audited), applied)
         if outcome.quarantined is not None or not applied.cured:
             return RepairedRow(outcome)
-        # In a table the columns are fixed, and no reader of its rows rejects unknown keys as one of documents may.
+        # A table's columns are fixed, and its readers do not reject unknown keys, as those of documents may.
         inside = read.format.open_object if raw.of_text else ""
         rows = (self._row(logged, one, number, outcome, inside) for number, one in enumerate(applied.rows))
         return RepairedRow(outcome, tuple(rows), logged)
 
     @cached_property
     def _judge(self) -> Auditor:
-        """What audits repaired rows: without the fast encoder, so that no error of it proves a repair."""
+        """The auditor of repaired rows, without the fast encoder, whose errors must not prove a repair."""
         return self.group.auditor.by_reference()
 
     def _outcome(self, place: Place, before: tuple[Result, ...], applied: Applied) -> Outcome:
         after = tuple(self._selected(one.result) for written in applied.rows for one in written.audited)
         failing = self._failing(after)
-        because = applied.left_out if applied.left_out is not None else self._quarantined(failing, "cured")
+        because = applied.left_out if applied.left_out is not None else self._quarantined(failing, "fixed")
         kept = because is None
         return Outcome(
             place,
@@ -169,8 +169,8 @@ class RowRepair:
         )
 
     def _unrepaired(self, place: Place, results: tuple[Result, ...]) -> Outcome:
-        """The outcome of a row that no repair is tried on."""
-        because = self._quarantined(self._failing(results), "cures")
+        """The outcome of a row on which no repair is tried."""
+        because = self._quarantined(self._failing(results), "fixes")
         kept = because is None
         return Outcome(place, results, results if kept else (), rows=int(kept), quarantined=because)
 
@@ -181,7 +181,7 @@ class RowRepair:
         return f"no repair {verb} {', '.join(sorted({finding.code for finding in failing}))}"
 
     def _row(self, original: Row, written: AppliedRow, number: int, outcome: Outcome, inside: str) -> Row:
-        """One row as it goes into the file, with its provenance at the top or in the object `inside` it."""
+        """One row as written to the file, with its provenance at the top level or in the object `inside` it."""
         row = self.group.as_logged(original, written.row)
         if not self.repairs.provenance:
             return row
@@ -201,7 +201,7 @@ class RowRepair:
     def _audit(
         self, read: ReadRow, auditor: Auditor, of_run: _OfRun, log_reading: Reading | None = None
     ) -> list[Audited]:
-        """The rollouts of a row with everything that any rule finds in them."""
+        """The rollouts of a row with the findings of all rules."""
         audited = []
         for rollout in read.rollouts:
             again = of_run.of(rollout)
@@ -234,13 +234,13 @@ def fails(settings: Settings, result: Result) -> Iterator[Finding]:
 
 
 def _is_open(evidence: Evidence) -> bool:
-    """Whether the row alone allows several readings, of which its log may prove one."""
+    """Whether the row alone allows several readings, one of which its log may prove."""
     said = witness(evidence)
     return said is not None and len(said.possible) > 1
 
 
 def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
-    """The repairs of a run in the order to try them; SetupError for one that may not run."""
+    """The repairs of a run in the order to try them; SetupError for a repair that may not run."""
     if not repairs.strategies:
         offered = (repair for repair in all_repairs() if not repair.named_only and not repair.by_model)
         safe = (repair for repair in offered if repairs.unsafe or repair.safety is not Safety.UNSAFE)
@@ -267,6 +267,6 @@ def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
 
 
 def _threshold(settings: Settings, repairs: RepairSettings) -> Severity:
-    """The severity from which findings are repaired: what fails the gate; with `--with`, warnings too."""
+    """The lowest severity that is repaired: what fails the gate; with `--with`, warnings too."""
     fails = {"warning": Severity.WARNING, "note": Severity.WARNING}.get(settings.fail_on, Severity.ERROR)
     return Severity.WARNING if repairs.strategies else fails

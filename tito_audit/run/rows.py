@@ -33,7 +33,7 @@ class ReadRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogGroup:
-    """Logs of a run that share their settings, and what reads and audits them."""
+    """Logs of a run with the same settings, and what reads and audits them."""
 
     settings: Settings
     auditor: Auditor = READS_ONLY
@@ -99,8 +99,7 @@ class LogGroup:
         return self.join is not None and not (self.settings.messages is self.settings.tools_file is None)
 
     def head(self, file: Path, rows: int, *, joined: bool = False) -> Iterator[Rollout]:
-        """The rollouts of the first rows of a log that can be read; `joined`: with what other files have for
-        them."""
+        """The rollouts of the first readable rows of a log; `joined`: with what other files have for them."""
         settings = replace(self.settings, row=None, sample=None)
         first = replace(self, settings=settings, join=self.join if joined else None)
         with suppress(StorageError):

@@ -28,12 +28,18 @@ from tito_audit.run.rows import share_of
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
+from tito_audit.terminal.cut import elided
 from tito_audit.terminal.shell import shell_word
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.selection import ViewQuota
 
+_KINDS = ("token ids", "loss masks", "logprobs", "messages")
+_PATH = 60
+"""The most characters of a column's path that are shown."""
+_PATHS = 6
+"""The most unread columns that are named."""
 _NAMED = 4
-"""How many logs without a tokenizer are searched for the name of their model."""
+"""How many logs without a tokenizer are searched for a model name."""
 _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
@@ -41,7 +47,7 @@ _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 class Scan:
     """The results of logs, rollout by rollout; `summary` is complete after the last one.
 
-    Making one opens nothing; iterating raises SetupError or StorageError when the run is impossible. With more
+    Creating one opens nothing; iterating raises SetupError or StorageError when the run is impossible. With more
     than one job (`Settings.jobs`) the rollout of a result keeps only its place and format. With `observe` results
     come with their measures, and the first rollouts of each code with a view.
     """
@@ -62,18 +68,18 @@ class Scan:
         self.vocabulary: Vocabulary | None = None
         """To show tokens of the first log as text; None without a tokenizer and before the first result."""
         self.chunk_bytes: int | None = None
-        """About how many bytes of a log a process gets at once; None: chosen by the size of the logs."""
+        """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
         """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
         self.standing_for: Mapping[Path, Path] = {}
-        """Logs that take the settings of another, which overrides may name: a repaired log those of the
-        original."""
+        """Logs that get the settings of another log, which overrides may name: a repaired log gets the
+        original's."""
         self.loader: Loader | None = None
-        """What loads tokenizers and templates; None: one of its own."""
+        """What loads tokenizers and templates; None: a new loader."""
         self.asks_rules = True
         """False: rules are skipped, and results only say how their log was written."""
         self.testimonies: dict[str, Testimony] = {}
-        """By log: what the rows read so far say together about how they were written."""
+        """By log, what the rows read so far together say about how they were written."""
         self.ledger = Ledger()
         """What the rows read so far train."""
 
@@ -88,6 +94,7 @@ class Scan:
         )
         flow.progress = self.progress
         flow.begin(self.summary)
+        self.summary.codes = frozenset().union(*(group.auditor.codes for group in flow.groups.values()))
         self.vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
         flow.choose_encoders()
         started, counted = time.perf_counter(), Counted()
@@ -105,7 +112,8 @@ class Scan:
         conclude(self.summary)
 
     def _with_logs(self, results: Iterable[Result], flow: RowFlow) -> Iterator[Result]:
-        """The results, with those of each whole log: what its first rows show first, what all rows show last."""
+        """The results, with those about each whole log: what its first rows show comes first, what all rows show
+        last."""
         file: str | None = None
         for result in results:
             if file is not None and result.place.file != file:
@@ -122,7 +130,7 @@ class Scan:
             yield from self._of_log(file, flow)
 
     def _of_log(self, file: str, flow: RowFlow) -> Iterator[Result]:
-        """The findings of a whole log; a single row that was picked says nothing about the log."""
+        """The findings about a whole log; a single selected row says nothing about it."""
         testimony = self.testimonies.get(file)
         if testimony is None or self.settings.row is not None:
             return
@@ -131,7 +139,7 @@ class Scan:
             yield Result(findings[0].place, None, findings, of_log=True)
 
     def _of_run(self) -> Iterator[Result]:
-        """The findings of all logs together; a single row that was picked is compared with none."""
+        """The findings about all logs together; a single selected row is not compared with others."""
         settings = self.settings
         if settings.row is not None or not len(self.ledger):
             return
@@ -159,7 +167,7 @@ class Scan:
                 yield bare(result) if several else result
 
     def _executor(self, flow: RowFlow) -> Executor | None:
-        """What audits the logs in chunks; None when this process is faster alone."""
+        """The executor that audits the logs in chunks; None when this process alone is faster."""
         if self.executor is not None:
             return self.executor
         executor = executor_for(self.settings.jobs or 1, self.summary)
@@ -168,19 +176,28 @@ class Scan:
 
 
 def conclude(summary: Summary) -> None:
-    """Add notices to the summary of a log that a reader might wrongly take for clean."""
+    """Add notices to the summary where a reader might wrongly take a log for clean."""
     sampled = summary.sampled
     if sampled is not None and sampled.of and not sampled.rows:
         summary.notices.append(
             f"The sample took none of the {sampled.of} rows: nothing was audited. Pass a larger --sample."
         )
     elif not summary.rollouts and not summary.rows_unreadable:
-        summary.notices.append("The log holds no rows: nothing was audited.")
+        held = "The log holds" if len(summary.files) < 2 else "The logs hold"
+        summary.notices.append(
+            f"{held} no rows: nothing was audited. Check that the run wrote to it, and that it was copied whole."
+        )
+    elif summary.without_ids and summary.without_ids == summary.rollouts:
+        summary.notices.append(
+            "No rollout holds token ids, only text: nothing was audited. Log the ids and logprobs that the "
+            "sampler returns with each answer; `tito-audit serve` writes logs that have them."
+        )
     elif summary.without_ids:
         summary.notices.append(
             f"{summary.without_ids} of {summary.rollouts} rollouts hold no token ids: "
-            "nothing was audited in them, which does not mean that they are clean."
+            "they were not audited, so they are not known to be clean."
         )
+    summary.notices += unread_notices(summary)
     for file, formats in summary.taken.items():
         if len(formats) > 1:
             rare = min(formats, key=lambda name: (formats[name].rows, name))
@@ -190,6 +207,27 @@ def conclude(summary: Summary) -> None:
             )
 
 
+def unread_notices(summary: Summary) -> Iterator[str]:
+    """Notices about unread columns that look like ids, masks, logprobs or messages; logs with the same columns
+    share one."""
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for file, columns in summary.unread.items():
+        alike.setdefault(tuple((kind, path) for path, kind in columns.items()), []).append(file)
+    for found, files in alike.items():
+        looks = " or ".join(kind for kind in _KINDS if any(kind == one for one, _ in found))
+        paths = ", ".join(elided(path, _PATH) for _, path in found[:_PATHS])
+        more = f" and {len(found) - _PATHS} more" if len(found) > _PATHS else ""
+        where = f" in {len(files)} logs" if len(files) > 1 else ""
+        said = (
+            f"1 column looks like {looks} and was not read{where}"
+            if len(found) == 1
+            else f"{len(found)} columns look like {looks} and were not read{where}"
+        )
+        shows = f"tito-audit inspect {shell_word(files[0])} shows {'it' if len(found) == 1 else 'them'}"
+        maps = " and suggests a mapping" if "generic" in summary.taken.get(files[0], {}) else ""
+        yield f"{said}: {paths}{more}. {shows}{maps}."
+
+
 def scan_rollouts(
     logs: str | Path | Sequence[str | Path],
     settings: Settings | None = None,
@@ -197,7 +235,7 @@ def scan_rollouts(
     *,
     observe: bool = False,
 ) -> Scan:
-    """The audit of logs (files, folders, globs): results that are computed as they are iterated.
+    """Audits logs (files, folders, globs); results are computed as they are iterated.
 
     With `observe` each result also has what a viewer shows (`Result.observed`).
     """
@@ -222,10 +260,10 @@ def testimony_of(
     *,
     loader: Loader | None = None,  # noqa: PT028
 ) -> Mapping[str, Testimony]:
-    """What all rows of each log say together about how they were written, by the log's path; rules are skipped.
+    """By log path, what all rows of the log together say about how they were written; rules are skipped.
 
     Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say. Pipes, which cannot be
-    read twice, are left out, and so are logs whose rows say nothing about it.
+    read twice, are left out, as are logs whose rows say nothing about it.
     """
     settings = replace(settings or Settings(), limit=None, sample=None, row=None)
     regular = [str(file) for file in find_logs(names_of(logs)) if file.is_file()]
@@ -242,7 +280,7 @@ def testimony_of(
 def once_of(
     logs: str | Path | Sequence[str | Path], settings: Settings | None = None, *, loader: Loader | None = None
 ) -> Once:
-    """What the rows of all logs train more than once; every row is read, and none is audited."""
+    """What the rows of all logs train more than once; every row is read, none is audited."""
     settings = replace(settings or Settings(), limit=None, sample=None, row=None)
     flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
     for raw, place in flow.rows(Summary()):
@@ -255,12 +293,12 @@ def once_of(
 
 
 def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:
-    """The names of the logs that a caller gave, one or several."""
+    """The names of the logs that a caller passed, one or several."""
     return [str(logs)] if isinstance(logs, str | Path) else [str(log) for log in logs]
 
 
 def _named(flow: RowFlow) -> Iterator[str]:
-    """Notices for logs without a tokenizer that name a model or tokenizer, saying what to pass."""
+    """Notices that say what to pass for logs without a tokenizer that name a model or tokenizer."""
     groups = {file: flow.groups[str(file)] for file in flow.files if file.is_file()}
     without = [(file, group) for file, group in groups.items() if group.auditor.tokenizer is None]
     said: set[str] = set()

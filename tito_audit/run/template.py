@@ -1,4 +1,4 @@
-"""The template and tokenizer that `template` looks at, and the conversations of a log as probes."""
+"""The template and tokenizer that `template` examines, and a log's conversations as probes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tito_audit.templates import Probe
 from tito_audit.tokens.tokenizer import Tokenizer
 
 NO_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-"""What a template reads as special tokens if there is no tokenizer to name them."""
+"""What a template gets as special tokens if there is no tokenizer to name them."""
 _ROLLOUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTemplate:
-    """A template to look at."""
+    """A template to examine."""
 
     name: str
     """The tokenizer, or the file of the template."""
@@ -36,7 +36,7 @@ class OpenedTemplate:
 
 
 def open_template(settings: Settings) -> OpenedTemplate:
-    """The template of these settings; SetupError if there is none. It needs no tokenizer if it is a file."""
+    """The template of these settings; SetupError if there is none. A template file needs no tokenizer."""
     if settings.tokenizer is None:
         return _of_file(settings)
     auditor, notice = Loader().auditor(settings)

@@ -1,4 +1,4 @@
-"""Work in processes forked from this one: they share what was loaded before, without a copy."""
+"""Work in processes forked from this one, which share what was loaded before without copying it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 _AHEAD = 2
-"""Tasks that a process may hold: the one it works on, and the next."""
+"""How many tasks a process may hold: the current one, and the next."""
 _LIGHT = 16 * 1024
-"""Pickled bytes of a task that always fit into a pipe. A larger task is sent only to an idle process: a busy one
-may itself be waiting for us to take its answer."""
+"""How many pickled bytes of a task always fit into a pipe. A larger task is sent only to an idle process: a busy
+process may itself be waiting for us to take its answer."""
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -50,9 +50,9 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ForkedProcesses:
-    """Work in processes that `map` forks from this one, which share everything loaded by then.
+    """Runs work in processes that `map` forks from this one, which share everything loaded by then.
 
-    Only tasks and answers are pickled, and only a few per process are under way at a time.
+    Only tasks and answers are pickled, and only a few per process are in flight at a time.
     """
 
     jobs: int
@@ -86,22 +86,22 @@ class _Worker:
     tasks: Connection[Any, Any]
     answers: Connection[Any, Any]
     held: deque[int] = field(default_factory=deque)
-    """Numbers of the tasks that it has not answered yet."""
+    """The numbers of its unanswered tasks."""
 
 
 class _Crew(Generic[Tag, Task, Answer]):
-    """The processes, and the tasks and answers under way."""
+    """The processes, and the tasks and answers in flight."""
 
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
         self._work = work
         self._workers: list[_Worker] = []
         self._dismissed: list[_Worker] = []
-        """Those that have no more to do, and end by themselves."""
+        """Processes with nothing left to do, which end by themselves."""
         self._order: deque[tuple[int, Tag]] = deque()
-        """Numbered tags that were taken and not yielded yet."""
+        """Numbered tags that were taken but not yet yielded."""
         self._done: dict[int, Any] = {}
         self._next: tuple[int, bytes] | None = None
-        """A task that waits for a free process."""
+        """A task waiting for a free process."""
         self._taken = 0
         self._ended = False
         """Whether all tasks were taken."""
@@ -184,7 +184,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         return False
 
     def _dismiss(self) -> None:
-        """Let idle processes end once there are no more tasks: taking their memory down takes time."""
+        """Let idle processes end once there are no more tasks: freeing their memory takes time."""
         for worker in [one for one in self._workers if self._ended and not one.held]:
             worker.tasks.close()
             self._workers.remove(worker)
@@ -223,7 +223,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         from multiprocessing.connection import Pipe
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
-        # No interrupt may reach the child before it ignores them, nor this process before it knows the child.
+        # No interrupt may reach the child before it ignores interrupts, nor us before we know the child.
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
@@ -303,7 +303,7 @@ def _cores() -> list[int]:
 
 
 def _shares(jobs: int) -> list[list[int]]:
-    """The cores of each process, no core in two of them; [] for each where there are fewer cores than processes.
+    """The cores of each process, no core shared; [] for each if there are fewer cores than processes.
 
     A thread pool starts a thread per usable core, in every process: pinning keeps them from competing.
     """

@@ -22,12 +22,12 @@ def write_rollouts(
     *,
     overwrite: bool = False,
 ) -> int:
-    """Write a copy of a log with these rollouts in place of its own; returns how many rows changed.
+    """Write a copy of a log with these rollouts replacing its own; returns how many rows changed.
 
     `rollouts` come in the order in which `read_rollouts` yields them, some may be missing, and each replaces the
     one with the same `place`. Prompts, per-token columns and training rows may differ from what was read,
-    completions and the number of turns may not. Everything else in the log stays as it is. RecordError when a row
-    cannot hold its rollouts, and then nothing is written.
+    completions and the number of turns may not. Everything else in the log is kept. RecordError when a row cannot
+    hold its rollouts; then nothing is written.
     """
     settings = (settings or Settings()).at(log)
     group, reader = LogGroup(settings, join=Join.of(settings, [Path(log)])), LogGroup(settings)

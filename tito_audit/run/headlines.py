@@ -1,0 +1,115 @@
+"""Headlines: which findings of a rollout share a cause, and what each cause adds up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tito_audit.record.finding import Finding, Severity
+from tito_audit.rule import Rule
+from tito_audit.rules import rule_of
+
+_DRIFT = ("TPL", "TOK")
+"""Families that say how a prompt came to hold other tokens, the most telling first."""
+_LINKS = "SEQ"
+"""The family that says that a prompt breaks its history, whatever the reason."""
+_LOW_LOGPROBS = "LPR507"
+"""The rule about logprobs of tokens that drifted."""
+_SLID = "slid by"
+"""How the cause of a shifted loss mask begins; it shows as tokens trained too early and tokens left out."""
+_HEADLINE_SLID = "{n} with a shifted loss mask"
+_LINK_WITHOUT_TEXT = "SEQ302"
+"""The rule that reports every broken prefix where no tokenizer tells what became of its text."""
+_HEADLINE_WITHOUT_TEXT = "{n} re-tokenized or re-rendered"
+_HARMLESS = {"TOK": "{n} that would change if re-encoded", "TPL": "{n} that the template would write differently"}
+"""Headlines of differences that did not reach a later prompt or the training row."""
+
+_UNDECIDED = "undecided"
+"""The cause of a finding that the log does not settle."""
+_HEADLINES_UNDECIDED = {
+    "LPR502": "{n} with logprobs that may be shifted",
+    "LPR505": "{n} with a logprob of 0 that may be a placeholder",
+    "MSK401": "{n} with a loss mask that may be shifted",
+    "MSK402": "{n} with a loss mask that may be shifted",
+    "REC009": "{n} with tokens that may be trained twice",
+}
+
+_Key = tuple[str, int | None, str]
+"""A headline, the prompt or call it is about, and what it counts."""
+
+
+def linked(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
+    """The findings of one rollout in their order, each with its headline and the finding that it follows from.
+
+    Findings of one headline about the same prompt, completion or row have one cause: all follow from the most
+    severe, or the first of those; a finding with the same fingerprint as that one follows from none. A broken
+    prefix follows from what template or tokenizer did to that prompt.
+    """
+    by_code = {rule.code: rule for rule in rules}
+    headed = [_headed(finding, by_code.get(finding.code)) for finding in findings]
+    if len(headed) == 1:
+        return headed
+    roots: dict[_Key, int] = {}
+    for index in sorted(range(len(headed)), key=lambda at: (_rank(headed[at]), at)):
+        roots.setdefault(_key(headed[index]), index)
+    broken = _causes_of_prompts(headed, roots)
+    drifted = next((at for at in roots.values() if headed[at].code.startswith(_DRIFT)), None)
+    prints: dict[int, str] = {}
+    out = []
+    for index, finding in enumerate(headed):
+        root: int | None = roots[_key(finding)]
+        if finding.code.startswith(_LINKS) and finding.hit.later_turn is not None:
+            root = broken.get(finding.hit.later_turn, root)
+        elif finding.code == _LOW_LOGPROBS and drifted is not None:
+            root = drifted
+        if root is None or root == index:
+            out.append(finding)
+            continue
+        if root not in prints:
+            prints[root] = headed[root].fingerprint
+        alike = finding.code == headed[root].code and finding.fingerprint == prints[root]
+        out.append(finding if alike else replace(finding, because_of=prints[root]))
+    return out
+
+
+def headed(finding: Finding) -> Finding:
+    """A finding that no other explains, with the headline of its rule."""
+    return _headed(finding, rule_of(finding.code))
+
+
+def _headed(finding: Finding, rule: Rule | None) -> Finding:
+    headline = rule.headline if rule is not None else ""
+    if rule is not None and rule.explain is not None and finding.severity is Severity.NOTE:
+        headline = _HARMLESS.get(finding.code[:3], headline)
+    elif finding.hit.cause == _UNDECIDED:
+        headline = _HEADLINES_UNDECIDED.get(finding.code, headline)
+    elif finding.hit.cause.startswith(_SLID):
+        headline = _HEADLINE_SLID
+    elif finding.code == _LINK_WITHOUT_TEXT and not (finding.hit.recorded.pieces or finding.hit.canonical.pieces):
+        headline = _HEADLINE_WITHOUT_TEXT
+    if not headline and rule is not None:
+        headline = f"{{n}}: {rule.title[:1].lower()}{rule.title[1:]}"
+    return replace(finding, headline=headline or f"{{n}} with {finding.code}")
+
+
+def _rank(finding: Finding) -> tuple[int, bool]:
+    """The most severe first; among those, findings that say how a prefix broke rather than that it did."""
+    return -finding.severity, finding.code.startswith(_LINKS)
+
+
+def _key(finding: Finding) -> _Key:
+    hit = finding.hit
+    turn = hit.turn if hit.later_turn is None else hit.later_turn
+    # Whatever the training row shows counts once, whichever call it is about.
+    return finding.headline, None if finding.unit in ("training row", "rollout") else turn, finding.unit
+
+
+def _causes_of_prompts(findings: Sequence[Finding], roots: dict[_Key, int]) -> dict[int, int]:
+    """By turn, the finding that says why its prompt breaks its history."""
+    causes: dict[int, int] = {}
+    for family in _DRIFT:
+        for index in roots.values():
+            turn = findings[index].hit.later_turn
+            if turn is not None and findings[index].code.startswith(family):
+                causes.setdefault(turn, index)
+    return causes
