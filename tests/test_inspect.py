@@ -92,8 +92,9 @@ def test_every_example_log_is_told_explained_and_written_as_one_object(log: Path
 def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_paste(log: Path) -> None:
     code, out, err = run("inspect", log, "--tokenizer", TOKENIZER)
     assert (code, err) == (0, "")
-    assert f"\nTaken for\n  {log.stem} (all " in out
-    assert f'    format = "{log.stem}"' in out or "[tool.tito-audit.map]" in out
+    assert f"\nRead as\n  {log.stem} (all " in out
+    assert f"--format {log.stem}" in out or log.stem == "generic"
+    assert out.splitlines()[-1].startswith(f"  tito-audit scan {log}")
     assert all(line.isprintable() and line == line.rstrip() for line in out.splitlines())
 
 
@@ -212,9 +213,12 @@ def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Pa
 def test_what_is_pasted_reads_the_log_as_it_was_shown(own: Path, tmp_path: Path) -> None:
     code, out, _ = run("inspect", own)
     assert code == 0
-    flags = next(line.split() for line in out.splitlines() if line.lstrip().startswith("--map"))
+    words = out.splitlines()[-1].split()
+    assert words[:3] == ["tito-audit", "scan", str(own)]
+    flags = words[3:]
     assert flags == " ".join(as_flags(OWN)).split()
-    assert "With it 12 of 12 rows are read: 12 with a training row, 12 calls, 12 with messages." in out
+    assert "Reads all 12 rows: 12 training rows, 12 calls and messages in 12." in out
+    assert "A scan of these rows finds no errors" in out
     pasted = run("scan", own, *flags, "--report", "json", "--fail-on", "never")[1]
     start = out.index("[tool.tito-audit.map]")
     toml = "\n".join(line for line in out[start:].splitlines() if " = " in line or "[" in line)
@@ -280,9 +284,9 @@ def test_a_given_mapping_is_tried_and_one_that_fails_says_why(own: Path) -> None
     assert "generic (all 12 rows): has token_ids, loss_mask" not in out
     assert "The mapping that was given" in out
     out = " ".join(out.split())
-    assert "logprobs is not a list in 12 of them and is not read there." in out
+    assert "logprobs is not a list in 12 rows and is not read there." in out
     out = " ".join(run("inspect", own, "--map", "token_ids=extra")[1].split())
-    assert "12 of them hold no ids." in out
+    assert "12 rows without ids." in out
     code, _, err = run("inspect", own, "--map", "tokens=extra.everything")
     assert code == 2
     assert "no such column" in err
@@ -312,7 +316,7 @@ def test_a_parquet_file_shows_the_types_of_its_schema(tmp_path: Path) -> None:
 def test_only_so_many_rows_are_looked_at_and_the_page_says_so(own: Path) -> None:
     found = inspect_log(own, rows=5)
     assert (found.rows, found.stopped) == (5, True)
-    assert "the first 5 rows looked at" in run("inspect", own, "--rows", "5")[1]
+    assert "· the first 5 rows" in run("inspect", own, "--rows", "5")[1]
     assert not inspect_log(own, rows=12).stopped
 
 
@@ -386,7 +390,7 @@ def test_names_that_act_on_a_terminal_are_quoted_for_the_shell_and_for_toml(tmp_
         (["FOLDER"], "there are 2 logs here; name one of them"),
         (["LOG", "--rows", "0"], "--rows"),
         (["LOG", "-f", "yaml"], "yaml"),
-        (["LOG", "--format", "slimy"], "no such format"),
+        (["LOG", "--format", "slimy"], 'Unknown format "slimy": did you mean slime?'),
         (["LOG", "-t", "no-such-folder/x"], "no-such-folder"),
         (["PICKLE"], "no pickle is ever loaded"),
     ],
@@ -456,7 +460,7 @@ def test_columns_of_a_training_row_are_not_taken_for_those_of_the_call_beside_it
     }
     code, out, _ = run("scan", written(tmp_path / "both.jsonl", [row]), "--fail-on", "note")
     assert code == 0
-    assert "clean: nothing found in 1 rollout" in out
+    assert "no findings in 1 rollout" in out
 
 
 def test_a_log_of_own_columns_goes_from_a_red_scan_over_inspect_to_a_gate(
@@ -505,8 +509,8 @@ def test_columns_that_could_name_a_conversation_are_counted_and_what_joining_giv
     assert (joined["rows"], joined["conversations"], joined["alone"]) == (2, 1, 2)
     code, page, _ = run("inspect", calls, "--session", "session_id")
     assert code == 0
-    assert "4 rows are one call each" in page
-    assert "session_id: in 3 of 4, 2 values, joins them" in page
+    assert "4 rows, one call each" in page
+    assert "session_id: in 3 of 4, 2 values, joins the calls" in page
     assert "metadata.taskId: in 3 of 4, 2 values\n" in page
     assert "conversations, by `session_id`" in " ".join(page.split())
     assert "model" not in page[page.index("Single calls") : page.index("Columns")]
@@ -523,7 +527,7 @@ def test_a_log_that_is_not_to_be_joined_still_shows_its_keys(calls: Path) -> Non
     seen = json.loads(run("inspect", calls, "-f", "json", "--no-join")[1])["calls"]
     assert seen["joined"] is None
     assert [key["used"] for key in seen["keys"]] == [False, False]
-    assert "not joined, because of --no-join" in run("inspect", calls, "--no-join")[1]
+    assert "not joined: --no-join" in run("inspect", calls, "--no-join")[1]
 
 
 def test_a_log_of_whole_rollouts_holds_no_single_calls(own: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,28 +11,28 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, Sentinel, TakenFor
+from tito_audit.cli._inspected_scores import logprob_lines, mask_lines
+from tito_audit.cli._inspected_words import IDS, number, short, title
+from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, TakenFor
 from tito_audit.join import CallsSeen
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, percent
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
 
 _COLUMNS = 60
-"""Columns to show."""
+"""How many columns are shown."""
 _RELATIONS = 40
-_PATH = 48
-"""Characters of a path to show."""
 _SAMPLE = 32
 _FIRST, _LAST = 8, 4
-"""Tokens of a decoded column to show."""
+"""How many tokens of a decoded column are shown."""
 _KEYS = 8
 _EQUALS = 12
 
 _KINDS = {
-    "lines": "JSON, one row a line",
+    "lines": "JSON, one row per line",
     "values": "JSON documents",
     "array": "one JSON array",
     "parquet": "Parquet",
@@ -45,47 +44,55 @@ _STYLES = {
     **dict.fromkeys((Role.MASK, Role.LOGPROBS, Role.MESSAGES, Role.TOOLS, Role.CALLS), "bold"),
     **dict.fromkeys((Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING), "dim"),
 }
+_ALIGNED = {
+    "full": "every token",
+    "response": "the response",
+    "call": "the completion",
+    "sampled": "trained tokens",
+    "shifted": "all but the first",
+}
 _PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
 
 
 def page_lines(found: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
-    """Everything but the mapping: the file, its format, its columns and which of them go together."""
+    """Everything but the mapping: the file, its format, its columns and how they relate."""
     yield from _head(found)
     if not found.columns:
         return
-    yield from _title("Taken for")
+    yield from title("Read as")
     for taken in found.taken[:_KEYS]:
         yield from _taken(taken, found)
     if len(found.taken) > _KEYS:
         yield Text(f"  … and {len(found.taken) - _KEYS:,} more kinds of rows")
     if found.calls is not None:
-        yield from _title("Single calls")
+        yield from title("Single calls")
         yield from _calls(found.calls, found)
-    yield from _title("Columns")
+    yield from title("Columns")
     yield from _columns(found)
     lines = [(scope, relation) for scope, relations in found.relations.items() for relation in relations]
     if lines:
-        yield from _title("What goes together, by length")
+        yield from title("Lengths that match")
         for scope, relation in lines[:_RELATIONS]:
             yield Text(f"  {_scope_words(scope)}{_relation_words(relation)}")
         if len(lines) > _RELATIONS:
             yield Text(f"  … and {len(lines) - _RELATIONS:,} more")
     if found.masks:
-        yield from _title("Masks, and logprobs where nothing is trained")
-        yield from _masks(found)
+        yield from title("Loss masks")
+        yield from mask_lines(found)
+    if scores := list(logprob_lines(found)):
+        yield from title("The sampler's logprobs")
+        yield from scores
     if vocabulary is not None:
         yield from _decoded_lines(found, vocabulary)
 
 
 def _head(found: Inspection) -> Iterator[Text]:
     yield Text("tito-audit inspect ", style="bold").append(visible(found.file))
-    rows = f"{many(found.rows, 'row')} looked at"
-    if found.stopped:
-        rows = f"the first {rows}"
+    rows = f"the first {many(found.rows, 'row')}" if found.stopped else many(found.rows, "row")
     line = Text(f"{_KINDS.get(found.kind, found.kind)} · {rows}")
     if found.unreadable:
         row, why = next(iter(found.unreadable.items()))
-        line.append(f" · {len(found.unreadable):,} that cannot be read; row {row}: ", style="bold yellow")
+        line.append(f" · {len(found.unreadable):,} unreadable; row {row}: ", style="bold yellow")
         line.append(visible(elided(why, 200)))
     yield line
     if not found.rows:
@@ -94,32 +101,29 @@ def _head(found: Inspection) -> Iterator[Text]:
         yield Text("No row that could be read has a column.", style="bold yellow")
 
 
-def _title(words: str) -> Iterator[Text]:
-    yield Text()
-    yield Text(words, style="bold")
-
-
 def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
     readable = found.rows - len(found.unreadable)
     rows = f"all {readable:,} rows" if taken.rows == readable > 1 else many(taken.rows, "row")
     first = "" if taken.rows == readable else f", the first is row {taken.first_row}"
     if taken.format is None:
         because = taken.because.partition(" Name the columns of ids with --map")[0]  # this page proposes them
-        yield Text("  no format", style="bold red").append(f" ({rows}{first}): {visible(elided(because, 600))}")
+        because = because.replace("no known format has these columns:", "has")
+        yield Text("  no known format", style="bold").append(f" ({rows}{first}): {visible(elided(because, 600))}")
     else:
         line = Text("  ").append(taken.format, style="bold").append(f" ({rows}{first})")
         if taken.told_by:
             line.append(f": has {visible(_listed([short(key) for key in taken.told_by]))}")
         yield line
-    for near in taken.near:
+    doubtful = taken.format in (None, "generic")
+    for near in (near for near in taken.near if doubtful or near.fits):
         if near.fits:
-            words = "fits too, but is tried later"
+            words = "fits too, but comes later in the order of detection"
         elif near.lacks or near.excess:
             parts = [f"has {_listed(near.has)}", *([f"lacks {_listed(near.lacks)}"] if near.lacks else [])]
-            parts += [f"must not have {_listed(near.excess)}"] if near.excess else []
+            parts += [f"cannot have {_listed(near.excess)}"] if near.excess else []
             words = ", ".join(parts)
         else:
-            words = f"has its keys ({_listed(near.has)}), but in another shape"
+            words = f"has the keys {_listed(near.has)}, in another shape"
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
 
 
@@ -127,20 +131,20 @@ def _calls(calls: CallsSeen, found: Inspection) -> Iterator[RenderableType]:
     """Rows that are one call each, what could name their conversations, and what joining them gives."""
     readable = found.rows - len(found.unreadable)
     all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")
-    yield Text(f"  {all_of_them} are one call each")
+    yield Text(f"  {all_of_them}, one call each")
     for key in calls.keys[:_KEYS]:
         line = f"  {short(key.path)}: in {_share(key.rows, calls.rows)}, {many(key.values, 'value')}"
-        yield Text(line + (", joins them" if key.used else ""), style="bold" if key.used else "")
+        yield Text(line + (", joins the calls" if key.used else ""), style="bold" if key.used else "")
     if len(calls.keys) > _KEYS:
-        yield Text(f"  … and {len(calls.keys) - _KEYS:,} more columns that could name a conversation")
+        yield Text(f"  … and {len(calls.keys) - _KEYS:,} more columns that may name a conversation")
     if not calls.keys:
-        yield Text("  no column looks like the name of a conversation")
+        yield Text("  no column names the conversation")
     if calls.joined is None:
-        yield Text("  not joined, because of --no-join")
+        yield Text("  not joined: --no-join")
         return
     for said in calls.joined.said:
         yield Text(f"  {visible(said.removeprefix(f'{found.file}: '))}")
-    yield Text("  --session KEY joins by another column; --no-join reads each row by itself", style="dim")
+    yield Text("  Join by another column: --session KEY. Keep rows separate: --no-join.", style="dim")
 
 
 def _share(rows: int, of: int) -> str:
@@ -152,13 +156,13 @@ def _columns(found: Inspection) -> Iterator[RenderableType]:
     table.add_column("column", overflow="fold", max_width=34)
     for name, wide in (("rows", True), ("type", False), ("length", True), ("role", True)):
         table.add_column(name, no_wrap=wide, overflow="fold", min_width=0 if wide else 14)
-    table.add_column("what is in it", overflow="fold", ratio=1, min_width=20)
+    table.add_column("values", overflow="fold", ratio=1, min_width=20)
     shown = _shown(found)
     for column in shown:
         guess = found.roles[column.path]
         role = Text(str(guess.role), style=_STYLES.get(guess.role, ""))
-        if guess.alignment:
-            role.append(f"\n{guess.alignment}", style="dim")
+        if words := _ALIGNED.get(guess.alignment, "") if guess.role not in IDS else "":
+            role.append(f"\n{words}", style="dim")
         table.add_row(
             Text(short(column.path)),
             "all" if column.rows == found.rows - len(found.unreadable) else f"{column.rows:,}",
@@ -172,12 +176,10 @@ def _columns(found: Inspection) -> Iterator[RenderableType]:
     if left or found.more_columns:
         more = f"{left:,} more columns, most of them inside messages and tools" if left else ""
         if found.more_columns:
-            more += (
-                f"{', and ' if left else ''}columns past the first {len(found.columns):,}, which are not looked at"
-            )
-        yield Text(f"… {more}; --output-format json shows every column that was looked at", style="dim")
+            more += f"{', and ' if left else ''}columns past the first {len(found.columns):,}, not read"
+        yield Text(f"… {more}. See all: -f json", style="dim")
     if found.deeper:
-        yield Text("… objects and lists are nested deeper than is looked at", style="dim")
+        yield Text("… deeper nesting is not read", style="dim")
 
 
 def _shown(found: Inspection) -> list[Column]:
@@ -198,15 +200,22 @@ def _type_words(column: Column) -> str:
         words += ", …"
     if column.nulls and kinds:
         words += f", null {column.nulls:,}"
-    return words + (f"\n{visible(elided(column.storage_type, 60))}" if column.storage_type else "")
+    return words + _stored_as(column.storage_type or "")
+
+
+def _stored_as(type_: str) -> str:
+    """` (int32)`: the type of the numbers in a table; "" if the other words imply it."""
+    inner = type_.removeprefix("large_").removeprefix("list<").removeprefix("element: ").removeprefix("item: ")
+    name = inner.rstrip(">").removesuffix(" not null")
+    return f" ({name})" if name.isalnum() and name not in ("", "string", "bool", "null") else ""
 
 
 def _lengths(lengths: Sequence[int]) -> str:
-    """`20/31/50`: the shortest, the median, the longest."""
+    """`20 to 50`: the shortest and the longest."""
     if not lengths:
         return ""
-    low, middle, high = min(lengths), median(lengths), max(lengths)
-    return f"{low:,}" if low == high else f"{low:,}/{middle:,.0f}/{high:,}"
+    low, high = min(lengths), max(lengths)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _facts_words(column: Column, found: Inspection) -> str:
@@ -217,16 +226,17 @@ def _facts_words(column: Column, found: Inspection) -> str:
             return guess.because
         text = str(sample)
         return f"{guess.because}; {elided(text, _SAMPLE)}" if guess.because else elided(text, _SAMPLE)
-    words = [guess.because] if guess.because else []
-    if guess.role not in (Role.MASK, Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS) and not math.isnan(facts.low):
-        words.append(f"{facts.low:g} to {facts.high:g}" if facts.low != facts.high else f"always {facts.low:g}")
+    words = []
+    if guess.role not in (Role.MASK, *IDS) and not math.isnan(facts.low):
+        low, high = number(facts.low), number(facts.high)
+        words.append(f"{low} to {high}" if low != high else f"always {low}")
     if facts.look in (Look.NUMBERS, Look.LOGPROBS):
-        words += [f"{value:g} in {share:.0%}" for value, share in facts.shares]
+        words += [f"{percent(share)} are {number(value)}" for value, share in facts.shares]
     if facts.nulls:
         words.append(f"{facts.nulls:,} null or not finite")
-    if facts.constant and facts.low != facts.high:
-        words.append("one number a list")
-    return ", ".join(words)
+    if facts.constant and facts.low != facts.high and "one number" not in guess.because:
+        words.append("one number per list")
+    return "; ".join(filter(None, (", ".join(words), guess.because)))
 
 
 def _scope_words(scope: str) -> str:
@@ -249,43 +259,19 @@ def _relation_words(relation: Relation) -> str:
         case RelationKind.MINUS_ONE:
             words = f"{paths[0]} is one shorter than {paths[1]}"
         case RelationKind.SAMPLED:
-            words = f"{paths[0]} has an entry for each trained token of {paths[1]}"
+            words = f"{paths[0]} has one entry for each token trained by {paths[1]}"
         case RelationKind.LENGTH:
             words = f"{paths[0]} is the length of {paths[1]}"
         case RelationKind.OFFSETS:
-            words = f"{paths[0]} says where parts of {paths[1]} begin"
+            words = f"{paths[0]} says where the parts of {paths[1]} begin"
     seen = f"all {relation.of:,}" if relation.items == relation.of else f"{relation.items:,} of {relation.of:,}"
     if relation.of == 1:
         seen = "seen once"
     elif not relation.varied:
-        seen += ", every length is the same"
+        seen += ", always the same length"
     if relation.except_row is not None:
         seen += f", not in row {relation.except_row}"
     return f"{words} ({seen})"
-
-
-def _masks(found: Inspection) -> Iterator[Text]:
-    by_mask: dict[str, list[Sentinel]] = {}
-    for sentinel in found.sentinels:
-        by_mask.setdefault(sentinel.mask, []).append(sentinel)
-    for mask in found.masks:
-        written = " and ".join(
-            name if len(mask.encodings) == 1 else f"{name} ({count:,})" for name, count in mask.encodings.items()
-        )
-        share = f"{mask.trained:,} of {mask.tokens:,} tokens trained" if mask.tokens else "always empty"
-        yield Text(f"  {short(mask.path)}: written as {written or 'nothing'}, {share}")
-        for sentinel in by_mask.get(mask.path, ()):
-            yield Text(f"    {short(sentinel.path)}: {_sentinel_words(sentinel)}")
-
-
-def _sentinel_words(sentinel: Sentinel) -> str:
-    value = "null" if math.isnan(sentinel.value) else f"{sentinel.value:g}"
-    if sentinel.share < 0.5:
-        return "real values at untrained tokens too, so no sentinel"
-    where = (
-        "at every untrained token" if sentinel.share == 1 else f"at {sentinel.share:.1%} of the untrained tokens"
-    )
-    return f"{value} {where}" + (f", and at {sentinel.inside:,} trained ones" if sentinel.inside else "")
 
 
 def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
@@ -303,10 +289,9 @@ def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
 
 
 def _decoded_lines(found: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
-    ids = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
-    columns = [column for column in found.columns if found.roles[column.path].role in ids]
+    columns = [column for column in found.columns if found.roles[column.path].role in IDS]
     if columns:
-        yield from _title("The first list of ids in each column, as tokens")
+        yield from title("The first ids of each column, as tokens")
     for column in columns[:_KEYS]:
         said = decoded(column, vocabulary)
         pieces = [visible(piece, edges=True) for piece in said["pieces"]]
@@ -317,11 +302,6 @@ def _decoded_lines(found: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
         if unknown:
             line.append(f" {unknown:,} of {said['ids']:,} ids are not in the vocabulary", style="bold yellow")
         yield line
-
-
-def short(path: str) -> str:
-    """A path for the page: on one line, cut to fit."""
-    return visible(elided(path, _PATH))
 
 
 def _listed(words: Sequence[str]) -> str:

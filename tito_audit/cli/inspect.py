@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 @command("inspect")
 def inspect(
-    given: Given, log: Annotated[str, typer.Argument(metavar="LOG", help="One file.")], rows: int, shape: str
+    given: Given,
+    log: Annotated[str, typer.Argument(metavar="LOG", help="One file, or - for stdin.")],
+    rows: int,
+    shape: str,
 ) -> None:
-    """Show what a log holds: its columns, which belong together, its format and why, and a mapping to paste."""
+    """Show what a log holds: its format, its columns and how they relate, and the command to run next."""
     from rich.text import Text
 
     from tito_audit.cli._inspected import page_lines
@@ -35,7 +38,7 @@ def inspect(
     file = one_log(log)
     settings = settings.at(file)
     vocabulary = _vocabulary(settings.tokenizer, settings.trust_remote_code)
-    found = inspect_log(file, rows, settings, vocabulary.data if vocabulary is not None else None)
+    found = inspect_log(file, rows, settings, vocabulary)
     if shape == "json":
         print(as_json(as_object(found, vocabulary)))
         return
@@ -44,7 +47,7 @@ def inspect(
     for part in page_lines(found, vocabulary):
         console.print(part)
     if found.columns:
-        for line in mapping_lines(found):
+        for line in mapping_lines(found, given.reading_flags()):
             console.print(line, soft_wrap=True)  # text to paste must not be wrapped
     if (notice := given.notice()) is not None:
         console.print()

@@ -20,7 +20,7 @@ MOST_COLUMNS = 20_000
 """Maximum columns listed; further ones are only counted."""
 _DEEP = 10
 _ENTRIES = 256
-"""Maximum objects of one list that are looked at."""
+"""Maximum objects examined per list."""
 _LARGEST_COUNT = 1 << 60
 _JSON_TEXT = 4 << 20
 """Texts longer than this are not tried as JSON."""
@@ -28,7 +28,9 @@ _JSON_TEXT = 4 << 20
 
 @dataclass(slots=True)
 class Item:
-    """One object: the row, or an entry of a list of objects, nested objects included, lists of objects not."""
+    """One object: the row or an entry of a list of objects; with nested objects, without nested lists of
+    objects.
+    """
 
     row: int
     lists: dict[str, Numbers | None] = field(default_factory=dict)
@@ -54,9 +56,9 @@ class Column:
     types: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=list)
     arrays: list[Numbers] = field(default_factory=list)
-    """Those of its lists that hold numbers."""
+    """Its lists of numbers."""
     samples: list[Any] = field(default_factory=list)
-    """A few of its values that are not lists of numbers."""
+    """A few of its other values."""
     storage_type: str | None = None
     """Its type in the schema of a Parquet file."""
     last_row: int = -1
@@ -79,7 +81,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the lists and counts of one object go."""
+    """Collects the lists and counts of one object."""
 
     item: Item
     scope: str
@@ -98,7 +100,7 @@ class Columns:
         self.more = 0
         """Values in columns beyond the maximum listed."""
         self.deeper = False
-        """Whether something is nested too deeply to be listed."""
+        """Whether a value is nested too deeply to be listed."""
 
     def add(self, number: int, row: Row) -> None:
         """Add one row."""
@@ -131,6 +133,8 @@ class Columns:
             column.samples.append(value)
         if isinstance(value, Mapping):
             column.types["object"] += 1
+            if _by_number(value):
+                return
             if depth >= _DEEP:
                 self.deeper = True
             else:
@@ -148,7 +152,7 @@ class Columns:
         column = self._column(keys, into.scope, into.item.row, value)
         if column is None or value is None:
             return
-        if not isinstance(value, list | tuple | np.ndarray):  # an entry among lists
+        if not isinstance(value, list | tuple | np.ndarray):  # an entry that is not a list
             column.types[_scalar_type(value)] += 1
             return
         word, numbers = as_numbers(value)
@@ -186,6 +190,11 @@ class Columns:
         return column
 
 
+def _by_number(value: Mapping[str, Any]) -> bool:
+    """Whether the keys of an object are numbers, such as the ids in a `logit_bias`, not column names."""
+    return len(value) > 0 and all(str(key).lstrip("-").isdecimal() for key in value)
+
+
 def path_of(keys: Sequence[str]) -> str:
     """Keys as one path: `calls[].prompt_ids`."""
     path = ""
@@ -195,7 +204,7 @@ def path_of(keys: Sequence[str]) -> str:
 
 
 def as_numbers(values: Any) -> tuple[str, Numbers | None]:
-    """What a list holds, in words, and its numbers as an array; None if it holds something else."""
+    """What a list holds, in words, and its numbers as an array; None if it holds anything else."""
     if isinstance(values, np.ndarray):
         word = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers"}.get(values.dtype.kind)
         return (f"list of {word}", values) if word else ("list of values", None)
@@ -239,7 +248,7 @@ def _scalar_type(value: Any) -> str:
 
 
 def _json_in(text: str) -> Any:
-    """The list or object that a text encodes as JSON, as in tables; None for any other text."""
+    """The list or object in a text of JSON, as in tables; None for any other text."""
     if len(text) > _JSON_TEXT or text.lstrip()[:1] not in ("[", "{"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Facts: what the numbers of a column could be, judged by their values alone."""
+"""Facts: statistics of a column's numbers, and what they could be by their values alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_audit.inspect.columns import Numbers
 
 _LARGEST_VOCABULARY = 2_000_000
 _FLOOR = -100.0
-"""Values below this are not logprobs but say that there is none."""
+"""Values below this are placeholders for a missing logprob."""
 
 
 class Look(StrEnum):
@@ -37,7 +37,7 @@ class Facts:
     low: float
     high: float
     distinct: int
-    """How many different numbers there are, counted up to 64."""
+    """How many distinct numbers there are, counted up to 64."""
     shares: tuple[tuple[float, float], ...]
     """Up to four special values (-100, 0, 1, -9999, …), each with its share."""
     constant: bool
@@ -89,7 +89,7 @@ def _look(arrays: Sequence[Numbers], values: Numbers, counts: Numbers, kind: str
         # Lists of one number are scalars, not sequences.
         if kind != "f" and values[0] >= 0 and 2 <= values[-1] < _LARGEST_VOCABULARY and rising:
             return Look.IDS
-    # Atropos writes 1.0 for no logprob; a few other values above 0 are tolerated.
+    # Atropos writes 1.0 for a missing logprob; a few other values above 0 are tolerated.
     above = counts[(values > 0) & (values != 1.0)].sum()
     if kind == "f" and values[0] < 0 and above <= counts.sum() / 50:
         return Look.LOGPROBS

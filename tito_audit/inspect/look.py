@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,30 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import Near, all_formats, format_named, map_columns, near_formats, pick_format, told_by
 from tito_audit.inspect.columns import Column, Columns, Item
+from tito_audit.inspect.decoys import characters
 from tito_audit.inspect.facts import Facts, facts_of
-from tito_audit.inspect.mapping import Trial, proposed, tried
+from tito_audit.inspect.logprobs import LogprobChoice, choices_of
+from tito_audit.inspect.mapping import proposed
+from tito_audit.inspect.packed import Packed, packed_by
 from tito_audit.inspect.relations import Relation, relations_of
 from tito_audit.inspect.roles import Role, Roles, roles_of
-from tito_audit.join import CallsSeen, Decode, calls_seen
+from tito_audit.inspect.trial import Trial, misfits_of, read_logprobs, scanned, tried
+from tito_audit.join import CallsSeen, calls_seen
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
+from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
+from tito_audit.tokens.vocab import Vocabulary
 
 _MOST_BYTES = 256 << 20
-"""About how many bytes of a log are read at most, whatever number of rows is asked for."""
+"""The approximate limit of bytes read from a log, for any number of rows."""
+_ATTEMPTS = 8
+"""How many times a mapping is proposed, each time without the columns that did not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenFor:
-    """Rows that are read as one format, or as none."""
+    """Rows read as one format, or as none."""
 
     format: str | None
     """None: no format fits."""
@@ -63,9 +71,9 @@ class Sentinel:
     value: float
     """The most common value there; NaN for null."""
     share: float
-    """The share of untrained tokens that have it."""
+    """The share of untrained tokens with this value."""
     inside: int
-    """How many trained tokens have it too."""
+    """How many trained tokens have it as well."""
 
 
 @dataclass(slots=True)
@@ -83,6 +91,8 @@ class Inspection:
     """By row: why it could not be read."""
     taken: list[TakenFor] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
+    items: dict[str, list[Item]] = field(default_factory=dict)
+    """By scope: the objects that the columns were read from."""
     more_columns: int = 0
     deeper: bool = False
     facts: dict[str, Facts] = field(default_factory=dict)
@@ -92,23 +102,32 @@ class Inspection:
     """By scope."""
     masks: list[MaskNote] = field(default_factory=list)
     sentinels: list[Sentinel] = field(default_factory=list)
+    logprobs: list[LogprobChoice] = field(default_factory=list)
+    """By scope: which of several columns of logprobs is the sampler's."""
     mapping: dict[str, str] = field(default_factory=dict)
-    """Our column names to the log's: as given, else as proposed."""
+    """The mapping from our column names to the log's: as given, else as proposed."""
     given: bool = False
     """Whether the mapping was given."""
+    left_out: list[str] = field(default_factory=list)
+    """Columns that were left out of the proposal because they fit the tokens of too few rows."""
     trial: Trial | None = None
-    """What reading with the mapping gives; None without a mapping."""
+    """The result of reading and scanning with the mapping; None without a mapping."""
+    packed: Packed | None = None
+    """A column of unknown name that shows that rows hold several samples; None if there is none."""
     calls: CallsSeen | None = None
     """The rows that are one call each; None if there are not two."""
 
 
 def inspect_log(
-    path: Path, rows: int = 100, settings: Settings | None = None, decode: Decode | None = None
+    path: Path,
+    rows: int = 100,
+    settings: Settings | None = None,
+    vocabulary: Vocabulary | None = None,
+    loader: Loader | None = None,
 ) -> Inspection:
-    """What the first `rows` rows of a file show; StorageError if it cannot be read as a log.
+    """Inspects the first `rows` rows of a file; StorageError if it cannot be read as a log.
 
-    Uses the settings `format`, `columns`, `rows_at`, `session`, `join` and `max_row_bytes`; `decode` gives the
-    bytes of ids, where there is a tokenizer.
+    `vocabulary` is the tokenizer's, if there is one; `loader` loads what a scan of the rows needs.
     """
     settings = (settings or Settings()).at(path)
     log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
@@ -124,35 +143,65 @@ def inspect_log(
         else:
             read.append((raw.index, raw.value))
     found.kind = log.kind if path.is_file() else "lines"
-    _look_at_columns(found, read)
+    _look_at_columns(found, read, vocabulary)
     if found.kind in ("parquet", "arrow"):
         _name_storage_types(found, log.schema())
     found.taken = _taken_for(read, settings)
+    _choose_logprobs(found, read_logprobs(read, settings))
     _map(found, read, settings)
+    found.packed = packed_by(found.columns, found.items.get("", []), found.mapping.get("token_ids"))
+    if found.trial is not None:
+        whole = not found.stopped
+        seen = scanned(path, found.mapping, found.rows, settings, loader, whole=whole)
+        found.trial = replace(found.trial, scan=seen)
+    decode = vocabulary.data if vocabulary is not None else None
     found.calls = calls_seen(path, [row for _, row in read], found.rows, settings, decode)
     return found
 
 
-def _look_at_columns(found: Inspection, rows: Sequence[tuple[int, Row]]) -> None:
+def _look_at_columns(found: Inspection, rows: Sequence[tuple[int, Row]], vocabulary: Vocabulary | None) -> None:
     seen = Columns()
     for number, row in rows:
         seen.add(number, row)
     found.columns = list(seen.by_path.values())
     found.more_columns, found.deeper = seen.more, seen.deeper
+    found.items = seen.items
+    known = vocabulary.known if vocabulary is not None else None
+    texts = [characters(row) for _, row in rows]
     for column in found.columns:
         if column.arrays and (facts := facts_of(column.arrays)) is not None:
             found.facts[column.path] = facts
-    by_scope: dict[str, list[Column]] = {}
-    for column in found.columns:
-        by_scope.setdefault(column.scope, []).append(column)
-    for scope, columns in by_scope.items():
+    for scope, columns in _by_scope(found):
         items = seen.items.get(scope, [])
         about = {column.path: found.facts[column.path] for column in columns if column.path in found.facts}
         relations = relations_of(items, about) if about else []
-        if relations:
-            found.relations[scope] = relations
-        found.roles.update(roles_of(columns, items, about, relations))
+        found.roles.update(roles_of(columns, items, about, relations, () if scope else texts, known))
+        found.relations[scope] = [one for one in relations if not _by_chance(one, found.roles)]
         _look_at_masks(found, columns, items)
+
+
+def _by_chance(relation: Relation, roles: Roles) -> bool:
+    """Whether lists without tokens match only because their lengths never vary."""
+    return (
+        not relation.varied and relation.of > 1 and all(roles[path].role is Role.LIST for path in relation.paths)
+    )
+
+
+def _by_scope(found: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
+    by_scope: dict[str, list[Column]] = {}
+    for column in found.columns:
+        by_scope.setdefault(column.scope, []).append(column)
+    return list(by_scope.items())
+
+
+def _choose_logprobs(found: Inspection, read: set[str]) -> None:
+    """Fill in which of several columns of logprobs is the sampler's."""
+    for scope, columns in _by_scope(found):
+        own = next((c.path for c in columns if c.name in read or c.path in read), None)
+        items = found.items.get(scope, [])
+        choice = choices_of(columns, items, found.facts, found.roles, scope, own)
+        if choice is not None:
+            found.logprobs.append(choice)
 
 
 def _look_at_masks(found: Inspection, columns: Sequence[Column], items: Sequence[Item]) -> None:
@@ -198,7 +247,7 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
         if values is None or marks is None or encoding is None or not len(values):
             continue
         trained = trained_of(marks, encoding)
-        # A mask over the response lines up with the end of logprobs over the whole sequence.
+        # A mask of the response is aligned with the end of logprobs of the whole sequence.
         if len(trained) < len(values):
             trained = np.concatenate([np.zeros(len(values) - len(trained), dtype=bool), trained])
         if len(trained) == len(values):
@@ -261,9 +310,21 @@ def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[Take
 def _map(found: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:
     if settings.columns:
         found.mapping, found.given = dict(settings.columns), True
-    elif rows:
-        found.mapping = proposed(found.columns, found.roles, len(rows))
-    if found.mapping:
-        trial = found.trial = tried(rows, found.mapping, found.file)
-        if not found.given and (2 * trial.rows <= len(rows) or not trial.training_rows + trial.calls):
-            found.mapping, found.trial = {}, None
+        found.trial = tried(rows, found.mapping, found.file)
+        return
+    if all(taken.format not in (None, "generic") for taken in found.taken):
+        return  # read as it is
+    top = next((choice.columns[0].path for choice in found.logprobs if not choice.scope), None)
+    for _ in range(_ATTEMPTS):
+        mapping = proposed(found.columns, found.roles, len(rows), top, found.left_out) if rows else {}
+        if not mapping:
+            return
+        trial = tried(rows, mapping, found.file)
+        misfits = [name for name in misfits_of(trial) if name in mapping]
+        found.left_out += [mapping[name] for name in misfits]
+        if not misfits:
+            break
+    else:
+        return
+    if 2 * trial.rows > len(rows) and trial.training_rows + trial.calls:
+        found.mapping, found.trial = mapping, trial

@@ -1,14 +1,10 @@
-"""The mapping from our columns to the log's, ready to paste, and what a trial reading with it gives."""
+"""The mapping from our columns to the log's, ready to paste."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 
-from tito_audit.errors import RecordError
-from tito_audit.format import Row
 from tito_audit.formats import (
     CALL_LISTS,
     CANONICAL_COLUMNS,
@@ -17,44 +13,29 @@ from tito_audit.formats import (
     LOGPROBS,
     MASKS,
     PROMPT_IDS,
-    format_named,
-    map_columns,
 )
 from tito_audit.inspect.columns import Column
 from tito_audit.inspect.roles import Role, Roles
-from tito_audit.record.rollout import Place, Rollout
 from tito_audit.terminal.shell import shell_word
 
 _KNOWN = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
 
 
-_LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")
 _READ = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What reading the first rows as `generic` with the mapping gave."""
-
-    rows: int = 0
-    training_rows: int = 0
-    calls: int = 0
-    messages: int = 0
-    """Rows with messages."""
-    without_ids: int = 0
-    errors: Mapping[str, int] = field(default_factory=dict)
-    """Why rows could not be read, with the number of rows, the most common first."""
-    misfits: Mapping[str, int] = field(default_factory=dict)
-    """Columns whose length does not fit the tokens of their row, with the number of rows."""
-    unread: Mapping[str, int] = field(default_factory=dict)
-    """Columns that should hold a list and do not, with the number of rows."""
-
-
-def proposed(columns: Sequence[Column], roles: Roles, rows: int) -> dict[str, str]:
+def proposed(
+    columns: Sequence[Column],
+    roles: Roles,
+    rows: int,
+    sampler: str | None = None,
+    without: Collection[str] = (),
+) -> dict[str, str]:
     """Our column names to the log's, for columns that `--map` can name: those in the row and in its objects.
 
-    A row that lacks a mapped column cannot be read, so the ids have to be in most rows, and all other columns
-    wherever the ids are. {} for a log without such ids.
+    `sampler` is the chosen logprob column, if there are several; columns in `without` are left out. A row that
+    lacks a mapped column cannot be read, so the ids must be in most rows, and all other columns wherever the ids
+    are. {} for a log without such ids.
     """
     found: dict[str, str] = {}
     carriers = (Role.IDS, Role.COMPLETION_IDS, Role.CALLS)
@@ -63,9 +44,16 @@ def proposed(columns: Sequence[Column], roles: Roles, rows: int) -> dict[str, st
 
     def best(role: Role) -> Column | None:
         known = _KNOWN.get(role, ())
-        fits = [column for column in there if roles[column.path].role is role]
-        # Prefer known names, then columns nearer to the top.
-        fits.sort(key=lambda c: (known.index(c.name) if c.name in known else len(known), len(c.keys)))
+        fits = [column for column in there if roles[column.path].role is role and column.path not in without]
+        # Prefer known names, then columns aligned with the tokens, then columns nearer to the top.
+        fits.sort(
+            key=lambda c: (
+                c.path != sampler,
+                known.index(c.name) if c.name in known else len(known),
+                not roles[c.path].alignment,
+                len(c.keys),
+            )
+        )
         return fits[0] if fits else None
 
     chosen = {role: best(role) for role in Role}
@@ -98,54 +86,6 @@ def by_their_names(mapping: Mapping[str, str]) -> bool:
         theirs == ours or any(ours in names and theirs in names for names in _READ)
         for ours, theirs in mapping.items()
     )
-
-
-def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str) -> Trial:
-    """What `generic` reads from these rows with the mapping."""
-    form = format_named("generic")
-    errors: Counter[str] = Counter()
-    misfits: Counter[str] = Counter()
-    unread: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for number, row in rows:
-        try:
-            row = map_columns(row, mapping)
-            (rollout,) = form.read(row, Place(file, number))
-        except RecordError as error:
-            errors[str(error)] += 1
-            continue
-        counts.update(_counted(rollout))
-        misfits.update(_misfits(rollout))
-        unread.update(name for name in _LISTS if name in mapping and isinstance(row[name], int | float | str))
-    return Trial(
-        counts["rows"],
-        counts["training_rows"],
-        counts["calls"],
-        counts["messages"],
-        counts["without_ids"],
-        dict(errors.most_common()),
-        dict(misfits.most_common()),
-        dict(unread.most_common()),
-    )
-
-
-def _counted(rollout: Rollout) -> dict[str, int]:
-    ids = rollout.training_row is not None or any(
-        turn.prompt_ids is not None or turn.completion_ids is not None for turn in rollout.turns
-    )
-    return {
-        "rows": 1,
-        "training_rows": rollout.training_row is not None,
-        "calls": len(rollout.turns),
-        "messages": bool(rollout.messages),
-        "without_ids": not ids,
-    }
-
-
-def _misfits(rollout: Rollout) -> set[str]:
-    columns = [column for turn in rollout.turns for column in turn.columns]
-    columns += rollout.training_row.columns if rollout.training_row is not None else ()
-    return {column.name for column in columns if column.alignment is None}
 
 
 def as_flags(mapping: Mapping[str, str]) -> list[str]:

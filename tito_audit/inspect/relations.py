@@ -1,4 +1,4 @@
-"""Relations between the lengths of lists in an object: equal, one shorter, adding up to a third."""
+"""Relations between the lengths of lists in an object: equal, one shorter, or two adding up to a third."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tito_audit.inspect.facts import Facts, Look
 from tito_audit.record.column import MaskEncoding, trained_of
 
 _MOST = 64
-"""Maximum lists of one object that are compared."""
+"""Maximum lists compared per object."""
 _PARTS = 24
 _MOST_OF = 0.75
 """Share of the objects in which a relation has to hold."""
 _SEVERAL = 3
-"""How many objects a relation has to hold in if it fails in others."""
+"""The least number of objects in which a relation must hold if it fails in others."""
 _COUNT = re.compile(r"len|num|count|total|size|tokens", re.IGNORECASE)
 
 
@@ -37,7 +37,7 @@ class RelationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Something that holds for the lists of all objects of a scope."""
+    """A relation between lists that holds in the objects of a scope."""
 
     kind: RelationKind
     paths: tuple[str, ...]
@@ -48,7 +48,7 @@ class Relation:
     except_row: int | None
     """The first row in which it does not hold; None if it always holds."""
     varied: bool
-    """Whether lengths vary between objects; if not, the relation may be chance."""
+    """Whether lengths vary between objects; if not, the relation may be a coincidence."""
 
 
 class _Lengths:
@@ -65,7 +65,7 @@ class _Lengths:
     ) -> Relation | None:
         """The relation, if left equals right in most objects that have both; else None.
 
-        Some rows of a log may be broken, which must not hide what holds in the others.
+        A few broken rows must not hide a relation.
         """
         both = (left >= 0) & (right >= 0) & (right > 0)
         same = both & (left == right)
@@ -80,7 +80,7 @@ class _Lengths:
 def relations_of(items: Sequence[Item], facts: Mapping[str, Facts]) -> list[Relation]:
     """The relations between the lists of these objects; `facts` of their number columns, by path."""
     paths = dict.fromkeys(path for item in items for path in item.lengths)
-    # Ids first: they represent the columns of equal length.
+    # Ids first: they represent their group of equal lengths.
     numeric = sorted((path for path in paths if path in facts), key=lambda path: facts[path].look is not Look.IDS)
     others = [path for path in paths if path not in facts]
     lengths = _Lengths(items, (numeric + others)[:_MOST])
@@ -101,7 +101,7 @@ def _groups(lengths: _Lengths, numeric: set[str]) -> list[list[int]]:
         path = lengths.paths[index]
         for group in groups:
             head = lengths.paths[group[0]]
-            # Short lists of other things have equal lengths by chance.
+            # Short lists of other values have equal lengths by chance.
             if head not in numeric or (path not in numeric and row.max() <= 3):
                 continue
             if lengths.holds(RelationKind.EQUAL, (head, path), row, lengths.table[group[0]]) is not None:

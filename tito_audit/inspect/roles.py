@@ -1,22 +1,23 @@
-"""Roles: what each column is for, guessed from known names, values and lengths, with the reason."""
+"""Roles: what each column holds, guessed from known names, values and lengths, with the reason."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tito_audit.align.prefix import starts_with
 from tito_audit.formats import COMPLETION_IDS, FLAT_IDS, LOGPROBS, MASKS, PROMPT_IDS, STALE
-from tito_audit.inspect.columns import Column, Item, Numbers
+from tito_audit.inspect.columns import Column, Item
+from tito_audit.inspect.decoys import Beside, Known, may_be_shared_prompt, no_loss_mask, no_tokens, varies
 from tito_audit.inspect.facts import Facts, Look
+from tito_audit.inspect.parts import Parts
 from tito_audit.inspect.relations import Relation, RelationKind
 
 
 class Role(StrEnum):
-    """What a column is for."""
+    """What a column holds."""
 
     IDS = "ids"
     PROMPT_IDS = "prompt ids"
@@ -53,58 +54,95 @@ class Guess:
 _MOST = 32
 """Maximum id columns compared with each other."""
 
+_FEW_VALUES = 8
+"""Logprobs rarely repeat: a column with fewer distinct values needs a telling name."""
+
 Roles = dict[str, Guess]
 """By path."""
 
-_PROMPT = re.compile(r"prompt|input|query|quer(?:y|ies)|context|source|request", re.IGNORECASE)
-_COMPLETION = re.compile(
-    r"complet|respon|output|generat|gen_|answer|action|sampled|target|(?:^|_)out(?:$|_)", re.IGNORECASE
+_PROMPT = re.compile(
+    r"prompt|input|query|quer(?:y|ies)|context|ctx|source|request|question|problem|instruct|observ|(?:^|_)(?:in|obs|req)(?:_|$)",
+    re.IGNORECASE,
 )
+_COMPLETION = re.compile(
+    r"complet|respon|output|generat|gen_|answer|action|sampled|target|(?:^|_)(?:out|res|resp|reply)(?:$|_)",
+    re.IGNORECASE,
+)
+_WHOLE = re.compile(r"seq|full|all|whole|traj|input|token_?ids|^tokens$|pack|row|concat", re.IGNORECASE)
 _OTHERS_IDS = re.compile(r"distill|teacher|top_?[kp]|ref_|expert|chosen|rejected|position|segment", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn|pad", re.IGNORECASE)
 _MASK = re.compile(r"mask|label|train|loss|weight", re.IGNORECASE)
 _LOGPROB = re.compile(r"log_?p|logit|(?:^|_)lps?(?:$|_)", re.IGNORECASE)
 _OTHER_SCORES = re.compile(
-    r"advantage|reward|return|value|entrop|kl|temperature|version|ratio|score|^ref|teacher|trainer|prev_|old_",
+    r"advantage|reward|return|value|entrop|kl|temperature|version|ratio|score|^ref|teacher|trainer|prev_|old_"
+    r"|prompt_?l|top_?\d*_?l|cum",
     re.IGNORECASE,
 )
 
 
 def roles_of(
-    columns: Sequence[Column], items: Sequence[Item], facts: Mapping[str, Facts], relations: Sequence[Relation]
+    columns: Sequence[Column],
+    items: Sequence[Item],
+    facts: Mapping[str, Facts],
+    relations: Sequence[Relation],
+    texts: Sequence[int] = (),
+    known: Known | None = None,
 ) -> Roles:
-    """The role of each column of one scope."""
-    scope = _Scope({column.path: column for column in columns if column.path in facts}, items, facts, relations)
+    """The role of each column of one scope.
+
+    `texts` are the characters of text by row where objects are rows; `known` says which ids are in the vocabulary.
+    """
+    numbers = {column.path: column for column in columns if column.path in facts}
+    scope = _Scope(items, numbers, facts, relations, varies(columns), texts, known, {})
     roles = {column.path: _without_numbers(column) for column in columns if column.path not in facts}
     ids = scope.ids()
     roles.update(ids)
-    whole = next((path for path, guess in ids.items() if guess.role is Role.IDS), None)
-    answer = next((path for path, guess in ids.items() if guess.role is Role.COMPLETION_IDS), None)
+    tokens = _Tokens(*(_first(ids, role) for role in (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)))
     for column in columns:
         if column.path in facts and column.path not in roles:
-            roles[column.path] = scope.guess(column, whole, answer)
+            roles[column.path] = scope.guess(column, tokens)
     for relation in relations:
         if relation.kind is RelationKind.LENGTH:
             roles[relation.paths[0]] = Guess(Role.LENGTH, f"always the length of {relation.paths[1]}")
     return roles
 
 
+def _first(roles: Roles, role: Role) -> str | None:
+    return next((path for path, guess in roles.items() if guess.role is role), None)
+
+
 @dataclass(frozen=True, slots=True)
-class _Scope:
-    """The number lists of one scope, compared with each other."""
+class _Tokens:
+    """The id columns that other columns are compared with."""
+
+    whole: str | None
+    prompt: str | None
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope(Parts):
+    """Compares the number lists of one scope."""
 
     columns: Mapping[str, Column]
-    items: Sequence[Item]
     facts: Mapping[str, Facts]
     relations: Sequence[Relation]
+    varies: bool
+    """Whether any column differs from row to row."""
+    texts: Sequence[int]
+    known: Known | None
+    decoys: dict[str, str]
+    """By path: why a list of integers does not hold tokens."""
 
     def ids(self) -> Roles:
         """The roles of id columns: the whole sequence, prompt or completion."""
-        found = {
-            path: column
-            for path, column in self.columns.items()
-            if self.facts[path].look is Look.IDS and not _OTHERS_IDS.search(column.name)
-        }
+        found = self._without_decoys(
+            {
+                path: column
+                for path, column in self.columns.items()
+                if self.facts[path].look is Look.IDS and not _OTHERS_IDS.search(column.name)
+            }
+        )
         compared = dict(list(found.items())[:_MOST])
         roles: Roles = {path: self._by_name(column) for path, column in found.items()}
         for relation in self.relations:
@@ -112,19 +150,82 @@ class _Scope:
                 continue
             one, two, whole = relation.paths
             for first, second in ((one, two), (two, one)):
-                if self._is_start(first, whole) and self._is_end(second, whole):
+                if self.is_start(first, whole) and self.is_end(second, whole):
                     roles[whole] = Guess(Role.IDS, f"{first}, then {second}", "full")
                     roles[first] = Guess(Role.PROMPT_IDS, f"{whole} starts with it")
                     roles[second] = Guess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         for path in compared:
-            guess = roles[path]
-            whole = next((p for p in compared if p != path and self._is_longer(p, path)), "")
-            if guess.role is Role.IDS and guess.alignment != "full" and whole:
-                if self._is_start(path, whole):
-                    roles[path] = Guess(Role.PROMPT_IDS, f"{whole} starts with it")
-                elif self._is_end(path, whole):
-                    roles[path] = Guess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
+            if roles[path].role is Role.IDS and roles[path].alignment != "full":
+                roles[path] = self._part_of(path, compared) or roles[path]
         return self._settled(roles)
+
+    def _part_of(self, path: str, others: Collection[str]) -> Guess | None:
+        """The role of a list that another one starts or ends with; None if none does."""
+        longer = [other for other in others if other != path and self.is_longer(other, path)]
+        if whole := next((other for other in longer if self.is_start(path, other)), None):
+            return Guess(Role.PROMPT_IDS, f"{whole} starts with it")
+        if whole := next((other for other in longer if self.is_end(path, other)), None):
+            return Guess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
+        return None
+
+    def _without_decoys(self, found: dict[str, Column]) -> dict[str, Column]:
+        """The columns without decoys; a prompt may be the same in all rows."""
+        why = {path: no_tokens(column, self.facts[path], self._beside(path)) for path, column in found.items()}
+        kept = {path: column for path, column in found.items() if not why[path]}
+        for path, column in found.items():
+            if why[path].startswith("the same list") and any(other != path for other in kept):
+                shared = _PROMPT.search(column.name) and may_be_shared_prompt(column.arrays)
+                if shared or any(self.is_longer(p, path) and self.is_start(path, p) for p in kept):
+                    why[path] = ""
+        for path in kept:
+            if follows := next((p for p in kept if p != path and not why[p] and self.is_next(path, p)), None):
+                why[path] = f"the next token of {follows}"
+        self.decoys.update({path: reason for path, reason in why.items() if reason})
+        return {path: column for path, column in found.items() if not why[path]}
+
+    def _beside(self, path: str) -> Beside:
+        per_token = (Look.LOGPROBS, Look.MASK, Look.LABELS)
+        aligned = any(
+            (relation.varied or self._says_per_token(other))
+            and self.facts[other].look in per_token
+            and (self.facts[other].distinct > 1 or _LOGPROB.search(self.columns[other].name))
+            for relation in self.relations
+            if relation.kind is RelationKind.EQUAL and path in relation.paths
+            for other in relation.paths
+            if other != path and other in self.facts
+        )
+        return Beside(aligned, self.varies, self.texts, self.known)
+
+    def _scored_alone(self, one: str, two: str) -> str | None:
+        """Which of two disjoint lists of ids has logprobs; None if neither or both."""
+        if self.holds(one, two) or self.holds(two, one):
+            return None
+        scored = [path for path in (one, two) if self._has_logprobs(path)]
+        return scored[0] if len(scored) == 1 else None
+
+    def _has_logprobs(self, path: str) -> bool:
+        return any(
+            self.facts[other].look is Look.LOGPROBS and not _OTHER_SCORES.search(self.columns[other].name)
+            for other in self._as_long_as(path)
+        )
+
+    def _sampled_alone(self, path: str) -> bool:
+        """Whether a list holds only what was sampled: no mask, and no token without a logprob."""
+        if _WHOLE.search(self.columns[path].name):
+            return False
+        beside = [self.facts[other] for other in self._as_long_as(path)]
+        masked = any(fact.look in (Look.MASK, Look.LABELS) for fact in beside)
+        scored = [fact for fact in beside if fact.look is Look.LOGPROBS]
+        return not masked and bool(scored) and all(fact.high < 0 and not fact.nulls for fact in scored)
+
+    def _as_long_as(self, path: str) -> list[str]:
+        """The number lists that are as long as this one, list by list."""
+        equal = (r.paths for r in self.relations if r.kind is RelationKind.EQUAL and path in r.paths)
+        return [other for paths in equal for other in paths if other != path and other in self.facts]
+
+    def _says_per_token(self, path: str) -> bool:
+        name = self.columns[path].name
+        return bool(_MASK.search(name) or _LOGPROB.search(name))
 
     def _by_name(self, column: Column) -> Guess:
         name = column.name
@@ -135,10 +236,12 @@ class _Scope:
             return Guess(Role.PROMPT_IDS, f"{said}; by its name")
         if name in COMPLETION_IDS:
             return Guess(Role.COMPLETION_IDS, f"{said}; by its name", "call")
-        if _COMPLETION.search(name):
-            return Guess(Role.COMPLETION_IDS, f"{said}; by a word in its name", "call")
-        if _PROMPT.search(name):
-            return Guess(Role.PROMPT_IDS, f"{said}; by a word in its name")
+        # The name itself says more than that of the object around it.
+        for key in (name, *reversed([key for key in column.keys[:-1] if key not in ("[]", name)])):
+            if _COMPLETION.search(key):
+                return Guess(Role.COMPLETION_IDS, f"{said}; by its name", "call")
+            if _PROMPT.search(key):
+                return Guess(Role.PROMPT_IDS, f"{said}; by its name")
         return Guess(Role.IDS, said)
 
     def _settled(self, roles: Roles) -> Roles:
@@ -147,10 +250,20 @@ class _Scope:
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
         if len(wholes) == 1 and answers and not prompts and self.columns[wholes[0]].name == "input_ids":
             # SGLang and the TI/TO provider call the prompt `input_ids`.
-            roles[wholes[0]] = Guess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} goes on from it")
+            roles[wholes[0]] = Guess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} continues it")
+        elif len(wholes) == 1 and answers and not prompts and not any(self.holds(wholes[0], a) for a in answers):
+            said = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
+            roles[wholes[0]] = Guess(Role.PROMPT_IDS, said)
+        elif len(wholes) == 2 and not prompts and not answers and (scored := self._scored_alone(*wholes)):
+            prompt = next(path for path in wholes if path != scored)
+            roles[prompt] = Guess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
+            roles[scored] = Guess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
+        elif len(wholes) == 1 and not prompts and not answers and self._sampled_alone(wholes[0]):
+            said = f"{roles[wholes[0]].because}; every token has a logprob"
+            roles[wholes[0]] = Guess(Role.COMPLETION_IDS, said, "call")
         elif len(prompts) == 1 and not answers and not wholes:
             roles[prompts[0]] = Guess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
-        elif len(prompts) == len(wholes) == 1 and not answers and not self._is_start(prompts[0], wholes[0]):
+        elif len(prompts) == len(wholes) == 1 and not answers and not self.is_start(prompts[0], wholes[0]):
             said = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
             roles[wholes[0]] = Guess(Role.COMPLETION_IDS, said, "call")
         return {
@@ -158,11 +271,11 @@ class _Scope:
             for path, guess in roles.items()
         }
 
-    def guess(self, column: Column, whole: str | None, answer: str | None) -> Guess:
-        """The role of a number column that does not hold ids."""
+    def guess(self, column: Column, tokens: _Tokens) -> Guess:
+        """The role of a number column without ids."""
         path, name = column.path, column.name
         fact = self.facts[path]
-        alignment = self._alignment(path, whole, answer)
+        alignment = self._alignment(path, tokens)
         fits = bool(alignment)
         if name in MASKS and fact.look is Look.NUMBERS and fact.low >= 0 and fact.high <= 1:
             return Guess(Role.MASK, "weights from 0 to 1; by its name", alignment)
@@ -170,7 +283,11 @@ class _Scope:
             if _ATTENTION.search(name):
                 return Guess(Role.ATTENTION, "0 and 1; by its name", alignment)
             said = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
-            if name in MASKS or _MASK.search(name):
+            if name in MASKS:
+                return Guess(Role.MASK, f"{said}; by its name", alignment)
+            if fits and (why := self._no_loss_mask(column, tokens)):
+                return Guess(Role.PER_TOKEN, f"{said}; {why}", alignment)
+            if fits and _MASK.search(name):
                 return Guess(Role.MASK, f"{said}; by its name", alignment)
             if fits and fact.distinct > 1 and not _OTHER_SCORES.search(name):
                 return Guess(Role.MASK, f"{said}; as long as the ids", alignment)
@@ -180,20 +297,31 @@ class _Scope:
             return Guess(Role.OFFSETS, "rising from 0 to the length of another list")
         is_score = bool(_OTHER_SCORES.search(name)) or name in STALE
         if name in LOGPROBS and name not in STALE and (fact.look is not Look.IDS):
-            return Guess(
-                Role.LOGPROBS, ("not above 0; " if fact.look is Look.LOGPROBS else "") + "by its name", alignment
-            )
+            return Guess(Role.LOGPROBS, "by its name", alignment)
         if fact.look is Look.LOGPROBS and not is_score:
             if _LOGPROB.search(name):
-                return Guess(Role.LOGPROBS, "not above 0; by a word in its name", alignment)
-            if fits and not fact.constant:
-                return Guess(Role.LOGPROBS, "not above 0; as long as the ids", alignment)
+                return Guess(Role.LOGPROBS, "by its name", alignment)
+            if fits and not fact.constant and fact.distinct > min(_FEW_VALUES, fact.count // 4):
+                return Guess(Role.LOGPROBS, "never above 0; as long as the ids", alignment)
+        why = self.decoys.get(path, "")
         if fits:
-            return Guess(Role.PER_TOKEN, "as long as the ids", alignment)
-        return Guess(Role.LIST)
+            return Guess(Role.PER_TOKEN, f"as long as the ids; {why}" if why else "as long as the ids", alignment)
+        return Guess(Role.LIST, why)
 
-    def _alignment(self, path: str, whole: str | None, answer: str | None) -> str:
+    def _no_loss_mask(self, column: Column, tokens: _Tokens) -> str:
+        """Why flags next to the ids are not a loss mask; "" if they may be."""
+        if self.facts[column.path].look is Look.LABELS:
+            return ""
+        lists = [
+            (item.lists.get(column.path), item.lists.get(tokens.whole or tokens.answer or ""))
+            for item in self.items
+        ]
+        filled = [(flags, ids) for flags, ids in lists if flags is not None and len(flags)]
+        return no_loss_mask(column.name, [flags for flags, _ in filled], [ids for _, ids in filled])
+
+    def _alignment(self, path: str, tokens: _Tokens) -> str:
         """Which tokens entries describe, judged by lengths; "" if they fit none."""
+        whole, answer = tokens.whole, tokens.answer
         if whole is not None and (path == whole or self._related(RelationKind.EQUAL, path, whole)):
             return "full"
         if answer is not None and self._related(RelationKind.EQUAL, path, answer):
@@ -201,42 +329,30 @@ class _Scope:
         if any(r.kind is RelationKind.SAMPLED and r.paths[0] == path for r in self.relations):
             return "sampled"
         if whole is None:
-            return ""
+            return "full" if self._covers(path, tokens) else ""
         if any(r.kind is RelationKind.MINUS_ONE and r.paths == (path, whole) for r in self.relations):
             return "shifted"
         # A response after a prompt that the row does not give as ids: shorter, with similar columns as long.
         name = self.columns[path].name
-        if self._is_longer(whole, path) and (name in MASKS or name in LOGPROBS):
+        if self.is_longer(whole, path) and (name in MASKS or name in LOGPROBS):
             return "response"
         partners = (r.paths for r in self.relations if r.kind is RelationKind.EQUAL and path in r.paths)
         known = {*MASKS, *LOGPROBS}
-        if self._is_longer(whole, path) and any(
+        if self.is_longer(whole, path) and any(
             self.columns[p].name in known for paths in partners for p in paths if p in self.columns and p != path
         ):
             return "response"
         return ""
 
+    def _covers(self, path: str, tokens: _Tokens) -> bool:
+        """Whether a list is as long as prompt and completion together."""
+        names = (path, tokens.prompt or "", tokens.answer or "")
+        sizes = [[item.lengths.get(name) for name in names] for item in self.items]
+        full = [(own, prompt + answer) for own, prompt, answer in sizes if own and prompt and answer]
+        return bool(full) and 4 * sum(own == both for own, both in full) > 3 * len(full)
+
     def _related(self, kind: RelationKind, *paths: str) -> bool:
         return any(r.kind is kind and set(paths) <= set(r.paths) for r in self.relations)
-
-    def _pairs(self, part: str, whole: str) -> list[tuple[Numbers, Numbers]]:
-        lists = ((item.lists.get(part), item.lists.get(whole)) for item in self.items)
-        return [(a, b) for a, b in lists if a is not None and b is not None and len(a)]
-
-    def _is_longer(self, whole: str, part: str) -> bool:
-        pairs = self._pairs(part, whole)
-        return bool(pairs) and all(len(b) >= len(a) for a, b in pairs) and any(len(b) > len(a) for a, b in pairs)
-
-    def _is_start(self, part: str, whole: str) -> bool:
-        """Whether the whole starts with the part in most objects; a few may have drifted."""
-        pairs = self._pairs(part, whole)
-        held = sum(starts_with(b, a) for a, b in pairs)
-        return bool(pairs) and 2 * held > len(pairs)
-
-    def _is_end(self, part: str, whole: str) -> bool:
-        pairs = self._pairs(part, whole)
-        held = sum(starts_with(b[::-1], a[::-1]) for a, b in pairs)
-        return bool(pairs) and 2 * held > len(pairs)
 
 
 def _without_numbers(column: Column) -> Guess:
@@ -250,6 +366,8 @@ def _without_numbers(column: Column) -> Guess:
         return Guess(Role.OBJECT)
     if column.lengths:
         return Guess(Role.LIST)
+    if column.types["text of JSON (list)"]:
+        return Guess(Role.TEXT, "a list written as text")
     if isinstance(sample, str):
         if name in ("model", "model_name", "model_id"):
             return Guess(Role.MODEL)

@@ -1,0 +1,289 @@
+"""What `inspect` suggests for logs of own columns: never a decoy, and whose logprobs it takes is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shlex
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import run, written
+from tests.own_logs import own_log
+from tests.tiers import examples
+from tito_audit.inspect import Author, Inspection, Role, inspect_log
+from tito_audit.settings.model import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = ROOT / "fixtures" / "formats"
+SHARED = ROOT.parent / "shared" / "rollouts"
+PARAMETERS: dict[str, Any] = {
+    "stop_token_ids": [151643, 151645],
+    "sampling_params": {"stop_token_ids": [151645, 2], "logit_bias": {"50256": -100}, "allowed": [9, 4, 7, 5, 8]},
+    "bad_words_ids": [[12, 33], [45]],
+    "eos_token_id": [2, 107],
+    "top_logprobs": [-0.1, -2.5],
+    "lora_ids": [3, 2],
+    "weights": [1, 0, 0, 0],
+    "allowed_token_ids": [17, 15, 16, 220, 13, 9, 44, 2],
+    "prompt_lens": [37, 386, 862],
+    "group_sizes": [8, 8, 4],
+    "position_ids": [0, 1, 2, 3, 4, 5],
+    "attention_mask": [1, 1, 1, 1, 1, 1],
+}  # fmt: skip
+
+
+def judged(found: Inspection, right: dict[str, str], optional: set[str]) -> str:
+    """How a suggestion compares with the right one: found, unsure or wrong."""
+    if any(right.get(ours) != theirs for ours, theirs in found.mapping.items()):
+        return "wrong"
+    missing = right.keys() - found.mapping.keys() - optional
+    return "unsure" if missing or not all(choice.sure for choice in found.logprobs) else "found"
+
+
+def test_a_decoy_is_never_suggested_and_own_columns_are_nearly_always_found(tmp_path: Path) -> None:
+    shares: Counter[str] = Counter()
+    for seed in range(examples(120, 1_000)):
+        log = own_log(seed)
+        found = inspect_log(written(tmp_path / "log.jsonl", log.rows))
+        assert not log.decoys & set(found.mapping.values()), seed
+        shares[judged(found, log.right, log.optional)] += 1
+    assert shares["wrong"] == 0, shares
+    assert shares["found"] >= 0.98 * shares.total(), shares
+
+
+def test_columns_of_no_meaning_are_told_by_their_values(tmp_path: Path) -> None:
+    shares: Counter[str] = Counter()
+    for seed in range(5_000, 5_000 + examples(60, 1_000)):
+        log = own_log(seed)
+        nameless = {path: f"c{number}" for number, path in enumerate(log.right.values()) if "." not in path}
+        rows = [{nameless.get(key, key): value for key, value in row.items()} for row in log.rows]
+        right = {ours: nameless.get(theirs, theirs) for ours, theirs in log.right.items()}
+        found = inspect_log(written(tmp_path / "log.jsonl", rows))
+        assert not log.decoys & set(found.mapping.values()), seed
+        shares[judged(found, right, log.optional)] += 1
+    assert shares["wrong"] <= 0.01 * shares.total(), shares
+    assert shares["found"] >= 0.9 * shares.total(), shares
+
+
+def test_the_lists_of_settings_in_real_rollouts_are_no_rows_of_tokens(tmp_path: Path) -> None:
+    if not SHARED.exists():
+        pytest.skip("no shared rollouts")
+    for log in sorted(SHARED.glob("*/retok.jsonl.gz")):
+        with gzip.open(log, "rt") as lines:
+            rows = [{**json.loads(line), **PARAMETERS} for line in islice(lines, 40)]
+        found = inspect_log(written(tmp_path / "log.jsonl", rows))
+        assert "token_ids" not in found.mapping
+        assert set(found.mapping) <= {"calls", "messages", "tools", "model"}
+        assert found.trial is not None
+        assert found.trial.training_rows == 0
+
+
+@pytest.mark.parametrize("log", sorted(FORMATS.glob("*.jsonl")), ids=lambda log: log.name)
+def test_parameters_beside_the_columns_of_a_format_are_never_suggested(log: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    for number, row in enumerate(rows):
+        row.update(PARAMETERS, uid=number)
+    found = inspect_log(written(tmp_path / "log.jsonl", rows))
+    suggested = {path.partition(".")[0] for path in found.mapping.values()}
+    assert not suggested & PARAMETERS.keys()
+
+
+def test_a_mapping_that_was_suggested_was_scanned_with_the_rows_that_were_looked_at(tmp_path: Path) -> None:
+    log = own_log(1)
+    found = inspect_log(written(tmp_path / "log.jsonl", log.rows), rows=4)
+    assert found.trial is not None
+    assert found.trial.scan is not None
+    assert found.trial.scan.rollouts == found.trial.rows == 4
+
+
+def page_of(log: Path) -> str:
+    return " ".join(run("inspect", log)[1].split())
+
+
+def own_rows(count: int = 6) -> list[dict[str, Any]]:
+    """Rows with a prompt, an answer and its logprobs."""
+    chance = random.Random(5)
+    rows = []
+    for _ in range(count):
+        prompt = [chance.randrange(5, 30_000) for _ in range(chance.randrange(9, 30))]
+        answer = [chance.randrange(5, 30_000) for _ in range(chance.randrange(6, 20))]
+        rows.append({"prompt": prompt, "answer": answer, "lp": [-chance.expovariate(1.0) for _ in answer]})
+    return rows
+
+
+def test_prompt_and_completion_are_told_by_the_objects_around_them(tmp_path: Path) -> None:
+    rows = [{"req": {"ids": one["prompt"]}, "res": {"ids": one["answer"], "lp": one["lp"]}} for one in own_rows()]
+    found = inspect_log(written(tmp_path / "log.jsonl", rows))
+    assert found.mapping == {"prompt_ids": "req.ids", "completion_ids": "res.ids", "completion_logprobs": "res.lp"}
+
+
+def test_of_two_nameless_lists_the_one_with_logprobs_was_sampled(tmp_path: Path) -> None:
+    rows = [{"a": one["prompt"], "b": one["answer"], "c": one["lp"]} for one in own_rows()]
+    found = inspect_log(written(tmp_path / "log.jsonl", rows))
+    assert found.mapping == {"prompt_ids": "a", "completion_ids": "b", "completion_logprobs": "c"}
+
+
+def test_rows_of_several_samples_are_said_to_be_packed(tmp_path: Path) -> None:
+    pairs = [own_rows(6)[number : number + 2] for number in range(4)]
+    packed = [
+        {
+            "toks": [*one["answer"], *two["answer"]],
+            "lps": [*one["lp"], *two["lp"]],
+            "train_on": [0, 0, *[1] * (len(one["lp"]) - 2), 0, 0, *[1] * (len(two["lp"]) - 2)],
+            "parts": [len(one["answer"]), len(two["answer"])],
+            "places": [*range(len(one["answer"])), *range(len(two["answer"]))],
+        }
+        for one, two in pairs
+    ]
+    for name, canonical in (("parts", "seq_lens"), ("places", "position_ids")):
+        rows = [{key: row[key] for key in ("toks", "lps", "train_on", name)} for row in packed]
+        log = written(tmp_path / "log.jsonl", rows)
+        assert f"{name} splits each row into samples: a scan does if it is called {canonical}." in page_of(log)
+        rows = [{canonical: row[name]} | {key: row[key] for key in ("toks", "lps", "train_on")} for row in packed]
+        assert "splits each row" not in page_of(written(tmp_path / "log.jsonl", rows))
+
+
+def test_lists_written_as_text_are_named_and_text_alone_is_said_to_be_nothing_to_audit(tmp_path: Path) -> None:
+    rows = [{"ids": json.dumps(one["answer"]), "lp": json.dumps(one["lp"])} for one in own_rows()]
+    page = page_of(written(tmp_path / "log.jsonl", rows))
+    assert "These hold lists written as text: ids and lp." in page
+    page = page_of(written(tmp_path / "log.jsonl", [{"question_text": "What is it?", "n": n} for n in range(3)]))
+    assert "No column looks like token ids" in page
+    assert page.endswith("tito-audit list formats")
+
+
+@pytest.mark.parametrize("shape", ["own", "packed", "text", "calls"])
+def test_a_page_ends_with_a_command_that_runs(shape: str, tmp_path: Path) -> None:
+    made = {
+        "own": [{"a": one["prompt"], "b": one["answer"], "c": one["lp"]} for one in own_rows()],
+        "packed": [{"toks": one["answer"], "lps": one["lp"]} for one in own_rows()],
+        "text": [{"text": "no ids here", "n": n} for n in range(3)],
+        "calls": [
+            {"calls": [{"prompt_ids": one["prompt"], "completion_ids": one["answer"]}]} for one in own_rows()
+        ],
+    }
+    page = run("inspect", written(tmp_path / "log.jsonl", made[shape]))[1].rstrip().splitlines()
+    command = shlex.split(page[-1])
+    assert command[0] == "tito-audit"
+    assert run(*command[1:])[0] in (0, 1)
+
+
+# Whose logprobs
+
+
+def rows_of(**columns: str) -> list[dict[str, Any]]:
+    """Rows with ids, a mask and columns of logprobs: each name with how its values come from the sampler's."""
+    chance = random.Random(7)
+    rows = []
+    for number in range(12):
+        mask = [0] * chance.randrange(6, 20) + [1] * chance.randrange(6, 20)
+        sampled = [-chance.expovariate(1.0) - 1e-4 for _ in mask]
+        row: dict[str, Any] = {
+            "uid": number,
+            "toks": [chance.randrange(5, 30_000) for _ in mask],
+            "train_on": mask,
+        }
+        for name, how in columns.items():
+            noise = {"same": 0.0, "near": 0.003, "far": 0.5}[how.split()[0]]
+            values = [min(value + chance.gauss(0, noise) * (noise > 0), -1e-6) for value in sampled]
+            everywhere = how.endswith("everywhere")
+            row[name] = [value if flag or everywhere else 0.0 for value, flag in zip(values, mask, strict=True)]
+        rows.append(row)
+    return rows
+
+
+def look(tmp_path: Path, **columns: str) -> tuple[Inspection, str]:
+    log = written(tmp_path / "log.jsonl", rows_of(**columns))
+    return inspect_log(log), " ".join(run("inspect", log)[1].split())
+
+
+def test_the_sampler_is_known_by_the_name_of_its_column_and_the_others_are_measured(tmp_path: Path) -> None:
+    found, page = look(tmp_path, ref_lp="far", old_lp="near", rollout_lp="same")
+    (choice,) = found.logprobs
+    assert choice.sure
+    assert [column.path for column in choice.columns] == ["rollout_lp", "ref_lp", "old_lp"]
+    assert [column.author for column in choice.columns] == [Author.SAMPLER, Author.REFERENCE, Author.TRAINER]
+    far, near = choice.columns[1].difference, choice.columns[2].difference
+    assert far is not None
+    assert near is not None
+    assert 0.001 < near < 0.005 < 0.2 < far < 0.6
+    assert found.mapping["logprobs"] == "rollout_lp"
+    assert "--map logprobs=old_lp" in page
+
+
+def test_columns_that_nothing_tells_apart_are_said_to_be_unclear(tmp_path: Path) -> None:
+    found, page = look(tmp_path, lp_a="same", lp_b="near")
+    (choice,) = found.logprobs
+    assert not choice.sure
+    assert found.mapping["logprobs"] == "lp_a"
+    assert "Unclear" in page
+    assert "--map logprobs=lp_b" in page
+
+
+def test_a_column_without_values_at_untrained_tokens_is_the_samplers(tmp_path: Path) -> None:
+    found, _ = look(tmp_path, lp_a="near everywhere", lp_b="same")
+    assert found.logprobs[0].sure
+    assert found.mapping["logprobs"] == "lp_b"
+
+
+def test_of_three_without_a_name_the_farthest_is_not_taken_and_the_choice_is_unclear(tmp_path: Path) -> None:
+    found, page = look(tmp_path, lp_a="far", lp_b="same", lp_c="near")
+    assert not found.logprobs[0].sure
+    assert found.mapping["logprobs"] == "lp_b"
+    assert "lp_a is the farthest from the others" in page
+
+
+def test_columns_of_the_same_values_are_said_to_be_copies(tmp_path: Path) -> None:
+    found, page = look(tmp_path, rollout_lp="same", old_lp="same")
+    assert found.logprobs[0].sure
+    assert found.logprobs[0].columns[1].difference == 0
+    assert "the same values" in page
+
+
+def test_names_that_values_contradict_are_doubted(tmp_path: Path) -> None:
+    found, page = look(tmp_path, rollout_lp="same", old_lp="far", ref_lp="near")
+    assert not found.logprobs[0].sure
+    assert "swapped" in page
+
+
+def test_the_flag_that_is_named_takes_the_other_column(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", rows_of(rollout_lp="same", old_lp="near"))
+    found = inspect_log(log, settings=Settings(columns={"token_ids": "toks", "logprobs": "old_lp"}))
+    assert next(column.path for column in found.logprobs[0].columns if column.taken) == "old_lp"
+
+
+def test_logprobs_of_other_rows_or_of_other_tokens_are_no_alternatives(tmp_path: Path) -> None:
+    rows = rows_of(lp="same")
+    for number, row in enumerate(rows):
+        row["prompt_part_lp"] = [-0.1 * (place + 1) for place in range(3 + number)]
+        if number % 2:
+            row["other_lp"] = row.pop("lp")
+    assert inspect_log(written(tmp_path / "log.jsonl", rows)).logprobs == []
+
+
+def test_a_format_that_reads_by_name_gets_no_flag(tmp_path: Path) -> None:
+    page = " ".join(run("inspect", FORMATS / "prime_rl_tokens.jsonl")[1].split())
+    assert (
+        "inference_logprobs: taken; the sampler's by its name trainer_logprobs: a trainer's by its name;" in page
+    )
+    assert "rename the columns: prime_rl_tokens reads by name" in page
+
+
+def test_one_column_of_logprobs_needs_no_choice(tmp_path: Path) -> None:
+    assert look(tmp_path, lp="same")[0].logprobs == []
+
+
+def test_the_keys_of_a_logit_bias_are_no_columns(tmp_path: Path) -> None:
+    rows = [
+        {"toks": [5, 6, 7, n], "lp": [-0.5, -1.0, -1.5, -n - 0.1], "logit_bias": {"17": 1, "4": n}}
+        for n in range(3)
+    ]
+    found = inspect_log(written(tmp_path / "log.jsonl", rows))
+    assert [column.path for column in found.columns] == ["toks", "lp", "logit_bias"]
+    assert found.roles["logit_bias"].role is Role.OBJECT

@@ -1,0 +1,280 @@
+"""Which of several logprob columns is the sampler's, and why: judged by names and by distances."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+
+import numpy as np
+
+from tito_audit.formats import LOGPROBS, STALE, in_snake_case
+from tito_audit.inspect.columns import Column, Item, Numbers
+from tito_audit.inspect.facts import Facts, Look
+from tito_audit.inspect.roles import Guess, Role
+from tito_audit.record.column import MaskEncoding, trained_of
+
+_SAME = 1e-9
+_FLOOR = -1000.0
+"""Values below this are placeholders for a missing logprob."""
+_REAL = 0.5
+_FARTHER = 3.0
+"""A reference model's values are at least this many times farther away than a trainer's."""
+_MOST = 12
+_SAMPLER = re.compile(
+    r"(?:^|_)(?:rollouts?|infer(?:ence)?|sampl(?:er|ed|ing|es?)|behaviou?r|behaviou?ral|generat(?:ion|ed|or)|gen"
+    r"|vllm|sglang|engine|server|inf)(?:_|$)"
+)
+_TRAINER = re.compile(
+    r"(?:^|_)(?:old|policy|actor|train(?:er|ing|ed)?|prox(?:imal)?|prev(?:ious)?|recomputed|rescored|current|cur|new|learner"
+    r"|fsdp|megatron|deepspeed|hf|updated)(?:_|$)"
+)
+_REFERENCE = re.compile(
+    r"(?:^|_)(?:ref|reference|base|sft|init|initial|teacher|distill\w*|critic|judge|draft)(?:_|$)"
+)
+_OTHER = re.compile(
+    r"(?:^|_)(?:top\d*|prompt|cum|cumulative|mean|avg|sum|total|ratio|kl|diff|delta|entrop\w*|values?|rewards?|returns?|advantages?|reject\w*|chosen)(?:_|$)"
+)
+_NAME = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
+
+
+class Author(StrEnum):
+    """What computed logprobs, by the name of their column."""
+
+    SAMPLER = "sampler"
+    UNKNOWN = "unknown"
+    TRAINER = "trainer"
+    REFERENCE = "reference"
+
+
+_RANK = {author: rank for rank, author in enumerate(Author)}
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumn:
+    """One of several columns of logprobs."""
+
+    path: str
+    author: Author
+    taken: bool
+    """Whether it was chosen as the sampler's."""
+    difference: float | None = None
+    """Its mean distance from the chosen column; None if they share no tokens."""
+    everywhere: bool | None = None
+    """Whether it has values at untrained tokens too, which a sampler does not score; None without a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobChoice:
+    """Which column of an object was chosen as the sampler's logprobs."""
+
+    scope: str
+    columns: tuple[LogprobColumn, ...]
+    """The chosen one comes first."""
+    because: str
+    sure: bool
+    """Whether names or values decide it."""
+
+
+def choices_of(
+    columns: Sequence[Column],
+    items: Sequence[Item],
+    facts: Mapping[str, Facts],
+    roles: Mapping[str, Guess],
+    scope: str,
+    read: str | None = None,
+) -> LogprobChoice | None:
+    """The choice among the logprob columns of one scope; None if there are fewer than two. `read` is what a scan
+    reads today.
+    """
+    found = [column for column in columns if is_candidate(column, facts, roles)][:_MOST]
+    mask = _mask_of(columns, roles)
+    compared = _Compared(found, items, mask, roles)
+    if len(found) < 2:
+        return None
+    first = next((column for column in found if column.path == read), compared.ranked[0])
+    # Columns of other tokens or rows are not alternatives.
+    found = [one for one in found if one is first or compared.describe_the_same(one, first)]
+    if len(found) < 2:
+        return None
+    compared = _Compared(found, items, mask, roles)
+    taken, because, sure = compared.taken()
+    if read is not None and read != taken.path and (other := next((c for c in found if c.path == read), None)):
+        because, sure, taken = _read_instead(compared, taken, other)
+    listed = [taken, *(column for column in found if column is not taken)]
+    return LogprobChoice(scope, tuple(compared.column(one, taken) for one in listed), because, sure)
+
+
+def is_candidate(column: Column, facts: Mapping[str, Facts], roles: Mapping[str, Guess]) -> bool:
+    """Whether a column holds logprobs of the tokens, whoever computed them."""
+    name, guess = in_snake_case(column.name), roles[column.path]
+    if column.path not in facts or _OTHER.search(name):
+        return False
+    if guess.role is Role.LOGPROBS:
+        return True
+    named = bool(_NAME.search(name)) or author_of(column.name) in (Author.TRAINER, Author.REFERENCE)
+    fact = facts[column.path]
+    return named and guess.role is Role.PER_TOKEN and fact.look is Look.LOGPROBS and not fact.constant
+
+
+def author_of(name: str) -> Author:
+    """What computed logprobs, judged by the name of their column alone."""
+    words = in_snake_case(name)
+    if _REFERENCE.search(words):
+        return Author.REFERENCE
+    if _SAMPLER.search(words):
+        return Author.SAMPLER
+    return Author.TRAINER if _TRAINER.search(words) or name in STALE else Author.UNKNOWN
+
+
+def _mask_of(columns: Sequence[Column], roles: Mapping[str, Guess]) -> str | None:
+    return next((column.path for column in columns if roles[column.path].role is Role.MASK), None)
+
+
+def _read_instead(compared: _Compared, taken: Column, read: Column) -> tuple[str, bool, Column]:
+    """The reason shown if a scan reads another column than names and values suggest."""
+    if compared.difference(taken, read) == 0:
+        return f"a scan reads it by its name; {taken.path} has the same values", True, read
+    return f"a scan reads it by its name, but {taken.path} looks more like the sampler's", False, read
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Columns of logprobs, compared with each other."""
+
+    columns: Sequence[Column]
+    items: Sequence[Item]
+    mask: str | None
+    roles: Mapping[str, Guess]
+
+    def taken(self) -> tuple[Column, str, bool]:
+        """The sampler's column, why, and whether that is sure."""
+        ranked = self.ranked
+        first, author = ranked[0], author_of(ranked[0].name)
+        if author in (Author.TRAINER, Author.REFERENCE):
+            return first, "by their names all are a trainer's or another model's", False
+        alike = [one for one in ranked if author_of(one.name) is author and self.difference(one, first) != 0]
+        if alike:
+            return self._by_values(first, [first, *(one for one in alike if one is not first)], author)
+        if (why := self._contradiction(first)) is not None:
+            return first, why, False
+        if author is Author.SAMPLER:
+            return first, "the sampler's by its name", True
+        if all(self.difference(one, first) == 0 for one in ranked):
+            return first, "all have the same values", True
+        return first, "the others are a trainer's or another model's by their names", True
+
+    @property
+    def ranked(self) -> list[Column]:
+        """The columns, the likeliest to be the sampler's by its name first."""
+        return sorted(self.columns, key=self._rank)
+
+    def describe_the_same(self, one: Column, other: Column) -> bool:
+        """Whether the two have values of the same tokens in any object."""
+        return bool(self._pairs(one, other))
+
+    def _rank(self, column: Column) -> tuple[int, ...]:
+        known = LOGPROBS.index(column.name) if column.name in LOGPROBS else len(LOGPROBS)
+        takes = self.roles[column.path].role is Role.LOGPROBS
+        return (_RANK[author_of(column.name)], not takes, known, len(column.keys))
+
+    def _by_values(self, first: Column, alike: Sequence[Column], author: Author) -> tuple[Column, str, bool]:
+        """The choice among columns with equivalent names."""
+        inside = [one for one in alike if self.everywhere(one) is False]
+        if len(inside) == 1 and all(self.everywhere(one) for one in alike if one is not inside[0]):
+            return inside[0], "only it has no values at untrained tokens, which a sampler does not score", True
+        names = (
+            "the names say that each is the sampler's"
+            if author is Author.SAMPLER
+            else "the names do not say whose they are"
+        )
+        far = self._farthest(alike)
+        if far is not None:
+            near = next(one for one in alike if one is not far)
+            return near, f"{names}; {far.path} is the farthest from the others, as a reference model's is", False
+        return first, f"{names}, and the values do not decide it", False
+
+    def _farthest(self, alike: Sequence[Column]) -> Column | None:
+        """The one of three or more that is far from all others, which are close to each other."""
+        if len(alike) < 3:
+            return None
+        apart = {(a.path, b.path): self.difference(a, b) for a, b in combinations(alike, 2)}
+        for one in alike:
+            own = [value for pair, value in apart.items() if one.path in pair and value is not None]
+            rest = [value for pair, value in apart.items() if one.path not in pair and value is not None]
+            if own and rest and min(own) > _FARTHER * max(rest):
+                return one
+        return None
+
+    def _contradiction(self, taken: Column) -> str | None:
+        """The reason if values contradict names: a reference model's are closer to the sampler's than a
+        trainer's.
+        """
+        by = {author: [c for c in self.columns if author_of(c.name) is author] for author in Author}
+        for trainer in by[Author.TRAINER]:
+            for reference in by[Author.REFERENCE]:
+                far, near = self.difference(taken, trainer), self.difference(taken, reference)
+                if far is not None and near is not None and far > _FARTHER * near:
+                    return (
+                        f"by its name, but {reference.path} is closer to it than {trainer.path}: are they swapped?"
+                    )
+        return None
+
+    def column(self, one: Column, taken: Column) -> LogprobColumn:
+        found = LogprobColumn(one.path, author_of(one.name), one is taken, everywhere=self.everywhere(one))
+        return found if one is taken else replace(found, difference=self.difference(one, taken))
+
+    def difference(self, one: Column, other: Column) -> float | None:
+        """The mean distance of two columns where both have values; 0 if they are equal."""
+        apart = [np.abs(a - b) for a, b in self._pairs(one, other)]
+        every = np.concatenate(apart) if apart else np.empty(0)
+        if not len(every):
+            return None
+        return 0.0 if every.max() <= _SAME else float(every.mean())
+
+    def _pairs(self, one: Column, other: Column) -> list[tuple[Numbers, Numbers]]:
+        found = []
+        for item in self.items:
+            a, b = self._at_sampled(item, one.path), self._at_sampled(item, other.path)
+            if a is None or b is None or len(a) != len(b):
+                a, b = item.lists.get(one.path), item.lists.get(other.path)
+            if a is not None and b is not None and len(a) == len(b):
+                a, b = a.astype(np.float64), b.astype(np.float64)
+                both = _real(a) & _real(b)
+                found.append((a[both], b[both]))
+        return found
+
+    def _at_sampled(self, item: Item, path: str) -> Numbers | None:
+        """The values at trained tokens; None if the mask does not say where."""
+        values, trained = item.lists.get(path), self._trained(item)
+        if values is None or trained is None:
+            return None
+        if len(values) == len(trained):
+            return values[trained]
+        return values if len(values) == int(trained.sum()) else None
+
+    def _trained(self, item: Item) -> Numbers | None:
+        flags = item.lists.get(self.mask or "")
+        if flags is None or not len(flags):
+            return None
+        labels = flags.dtype.kind != "b" and bool((flags == -100).any())
+        return trained_of(flags, MaskEncoding.LABELS if labels else MaskEncoding.BINARY)
+
+    def everywhere(self, one: Column) -> bool | None:
+        """Whether a column has values at untrained tokens; None if the two never line up."""
+        outside = []
+        for item in self.items:
+            values, trained = item.lists.get(one.path), self._trained(item)
+            if values is not None and trained is not None and len(values) == len(trained):
+                outside.append(_real(values.astype(np.float64))[~trained])
+        every = np.concatenate(outside) if outside else np.empty(0)
+        return bool(every.mean() > _REAL) if len(every) else None
+
+
+def _real(values: Numbers) -> Numbers:
+    """Where a value is a logprob, not a placeholder."""
+    with np.errstate(invalid="ignore"):
+        real: Numbers = (values < 0) & (values > _FLOOR) & (values != -100)
+    return real
