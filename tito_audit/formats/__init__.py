@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache, lru_cache
 
 from tito_audit.errors import RecordError, SetupError
@@ -10,13 +9,16 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._by_keys import possible_formats
 from tito_audit.formats._call_log import LoggedCall, part_of
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, STALE
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, SEGMENTS, STALE
 from tito_audit.formats._detection import Detection, Near, near_formats, told_by, wrapped_at
 from tito_audit.formats._facts import calls_unknown_tools
 from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_columns
 from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
+from tito_audit.formats._own_names import PARAMETER, in_snake_case, no_loss_mask_by_name, no_tokens_by_name
 from tito_audit.formats._responses_items import chat_tools
-from tito_audit.registry import plugins
+from tito_audit.formats._unread import Unread, unread_columns
+from tito_audit.registry import module_names, plugins
+from tito_audit.unknown import unknown
 
 __all__ = [
     "CALL_LISTS",
@@ -26,28 +28,35 @@ __all__ = [
     "LOGPROBS",
     "MASKS",
     "NUMBER_COLUMNS",
+    "PARAMETER",
     "PROMPT_IDS",
+    "SEGMENTS",
     "STALE",
     "Detection",
     "LoggedCall",
     "Near",
+    "Unread",
     "all_formats",
     "calls_unknown_tools",
     "chat_tools",
     "format_named",
+    "in_snake_case",
     "map_columns",
     "near_formats",
+    "no_loss_mask_by_name",
+    "no_tokens_by_name",
     "number_columns",
     "part_of",
     "pick_format",
     "told_by",
     "unmap_columns",
+    "unread_columns",
 ]
 
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 """Column names for the logprobs of a row or a call."""
 _SHAPES = 256
-"""For how many sets of keys the formats are kept."""
+"""The number of key sets whose formats are cached."""
 
 
 @cache
@@ -87,8 +96,9 @@ def format_named(name: str) -> Format:
     names = {format.name: format for format in all_formats()}
     if name in names:
         return names[name]
-    close = difflib.get_close_matches(name, names, n=3)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    raise SetupError(
-        f"--format {name}: no such format.{hint}\nFormats: {', '.join(names)} (tito-audit list formats)."
-    )
+    if name in module_names("tito_audit.reports"):
+        raise SetupError(
+            f'Unknown format "{name}": --format is the format of the log.\nFor a report, pass -f {name}',
+            flag="--format",
+        )
+    raise unknown("format", name, names, flag="--format", listed_by="tito-audit list formats")

@@ -8,13 +8,13 @@ from typing import Any
 from tito_audit.formats._columns import Raw, is_list
 
 _FIRST = 32
-"""Tokens of a call whose alternatives are read; they tell the unit of the logprobs, which all tokens share."""
+"""How many tokens of a call are read; they show the unit of the logprobs, which all tokens share."""
 _MOST = 64
-"""Alternatives of a token that are read."""
+"""How many alternatives are read per token."""
 
 
 def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
-    """The different logprobs of the top k of a call's first tokens; () if the log has one value a token.
+    """The distinct top k logprobs of a call's first tokens; () if the log has one value per token.
 
     OpenAI's objects (`content` with `top_logprobs`, or lists of texts and logprobs), or a list for each token.
     Equal values count once: some servers repeat the sampled token.

@@ -12,7 +12,7 @@ from tito_audit.record.rollout import TrainingRow
 
 _LONG = 2000
 _Region = tuple[int, int, int, int]
-"""A changed stretch: `[start, end)` of the old ids, then of the new ones."""
+"""A changed span: `[start, end)` of the old ids, then of the new ids."""
 
 
 def moved_boundaries(
@@ -44,7 +44,7 @@ def moved_boundaries(
 
 
 def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:
-    """Where in a change the mask switches from one message's kind of token to the next one's."""
+    """Where inside a change the mask switches between the two messages."""
     start, end = region[2:]
     if start == end:
         return start

@@ -1,4 +1,4 @@
-"""Which formats rows with given keys may have: matched on the keys alone, once for all rows that have them."""
+"""The formats that rows with given keys may have, matched on the keys alone and cached."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class _KeysOnly(Mapping[str, Any]):
 
 
 def possible_formats(keys: Sequence[str], formats: Sequence[Format]) -> tuple[tuple[Format, bool], ...]:
-    """The formats that a row with these keys may match, in order, and whether it does whatever its values are.
+    """The formats that a row with these keys may match, in order, and whether values are irrelevant.
 
-    The one that it matches in any case is the last.
+    A format that matches whatever the values are is the last.
     """
     row, found = _KeysOnly(keys), []
     for format in formats:

@@ -1,4 +1,4 @@
-"""Calls logged with what each was sent, as rollouts; and the same calls written back."""
+"""Reads calls logged with their requests as rollouts, and writes them back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FindSource = Callable[[], CallSource]
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """One model call with what it was sent."""
+    """One model call with its request."""
 
     turn: Turn
     """Without `message_index` and `prompt_messages`."""
@@ -130,7 +130,7 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
     """The rollout of one thread: its messages are the last call's, and calls that fit into them have an index."""
     last = calls[-1]
     messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
-    # What only one of the calls states and all should be known by.
+    # Facts that only one call states and that apply to all.
     copies = next((call.stated.copies_disagree for call in calls if call.stated.copies_disagree), "")
     said = replace(last.stated, copies_disagree=copies).overlaid(stated)
     rollout = Rollout(place, name, messages, last.tools, last.template_kwargs, stated=said)

@@ -1,4 +1,4 @@
-"""One model call as a Turn, whatever its columns are called, and the message that it wrote."""
+"""Reads one model call as a Turn under any column names, with the message that it wrote."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def answer_indices(messages: Sequence[Message], calls: int) -> list[int | None]:
 
 
 def written_once(turns: Sequence[Turn], messages: Sequence[Message]) -> tuple[Turn, ...]:
-    """The calls, each with a message after those of the calls before it.
+    """The calls, each with a message later than those of earlier calls.
 
     If two name the same message, as a retry does, it belongs to the later one; the other keeps what it was sent.
     """

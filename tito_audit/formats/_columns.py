@@ -1,4 +1,4 @@
-"""Which column of a row is which, by the names in use; shared by formats with plain columns."""
+"""Recognizes columns by the names in use; shared by formats with plain columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MASKS = (
 )
 """Column names for a loss mask."""
 RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
-"""Those for a mask over a response, in the order in which they are looked for."""
+"""Column names for a mask over a response, in order of preference."""
 
 ROW_LOGPROBS = (
     "logprobs",
@@ -49,7 +49,7 @@ ROW_LOGPROBS = (
     "generation_log_probs",
     "generation_logprobs",
     "sampling_per_token_logps",
-    # A trainer's own where one of the names above is there too.
+    # The trainer's own, if a column above is present too.
     "log_probs",
     "old_log_probs",
 )

@@ -1,4 +1,4 @@
-"""Which keys of a row show its format, which formats it nearly has, and where in it rows of a format are."""
+"""Explains detection: the keys that show a row's format, formats it nearly matches, and rows nested inside it."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, 
 from tito_audit.record.finding import Result
 
 _NODES = 2_000
-"""Objects and lists of a row that are looked into."""
+"""How many objects and lists of a row are searched."""
 _ENTRIES = 4
 _DEEP = 8
 _LONG = 60
-"""Characters of a key that are shown."""
+"""How many characters of a key are shown."""
 _PLAIN = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
 _DEPTH = 3
 _MOST_KEYS = 64
 _MOST_OBJECTS = 64
-"""How many objects are tried."""
+"""How many nested objects are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A format that a row was not taken for, and why."""
+    """A format that a row nearly matches, and why it does not."""
 
     format: str
     has: tuple[str, ...]
     """Keys of its signature that the row has."""
     lacks: tuple[str, ...]
-    """Keys of its signature that the row does not have; `a or b` where one would do."""
+    """Keys of its signature that the row lacks; `a or b` if either would do."""
     excess: tuple[str, ...]
-    """Keys that it must not have and has."""
+    """Keys that it has but must not have."""
     fits: bool
-    """Whether it would have been taken, had not another been asked before."""
+    """Whether it matches but another format came first."""
 
 
 @dataclass(slots=True)
 class Detection:
-    """The keys that formats were told by: looked for once a file and format, and said once."""
+    """The keys by which formats were recognized, searched and reported once per file and format."""
 
     seen: set[tuple[str, str]] = field(default_factory=set)
     unsaid: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def look(self, file: str, format: Format, row: Row) -> None:
-        """Look for them in a row that was taken for the format, unless another of the file was."""
+        """Search the first row of a file and format for them."""
         if (file, format.name) not in self.seen:
             self.seen.add((file, format.name))
             self.unsaid[file, format.name] = told_by(format, row)
 
     def say(self, result: Result) -> Result:
-        """The result, with the keys if none of its file and format had them."""
+        """The result, with the keys if it is the first of its file and format."""
         if not self.unsaid or result.rollout is None:
             return result
         keys = self.unsaid.pop((result.place.file, result.rollout.format), ())
         return replace(result, told_by=keys) if keys else result
 
     def once(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The results of several processes, each of which said keys once, as one would give them."""
+        """The results of several processes, with keys reported once as by a single process."""
         for result in results:
             if not result.told_by or result.rollout is None:
                 yield result
@@ -71,7 +71,7 @@ class Detection:
 
 
 def told_by(format: Format, row: Row) -> tuple[str, ...]:
-    """The keys of the row that show its format, as paths; of generic columns, those that are read."""
+    """The keys of the row that show its format, as paths; for `generic`, the columns that are read."""
     if format.name == "generic":
         return _plain_columns(row)
     paths = _paths(row)
@@ -86,7 +86,7 @@ def told_by(format: Format, row: Row) -> tuple[str, ...]:
 
 
 def near_formats(row: Row, formats: Sequence[Format], taken: str | None, most: int = 3) -> tuple[Near, ...]:
-    """Formats that the row was nearly taken for, the nearest first."""
+    """Formats that the row nearly matches, the nearest first."""
     paths = _paths(row)
     found: list[tuple[tuple[int, int], Near]] = []
     for format in formats:
@@ -101,7 +101,7 @@ def near_formats(row: Row, formats: Sequence[Format], taken: str | None, most: i
 
 
 def _nearest(paths: Sequence[str], format: Format, fits: bool) -> Near | None:
-    """The format held against the row, in that of its ways which lacks the least."""
+    """How the row compares with the format, in the variant of which it lacks the least."""
     nears = []
     for way in format.signature.by_keys:
         has = [path for group in way.required if (path := _first(paths, group.names)) is not None]
@@ -114,13 +114,13 @@ def _nearest(paths: Sequence[str], format: Format, fits: bool) -> Near | None:
 
 
 def _worth_a_word(near: Near) -> bool:
-    """Whether the row has more of the format than it lacks, some of it at its top."""
+    """Whether the row has more of the format's keys than it lacks, some of them at the top."""
     at_top = any("." not in path for path in near.has)
     return at_top and len(near.has) > len(near.lacks) + len(near.excess) and len(near.has) > 1
 
 
 def _plain_columns(row: Row) -> tuple[str, ...]:
-    """Columns that `generic` reads, as far as something is in them."""
+    """Columns that `generic` reads and that are not empty."""
     lists = [name for name in _PLAIN if is_list(row.get(name))]
     calls = [name for name in CALL_LISTS if isinstance(value := parsed(row, name), list | tuple) and len(value)]
     texts = [name for name in ("messages", "prompt", "completion", "tools") if _is_objects(parsed(row, name))]
@@ -161,7 +161,7 @@ def _inside(path: str, value: Any, found: dict[str, None]) -> Iterator[tuple[str
         for key, inner in value.items():
             if inner is None:
                 continue
-            # A model's own words may be keys; a path is there to be read.
+            # A model's output may be used as a key; a path has to be readable.
             short = str(key) if len(str(key)) <= _LONG else f"{str(key)[:_LONG]}…"
             name = f"{path}.{short}" if path else short
             found.setdefault(name)

@@ -1,4 +1,4 @@
-"""What rows say about themselves: their model, their group, why turns ended, and which tools were there."""
+"""What rows say about themselves: their model, their group, their tools, and why turns ended."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _STAND_INS = {
     "string",
     "unknown",
 }
-"""What clients send to a server that has one model and needs no name (NeMo-Gym, OpenAI-compatible servers)."""
+"""Placeholder names that clients send to a server with one model (NeMo-Gym, OpenAI-compatible servers)."""
 _GRIDS = "image_grid_thw"
 _PICTURE_INPUTS = ("multi_modal_inputs", "multimodal_train_inputs", "multimodal_inputs", "mm_kwargs")
-"""Objects with what a processor made of the images: verl, slime and miles, prime-rl."""
+"""Objects that hold processed images: verl, slime and miles, prime-rl."""
 _RARE = frozenset(("weight_version", "weight_versions", _GRIDS, *_PICTURE_INPUTS))
 """Keys of facts that few rows have."""
 TOOLS_MISSING = "they call tools that the log does not list"

@@ -72,9 +72,9 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
 def split_row(row: Row) -> TrainingRow | None:
     """The training row of prompt and response ids whose mask has untrained tokens in the response.
 
-    None if there is no such mask: then one call sampled the whole response. A mask that fits neither the
-    response nor the whole sequence makes a row too, so that a rule sees it, and so does a trained token that
-    the attention mask hides.
+    None if there is no such mask: then one call sampled the whole response. A mask that fits neither the response
+    nor the whole sequence also makes a row, for a rule to report; so does a trained token that the attention mask
+    hides.
     """
     prompt_name, response_name = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
     mask = first_list(row, RESPONSE_MASKS)

@@ -9,6 +9,7 @@ from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Row
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._values import equal_values
+from tito_audit.unknown import did_you_mean
 
 CANONICAL_COLUMNS = (
     "token_ids",
@@ -25,6 +26,8 @@ CANONICAL_COLUMNS = (
     "text",
 )
 """The names that `--map` accepts, all read by the format `generic`."""
+_TRIED = 100
+"""How many columns of a row a misspelt name is compared with."""
 
 
 def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
@@ -53,14 +56,19 @@ def _value_at(row: Row, path: str) -> Any:
     for depth, name in enumerate(names):
         if not isinstance(value, Mapping) or name not in value:
             place = ".".join(names[:depth])
-            have = ", ".join(sorted(map(str, value))) if isinstance(value, Mapping) else ""
             raise RecordError(
-                f"the row has no column {path!r}, which --map names; "
-                + (f"{place!r} has" if place else "it has")
-                + (f": {have}" if have else " no columns")
+                f"the row has no column {path!r}, which --map refers to" + _columns_there(value, name, place)
             )
         value = value[name]
     return value
+
+
+def _columns_there(value: Any, wanted: str, place: str) -> str:
+    """For a missing column, the ones that exist, and the one that may be meant."""
+    columns = sorted(map(str, value)) if isinstance(value, Mapping) else []
+    close = did_you_mean(wanted, columns[:_TRIED])
+    has = f"{place!r} has" if place else "It has" if close else "it has"
+    return (f": {close} " if close else "; ") + has + (f": {', '.join(columns)}" if columns else " no columns")
 
 
 def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:

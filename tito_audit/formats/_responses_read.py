@@ -77,7 +77,7 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     """One rollout for each choice of each answer in the row, as format `name`."""
     found = exchange(row)
     if found is None:
-        raise RecordError("no answer of a server: an object with `choices` or `meta_info` is expected")
+        raise RecordError("not the answer of a server: an object with `choices` or `meta_info` is expected")
     listed = [(response, choice, number) for response, choice, number, _ in all_choices(found)]
     base = Rollout(place, name, **request_fields(found.request))
     before = request_messages(found.request)

@@ -36,7 +36,7 @@ class Samples:
     ids: str = ""
     """The column of ids; entries of a column that a sample lost become null, one for each id."""
     finished: Callable[[Row, Row, Sequence[Row]], Row] = lambda old, new, samples: new
-    """The new row with what it says about its samples, from the old row, the new one and the new samples."""
+    """Updates what the row says about its samples, from the old row, the new one and the new samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,8 @@ def is_batch(row: Row, name: str) -> bool:
 def batch_samples(row: Row, ids: str) -> Samples | None:
     """The samples of a batch; None if the row is one sample.
 
-    A sample has an entry of each list that is as long as the batch, and every value that is no list. RecordError
-    if a column of lists has another length.
+    A sample has an entry of each list that is as long as the batch, and every value that is not a list.
+    RecordError if a column of lists has another length.
     """
     if not is_batch(row, ids):
         return None

@@ -31,7 +31,7 @@ _TOKEN_BOUND = {
     "rollout_top_p_token_ids": Alignment.RAGGED,
     "rollout_top_p_token_offsets": Alignment.RAGGED,
 }
-"""Data from an engine or a teacher about exactly these tokens, in forms that cannot move to others."""
+"""Data from an engine or a teacher about exactly these tokens, which cannot be moved to others."""
 _NESTED = ("rollout_topk_token_ids", "rollout_topk_log_probs")
 """Lists of the top k, one per response token."""
 _OTHERS = (

@@ -1,4 +1,4 @@
-"""Helpers by which formats say where a row stores its rollouts."""
+"""Helpers with which formats say where a row stores its rollouts."""
 
 from __future__ import annotations
 

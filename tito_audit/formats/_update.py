@@ -63,7 +63,7 @@ _COUNTERS = ("usage", "meta_info")
 """Objects in a row or a call that hold such counts."""
 
 CountPairs = Mapping[str, Sequence[tuple[int, int]]]
-"""Each count's name to pairs of a value it may have had and the value that becomes."""
+"""For each count's name, pairs of a possible old value and its new value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Values of one column in the form a log writes them: whole numbers, null or NaN, arrays of a table's type."""
+"""Values of one column in the form of the log: integers, null or NaN, arrays of a table's type."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _as_array(new: list[Any], dtype: np.dtype[Any]) -> Any:
     except OverflowError:
         made = np.empty(0, dtype)
     if len(made) != len(new) or not np.array_equal(made, np.array(new)):
-        raise RecordError(f"a column of {dtype} in this table cannot hold what the repair puts there")
+        raise RecordError(f"a column of {dtype} in this table cannot hold the repaired values")
     return made
 
 

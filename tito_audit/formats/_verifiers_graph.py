@@ -1,7 +1,7 @@
 """The message graph of a verifiers trace: nodes, branches, and the episode that holds the trace.
 
-A node is one message with the tokens that it adds; the nodes from a root to a leaf are a branch, and their
-tokens end to end are one sequence. PrimeIntellect-ai/verifiers `verifiers/v1/graph.py`, `v1/trace.py`.
+A node is one message with the tokens that it adds; the nodes from a root to a leaf are a branch, and their tokens
+joined are one sequence. PrimeIntellect-ai/verifiers `verifiers/v1/graph.py`, `v1/trace.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls written back: what a repair changed, at every place of the row that holds it."""
+"""Writes calls back: what a repair changed, at every place in the row that holds it."""
 
 from __future__ import annotations
 

@@ -295,6 +295,6 @@ FORMAT = Format(
     sources=_ROWS.sources,
     update=_ROWS.update,
     row_is_call=True,
-    shows="A call each: prompt, completion, logprobs, weight version, and the request's messages and tools unless "
-    "it was trimmed to a triplet. Rows of one rollout are read together.",
+    shows="One call each: prompt, completion, logprobs, weight version, and the request's messages and tools "
+    "unless it was trimmed to a triplet. Rows of one rollout are read together.",
 )

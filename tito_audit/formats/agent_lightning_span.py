@@ -307,6 +307,6 @@ FORMAT = Format(
     sources=_ROWS.sources,
     update=_ROWS.update,
     row_is_call=True,
-    shows="A call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
+    shows="One call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are read together.",
 )

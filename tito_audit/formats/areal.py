@@ -78,6 +78,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
-    shows="The training row with its mask, logprobs and the weight version of each token, padding taken off; or "
+    shows="The training row with its mask, logprobs and the weight version of each token, padding removed; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",
 )

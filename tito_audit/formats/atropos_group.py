@@ -116,7 +116,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
-    signature=one_way("tokens", "masks", keys("scores", after=", each one list a sample")),
+    signature=one_way("tokens", "masks", keys("scores", after=", each one list per sample")),
     precedence=100,
     matches=_matches,
     read=_read,

@@ -129,7 +129,7 @@ def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
     stated = stated_facts(row).overlaid(stated_facts(node))
     metadata = node.get("metadata")
     if isinstance(metadata, Mapping):
-        # The server had no ids to give: 0, 1, 2, … stand in their place.
+        # The server had no ids: 0, 1, 2, … are placeholders.
         dummy = metadata.get("dummy_tokens")
         if isinstance(dummy, int) and dummy:
             stated = replace(stated, dummy_tokens=True)
@@ -169,6 +169,6 @@ FORMAT = Format(
     read=_read,
     sources=_sources,
     update=_update,
-    shows="The sampled ids of each sequence with labels and logprobs. Neither messages nor tools, so no "
-    "template can be applied; placeholder ids are told by `metadata.dummy_tokens`.",
+    shows="The sampled ids of each sequence with labels and logprobs. No messages or tools, so no template can "
+    "be applied; placeholder ids are recognized by `metadata.dummy_tokens`.",
 )

@@ -1,8 +1,8 @@
 """The log of `tito-audit serve`: one line for each sampled answer.
 
 A line states the thread of calls that its prompt continues (`thread_id`): calls of one thread are one
-conversation, and every other answer to the same prompt, fork or retry starts a thread of its own. A line with
-`closed` ends a session and holds no call.
+conversation, and every other answer to the same prompt, fork or retry starts a new thread. A line with `closed`
+ends a session and holds no call.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _stated(row: Row) -> Stated:
 
 
 def _answer_id(row: Row) -> str | None:
-    """The id of a call; of one with several answers, that of the answer: equal ones are samples of their own."""
+    """The id of a call, or of an answer if the call has several: equal answers are separate samples."""
     named = row.get("call_id")
     if not isinstance(named, str):
         return None

@@ -242,6 +242,6 @@ FORMAT = Format(
     sources=_sources,
     update=_ROWS.update,
     row_is_call=True,
-    shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample "
-    "of a packed row. Other names are given with `--map OURS=THEIRS`.",
+    shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample of a "
+    "packed row. Pass other names with `--map OURS=THEIRS`.",
 )

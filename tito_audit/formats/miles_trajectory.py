@@ -49,6 +49,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
-    shows="Messages only. Their tokens are in the Parquet beside it, `dashboard_columns/rollout_ID.parquet`, on "
+    shows="Messages only. Their tokens are in Parquet next to it, `dashboard_columns/rollout_ID.parquet`, on "
     "the same `sample_index`.",
 )

@@ -120,6 +120,7 @@ FORMAT = Format(
     sources=_ROWS.sources,
     update=_ROWS.update,
     row_is_call=True,
-    shows="One call a line: its complete prompt, what was sampled, its logprobs and its text. What it was sent "
-    "is in the rollout row of the same rollout id. State files beside the log know its old content.",
+    shows="One call per line: its complete prompt, what was sampled, its logprobs and its text. What it was "
+    "sent is in the rollout row with the same rollout id. State files next to the log hold its old "
+    "content.",
 )

@@ -146,7 +146,7 @@ def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number:
         isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)
     ):
         return as_logged(part, entry[name])
-    # What a message without the column has in the concatenated one says nothing.
+    # For a message without the column, the concatenated one holds only filler.
     if part is not None and any(not (v is None or v == fill or v != v) for v in part.tolist()):
         raise RecordError(f"message_log[{number}] has no {name}, and the repair would need it")
     return entry.get(name)

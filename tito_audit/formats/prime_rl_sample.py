@@ -154,6 +154,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_sources,
     update=_ROWS.update,
-    shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. Neither text nor tools. "
-    "The msgpack files of the file transport (`rank_*.bin`) are not read.",
+    shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. No text or tools. The "
+    "msgpack files of the file transport (`rank_*.bin`) are not read.",
 )

@@ -63,6 +63,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
-    shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. Neither "
-    "text nor tools nor a model: only merges and splits of tokens, masks and logprobs can be told.",
+    shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. No text, "
+    "tools or model: only merged and split tokens, masks and logprobs can be checked.",
 )

@@ -29,7 +29,7 @@ _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _COPIES = ("prompt_ids", "prompt_token_ids")
 _ROUTING = "routing_matrices"
 _TAKEN = (_PROMPT, _RESPONSE, "logprobs", "chat_completions", "chat_completions_ref")
-_PICTURED = "they hold parts that are no token, as of images"
+_PICTURED = "they hold parts that are not tokens, such as images"
 """Why such prompts are not read."""
 
 

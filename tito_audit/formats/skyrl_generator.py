@@ -39,7 +39,7 @@ FORMAT = Format(
     title="SkyRL generator output",
     signature=one_way(
         "prompt_token_ids",
-        keys("response_ids", before=" and ", after=", each one list a sample"),
+        keys("response_ids", before=" and ", after=", each one list per sample"),
         keys("loss_masks", before=", with "),
     ),
     precedence=222,

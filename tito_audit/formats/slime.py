@@ -83,6 +83,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
-    shows="The training row, its mask and its logprobs; null for a mask trains the whole response. No calls; "
+    shows="The training row, its mask and its logprobs; a null mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

@@ -23,19 +23,19 @@ _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"gts", "output"}),
         "a verl rollout log. It holds decoded text, special tokens removed. Save the agent loop's output "
-        "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object a sample; or the "
+        "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object per sample; or the "
         "batch: prompts, responses, attention_mask, response_mask and rollout_log_probs as lists",
     ),
     (
         frozenset({"step", "completion", "advantage"}),
         "a TRL completions log. It holds decoded text, special tokens removed. Save what the rollout "
-        "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object a sample or a "
+        "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object per sample or "
         "batch",
     ),
     (
         frozenset({"input_prompt", "output_response"}),
         "a SkyRL evaluation log. It holds decoded text. Save the generator's output instead: "
-        "prompt_token_ids, response_ids, loss_masks and rollout_logprobs, one object a batch",
+        "prompt_token_ids, response_ids, loss_masks and rollout_logprobs, one object per batch",
     ),
     (
         frozenset({"head_version", "completion"}),
@@ -122,6 +122,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
-    shows="Nothing: no ids were recorded. Of the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook write "
-    "by themselves it says what to save instead.",
+    shows="Nothing: no ids were recorded. For the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook "
+    "write by default, a notice says what to save instead.",
 )

@@ -38,7 +38,7 @@ _MASKS = ("mask", "weights")
 _SPANS = ("model_input_spans", "loss_fn_input_spans")
 """Which request sampled which tokens; true only of the old ones."""
 _MOST_TOKENS = 1 << 24
-"""More tokens than any image stands for."""
+"""More tokens than any image has."""
 _NOT_SAMPLED = 0.0
 """What every column of numbers holds where nothing was sampled."""
 

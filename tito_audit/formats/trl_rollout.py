@@ -104,7 +104,7 @@ FORMAT = Format(
     signature=Signature.of(
         way(
             "prompt_ids",
-            keys("completion_ids", before=" and ", after=", each one list a completion"),
+            keys("completion_ids", before=" and ", after=", each one list per completion"),
             keys("logprobs", before=", with "),
         ),
         way(

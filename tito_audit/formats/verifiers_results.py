@@ -322,5 +322,5 @@ FORMAT = Format(
     sources=_sources,
     update=_update,
     shows="Messages, tools and, where the run kept its trajectory, every call with its prompt, its logprobs and "
-    "its end. By default no trajectory is kept and there are no ids.",
+    "how it ended. By default no trajectory is kept and there are no ids.",
 )

@@ -2,10 +2,9 @@
 
 Every message that a model call wrote is a turn: its prompt is all tokens before it on its branch, its completion
 the part of its own tokens that the mask marks as sampled. A message shared by several branches is one turn. A
-prompt that was tokenized again starts a branch of its own; the rules about chains of calls see the difference.
-prime-rl writes the same record, and puts it as a string into the samples that it uploads.
-PrimeIntellect-ai/verifiers `verifiers/v1/graph.py`, `trace.py`, `episode.py`, `types.py`; prime-rl
-`monitors/file.py`.
+re-tokenized prompt starts a new branch; the rules about chains of calls see the difference. prime-rl writes the
+same record, and puts it as a string into the samples that it uploads. PrimeIntellect-ai/verifiers
+`verifiers/v1/graph.py`, `trace.py`, `episode.py`, `types.py`; prime-rl `monitors/file.py`.
 """
 
 from __future__ import annotations
@@ -246,6 +245,7 @@ FORMAT = Format(
     read=_read,
     sources=node_sources,
     update=partial(updated_rows, read=_read),
-    shows="Messages, tools and every call, with what it was given on its branch, its logprobs, its end and the "
-    "policy's version. Branches are sequences of their own; the mask says what was sampled, so it proves itself.",
+    shows="Messages, tools and every call, with what it was given on its branch, its logprobs, how it ended and "
+    "the policy's version. Branches are separate sequences. Only the mask says what was sampled, so it is "
+    "trusted.",
 )

@@ -165,6 +165,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
-    shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding taken off; "
+    shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding removed; "
     "or its one call. The logs that verl itself writes hold text only.",
 )

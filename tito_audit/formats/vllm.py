@@ -21,6 +21,6 @@ FORMAT = format_of_answers(
     ),
     precedence=240,
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "
-    "and tools only when the request was logged too. One rollout a choice; rows of one conversation are "
+    "and tools only when the request was logged too. One rollout per choice; rows of one conversation are "
     "read together.",
 )

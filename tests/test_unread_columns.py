@@ -1,0 +1,108 @@
+"""A scan names columns that it did not read but that look like ids, masks, logprobs or messages; no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import run, written
+from tests.own_logs import DECOYS, own_log
+from tito_audit.errors import RecordError
+from tito_audit.formats import pick_format, unread_columns
+from tito_audit.record.rollout import Place
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
+from tito_audit.storage import open_log
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+LOGS = [
+    path
+    for folder in (ROOT / "fixtures" / "formats", SHARED / "rollouts", SHARED / "recorded")
+    for path in sorted(folder.rglob("*"))
+    if path.name.endswith((".json", ".jsonl", ".jsonl.gz", ".parquet"))
+]
+CALL = {
+    "prompt_ids": [5, 6, 7, 8, 9, 11],
+    "completion_ids": [12, 13, 14, 15],
+    "gen_tokens": [12, 13, 14, 99],
+    "gen_lp": [-0.5, -0.25, 0.0, -1.0],
+}
+
+
+def notices(*logs: Path, **settings: Any) -> list[str]:
+    scan = scan_rollouts(list(logs), Settings(**settings))
+    for _ in scan:
+        pass
+    return [notice for notice in scan.summary.notices if "not read" in notice]
+
+
+def test_columns_that_look_like_ids_and_logprobs_are_named_once_a_log(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [CALL] * 5)
+    said = (
+        "2 columns look like token ids or logprobs and were not read: gen_tokens, gen_lp. "
+        f"tito-audit inspect {log} shows them and suggests a mapping."
+    )
+    assert notices(log) == [said]
+    assert said in " ".join(run("scan", log)[1].split())
+    assert said in json.loads(run("scan", log, "-f", "json")[1])["summary"]["notices"]
+
+
+def test_one_column_is_named_in_the_singular_and_logs_with_the_same_columns_share_a_notice(tmp_path: Path) -> None:
+    row = {key: value for key, value in CALL.items() if key != "gen_tokens"}
+    logs = [written(tmp_path / f"{name}.jsonl", [row]) for name in "abc"]
+    (said,) = notices(*logs)
+    assert said.startswith("1 column looks like logprobs and was not read in 3 logs: gen_lp. ")
+    assert f"inspect {logs[0]} shows it " in said
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_only_the_first_rows_are_looked_at_whatever_the_number_of_processes(tmp_path: Path, jobs: int) -> None:
+    clean = {name: CALL[name] for name in ("prompt_ids", "completion_ids")}
+    rows: list[dict[str, Any]] = [dict(clean) for _ in range(400)]
+    rows[2]["gen_lp"] = CALL["gen_lp"]
+    rows[350]["late_lp"] = CALL["gen_lp"]
+    scan = scan_rollouts(written(tmp_path / "log.jsonl", rows), Settings(jobs=jobs))
+    scan.chunk_bytes = 4_000
+    for _ in scan:
+        pass
+    assert list(scan.summary.unread.values()) == [{"gen_lp": "logprobs"}]
+
+
+def test_a_mapped_column_is_read(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [{**CALL, "gen_tokens": [12, 13, 14, 15]}])
+    assert notices(log, columns={"completion_logprobs": "gen_lp"}) == []
+
+
+def test_what_a_rollout_holds_under_another_name_was_read(tmp_path: Path) -> None:
+    row = {"token_ids": [*range(5, 20)], "loss_mask": [0] * 8 + [1] * 7, "logprobs": [0.0] * 8 + [-0.5] * 7}
+    copies = {"all_tokens": row["token_ids"], "answer_toks": row["token_ids"][8:], "train_copy": row["loss_mask"]}
+    log = written(tmp_path / "log.jsonl", [{**row, **copies, "lp_copy": row["logprobs"]}])
+    assert notices(log) == []
+
+
+def test_decoys_are_not_named(tmp_path: Path) -> None:
+    told = {name for name in DECOYS if "." not in name}
+    for seed in range(30):
+        log = own_log(seed)
+        for row in log.rows:
+            kept = {key: value for key, value in row.items() if key in log.decoys & told}
+            kept |= {"prompt_ids": CALL["prompt_ids"], "completion_ids": CALL["completion_ids"]}
+            (form, place) = pick_format(kept), Place("", 0)
+            assert {path for _, path in unread_columns(form, kept, form.read(kept, place))} <= {"next_ids"}
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_no_row_of_a_known_format_has_a_column_that_should_have_been_read(log: Path) -> None:
+    for raw in open_log(log):
+        if raw.value is None:
+            continue
+        try:
+            form = pick_format(raw.value)
+            rollouts = form.read(raw.value, Place(str(log), raw.index))
+        except (RecordError, ValueError, KeyError, TypeError):  # other tests are about rows that cannot be read
+            continue
+        assert unread_columns(form, raw.value, rollouts) == ()
