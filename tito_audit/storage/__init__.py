@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tito_audit.storage.atomic import allow_open_files
 from tito_audit.storage.datasets import dataset_metadata, write_dataset_metadata
-from tito_audit.storage.find import LOG_SUFFIXES, find_logs
+from tito_audit.storage.find import LOG_SUFFIXES, few, find_logs, skipped_files
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.output import open_output
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.quarantine import Quarantine
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.standard_input import path_of
 from tito_audit.storage.targets import make_folder, refuse_taken, same_place, target_paths
 
 __all__ = [
@@ -21,12 +22,15 @@ __all__ = [
     "RawRow",
     "allow_open_files",
     "dataset_metadata",
+    "few",
     "find_logs",
     "make_folder",
     "open_log",
     "open_output",
+    "path_of",
     "refuse_taken",
     "same_place",
+    "skipped_files",
     "target_paths",
     "write_dataset_metadata",
 ]

@@ -1,4 +1,4 @@
-"""Arrow values with edits applied; what no edit touches keeps its bits."""
+"""Arrow values with edits applied; untouched values keep their exact bits."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage._arrow_edit import Change, conversion_errors, edited, is_text
 
 Copies = list[list[Change]]
-"""The changes of each row that is written in place of one: [] drops it, several are a fork."""
+"""The changes of each row that is written instead of one: [] drops it, several are a fork."""
 
 
 class TableEdit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +40,7 @@ class ArrowFile:
         import pyarrow as pa
 
         self.path = path
-        self._source = pa.memory_map(str(path), "r")
+        self._source = pa.memory_map(os.fspath(path), "r")
         self.has_footer = self._source.read(len(_FILE)) == _FILE
         """Whether it is the format with a footer, else the stream format."""
         self._size = self._source.size()

@@ -32,7 +32,7 @@ def new_file(target: Path, *, overwrite: bool, source: Path | None = None) -> It
     """A file to write, renamed to `target` when the block ends and removed if it raises.
 
     Raises StorageError before anything is written if `target` exists and must not be overwritten, is `source`
-    under any name, or cannot be created; and later if the disk is full or `target` has appeared meanwhile.
+    under any name, or cannot be created; and later if the disk is full or `target` has appeared in the meantime.
     Symlinks are followed: the file they point to is replaced.
     """
     place = refuse_target(target, overwrite=overwrite, source=source)

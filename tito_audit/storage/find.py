@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import os
 import re
@@ -11,6 +10,8 @@ from pathlib import Path
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.datasets import is_dataset, shards_under
+from tito_audit.storage.standard_input import NAME, standard_input
+from tito_audit.unknown import close_names
 
 LOG_SUFFIXES = (
     *(f"{base}{packed}" for base in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst")),
@@ -19,18 +20,13 @@ LOG_SUFFIXES = (
 """Suffixes of logs found in a folder; a file named directly may have any name."""
 
 _NOT_LOGS = {
-    "added_tokens.json",
-    "config.json",
-    "dataset_dict.json",
-    "dataset_info.json",
-    "generation_config.json",
-    "package.json",
-    "special_tokens_map.json",
-    "state.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "trainer_state.json",
-    "vocab.json",
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json"),
+    *("config.json", "generation_config.json", "chat_template.json", "adapter_config.json"),
+    *("preprocessor_config.json", "processor_config.json", "quantization_config.json"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+    *("dataset_dict.json", "dataset_info.json", "state.json"),
+    *("trainer_state.json", "all_results.json", "train_results.json", "eval_results.json", "training_args.json"),
+    *("ds_config.json", "wandb-summary.json", "wandb-metadata.json", "package.json", "package-lock.json"),
 }
 """JSON files of models and data sets that are not logs."""
 
@@ -41,14 +37,19 @@ _OURS = re.compile(
     rb'\{"(?:summary|before)":\{"schema_version":|\{"code":"[A-Z]{3}\d{3}","severity":"|\{"what": "tito-audit |'
     rb'\{"\$schema":"[^"]*/sarif-schema'
 )
-"""How tito-audit's own reports and baselines begin, which may be in a folder of logs."""
+"""How tito-audit's own reports and baselines begin; these may be in a folder of logs."""
 _BEGINNING = 128
+
+_SAME = "…"
+"""What commands to paste show for the logs and flags of the scan that proposes them."""
+_FEW = 5
+"""Names that a message lists."""
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def find_logs(arguments: Sequence[str]) -> list[Path]:
-    """The files that arguments name, each once and in order: files, folders (searched recursively), globs."""
+    """The files that arguments name, each once and in order: files, folders (searched recursively), globs, `-`."""
     found: dict[Path, None] = {}
     for argument in arguments:
         for path in _files(argument):
@@ -56,10 +57,37 @@ def find_logs(arguments: Sequence[str]) -> list[Path]:
     return list(found)
 
 
+def few(names: Sequence[str]) -> str:
+    """The first few names, and `…` if there are more."""
+    return ", ".join([*names[:_FEW], *(["…"] if len(names) > _FEW else [])])
+
+
+def skipped_files(arguments: Sequence[str]) -> list[Path]:
+    """The files in folders among the arguments that `find_logs` leaves out because they are not logs, in order."""
+    folders = [path for path in (Path(argument).expanduser() for argument in arguments) if os.path.isdir(path)]  # noqa: PTH112
+    return list(dict.fromkeys(path for folder in folders for path in sorted(_others_under(folder))))
+
+
+def _others_under(folder: Path) -> Iterator[Path]:
+    """Files that are not logs, except hidden files and the files of a data set."""
+    for root, folders, files in os.walk(folder):
+        if is_dataset(Path(root)):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and not _is_log(Path(root) / name):
+                yield Path(root) / name
+
+
 def _files(argument: str) -> list[Path]:
+    if argument == NAME:
+        return [standard_input()]
     if _URL.match(argument):
         raise StorageError(_about_url(argument))
     path = Path(argument).expanduser()
+    if str(path) == NAME:
+        path = Path.cwd() / NAME  # the file of that name, as in ./-
     # pathlib's versions raise if the name is too long.
     if os.path.isdir(path):  # noqa: PTH112
         return _in_folder(path)
@@ -72,6 +100,8 @@ def _files(argument: str) -> list[Path]:
         if not files:
             raise StorageError(f"{argument}: no file matches. Quote the pattern, or look where it starts.")
         return files
+    if argument == _SAME:
+        raise StorageError(f"{argument}: it stands for the logs and flags of your scan; write them in its place.")
     raise StorageError(f"{argument}: no such file or folder.{_close_names(path)}")
 
 
@@ -83,9 +113,11 @@ def _of_match(path: Path) -> list[Path]:
 def _in_folder(folder: Path) -> list[Path]:
     files = _sorted_logs(folder)
     if not files:
+        others = [str(path.relative_to(folder)) for path in sorted(_others_under(folder))]
+        held = f"It holds {few(others)}." if others else "It is empty."
         raise StorageError(
-            f"{folder}: no log in this folder or below. Looked for names that end in "
-            f"{', '.join(LOG_SUFFIXES)}. If a log has another name, pass the file itself."
+            f"{folder}: no log in this folder or below. {held}\n"
+            f"Names of logs end in {', '.join(LOG_SUFFIXES)}. If yours has another name, pass the file itself."
         )
     return files
 
@@ -103,11 +135,16 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
             yield Path(root), shards_under(Path(root))
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS:
-                path = Path(root) / name
-                if not _is_ours(path) and _CACHED.fullmatch(name) is None:
-                    yield path, [path]
+        for path in (Path(root) / name for name in files if not name.startswith(".")):
+            if _is_log(path):
+                yield path, [path]
+
+
+def _is_log(path: Path) -> bool:
+    """Whether a file in a folder is taken for a log, by its name and, for our own reports, its beginning."""
+    name = path.name
+    named = name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS and _CACHED.fullmatch(name) is None
+    return named and not _is_ours(path)
 
 
 def _is_ours(path: Path) -> bool:
@@ -129,8 +166,7 @@ def _close_names(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f" The folder {folder} does not exist either."
-    names = [entry.name for entry in os.scandir(folder)]
-    close = difflib.get_close_matches(path.name, names, n=3)
+    close = close_names(path.name, sorted(entry.name for entry in os.scandir(folder)))
     return f" Did you mean {' or '.join(str(folder / name) for name in close)}?" if close else ""
 
 

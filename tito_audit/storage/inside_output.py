@@ -36,7 +36,7 @@ class InsideOutput:
         self._go_to(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows in place of one: none drops it, several are a fork."""
+        """Write these rows instead of one: none drops it, several are a fork."""
         self._go_to(raw)
         if raw.within is not None:
             self._changes.append((raw.within.path, rows))

@@ -130,9 +130,9 @@ def _numbers(data: bytes, start: int, stop: int, before: _Read | None) -> NDArra
 
 
 def _continued(data: bytes, start: int, stop: int, before: _Read) -> NDArray[Any] | None:
-    """The same for integers most of which begin the array before too, as the prompt of a call begins the next.
+    """The same for integers most of which also start the array before, as one call's prompt starts the next.
 
-    Only the others are parsed. None if nothing is gained, or if the others are no integers.
+    Only the rest is parsed. None if nothing is gained, or if the rest are not integers.
     """
     first, end, known = before
     size = min(stop - start, end - first)

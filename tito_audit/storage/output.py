@@ -96,7 +96,7 @@ class _CheckedOutput:
         self._inner.keep(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write rows in place of one; StorageError if the file cannot be read to its end."""
+        """Write rows instead of one; StorageError if the file cannot be read to its end."""
         self._refuse_lost(raw)
         if len(rows) == 1 and next(edits_between(raw.value, rows[0]), None) is None:
             self._inner.keep(raw)

@@ -20,7 +20,7 @@ class Output(Protocol):
         """Write the row as it was, byte for byte."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows in place of one: none drops it, several are a fork.
+        """Write these rows instead of one: none drops it, several are a fork.
 
         They share every unchanged object with `raw.value`.
         """

@@ -1,4 +1,4 @@
-"""RandomAccess: a file whose rows can be read a second time, in any order."""
+"""RandomAccess: a file whose rows can be read again, in any order."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tito_audit.format import Row
 from tito_audit.record.edits import Path
 
 _PYTHON_WORDS = (b"NaN", b"Infinity", b"\\u")
-"""Without one of these, what the fast parser rejects is not JSON for Python either."""
+"""Without one of these, what the fast parser rejects is not JSON to Python either."""
 _NEAR = 24
 """Bytes shown on each side of the place where JSON is invalid."""
 

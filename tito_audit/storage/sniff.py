@@ -33,6 +33,11 @@ _FEATHER = (
     "Write it once as version 2:\n"
     '    from pyarrow import feather; feather.write_feather(feather.read_table("{name}"), "log.feather")'
 )
+_CSV = (
+    "Convert it once:\n"
+    '    import ast, pandas as pd; pd.read_csv("{name}").map(lambda cell: ast.literal_eval(cell) '
+    'if str(cell)[:1] in ("[", "{{") else cell).to_json("log.jsonl", orient="records", lines=True)'
+)
 _UNPACK = "Unpack it first, and pass the files in it."
 
 _BINARY: tuple[tuple[bytes, str, str], ...] = (
@@ -45,6 +50,11 @@ _BINARY: tuple[tuple[bytes, str, str], ...] = (
     (b"\xfe\xff", "UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8 LOG > LOG.jsonl"),
     (b"BZh", "compressed with bzip2, which is not read", "Decompress it first: bunzip2 -k LOG"),
     (b"\xfd7zXZ", "compressed with xz, which is not read", "Decompress it first: unxz -k LOG"),
+    (
+        b"\x93NUMPY",
+        "a numpy array, whose rows and columns have no names",
+        "Export its rows to JSONL, one object a line.",
+    ),
     (b"\x89HDF", "an HDF5 file", "Export its rows to JSONL, one object a line."),
     (b"\x1f\x8b", "compressed twice", "Decompress it once first: gunzip -k LOG"),
     (b"\x28\xb5\x2f\xfd", "compressed twice", "Decompress it once first: unzstd LOG"),
@@ -58,6 +68,8 @@ def refuse_binary(path: Path, head: bytes) -> None:
         # Both are zip archives; torch keeps its pickle in a member called data.pkl.
         if path.suffix == ".npz" or b".npy" in head[:512]:
             raise _refusal(path, "a numpy archive, whose arrays have no common rows", _NPZ)
+        if path.suffix == ".xlsx":
+            raise _refusal(path, "an Excel workbook", "Save the sheet as CSV, and convert that.")
         if b"data.pkl" in head:
             raise _refusal(path, "a Torch file that was compressed", _UNPACK)
         raise _refusal(path, "a zip archive", _UNPACK)
@@ -72,12 +84,14 @@ def text_error(path: Path, head: bytes) -> StorageError:
     """The error for a file without JSON; its suffix hints at what it might be."""
     if path.suffix in {".pkl", ".pickle"}:
         return _refusal(path, f"a Python pickle; {_RUNS_CODE}", _EXPORT)
+    if path.suffix in {".csv", ".tsv"}:
+        return _refusal(path, "a CSV file, in which lists of token ids are only text", _CSV)
     if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):
         return _refusal(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
     return StorageError(
-        f"{path}: neither JSON nor a table; it begins with {head[:32]!r}.\n"
-        "A log is one JSON object a line (plain, .gz, .zst), one JSON document, an array of objects, "
-        "a Parquet file, or an Arrow file.\nConvert it, or pass the file that holds the rollouts."
+        f"{path}: this is neither JSON nor a table; it begins with {head[:32]!r}.\n"
+        "A log is JSON (an object per line, one document or an array of objects, plain, .gz or .zst), a Parquet "
+        "file or an Arrow file.\nConvert it, or pass the file that holds the rollouts."
     )
 
 

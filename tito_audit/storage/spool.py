@@ -65,7 +65,7 @@ class Spool:
         return data
 
     def flush(self) -> None:
-        """Write what waits, so that processes which are forked later can read it."""
+        """Write what is buffered, so processes forked later can read it."""
         if not self._held:
             return
         try:
@@ -107,14 +107,14 @@ CUT_OFF: Row = {"cut_off": True}
 
 
 def row_bytes(raw: RawRow) -> bytes:
-    """A row for `row_of`: its text where it has one, else its value; nothing of the file around it."""
+    """A row for `row_of`: its text if it has one, else its value, without the surrounding file."""
     if raw.value is not None and raw.text is not None:
         return pickle.dumps((raw.index, raw.text, raw.value is CUT_OFF), pickle.HIGHEST_PROTOCOL)
     return pickle.dumps(replace(raw, text=None, lead=b""), pickle.HIGHEST_PROTOCOL)
 
 
 def row_of(data: bytes, parse: ParseRow) -> RawRow:
-    """The row that `row_bytes` packed; the pickle is this run's own and never was in a file with a name."""
+    """The row that `row_bytes` packed; the pickle is this run's own and was never in a named file."""
     held = pickle.loads(data)
     if isinstance(held, RawRow):
         return held

@@ -43,7 +43,7 @@ class TextOutput:
         self._put(raw.lead, _text_of(raw))
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows in place of one, each as its text with the differences edited in."""
+        """Write these rows instead of one, each as its text with the differences edited in."""
         texts = []
         for row in rows:
             edits = list(edits_between(raw.value, row))

@@ -89,7 +89,7 @@ def load_torch(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value with arrays in place of tensors; the same object if it has none.
+    """A value with tensors as arrays; the same object if it has none.
 
     A 1-D tensor becomes an array, one with more dimensions a list of arrays, a 0-D one a number. Types that numpy
     lacks are widened to float32. Numpy arrays in the file are treated like tensors.

@@ -35,7 +35,7 @@ class TorchOutput:
         """Keep the row as it is."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows in place of one: none drops it, several are a fork."""
+        """Write these rows instead of one: none drops it, several are a fork."""
         self.changed = True
         self._rows[raw.index] = raw, rows
 
