@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -69,29 +70,28 @@ def headline(text: str) -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("results", "expected"),
     [
-        ([], ("none", "Nothing to audit", "There are no rollouts.")),
-        ([result(0, tokens=0)], ("none", "Nothing to audit", "There are no token ids in 1 rollout.")),
-        ([result(0)], ("pass", "Clean", "Nothing found in 1 rollout.")),
+        ([], ("none", "Nothing audited", "There are no rollouts.")),
+        ([result(0, tokens=0)], ("none", "Nothing audited", "No token ids in 1 rollout.")),
+        ([result(0)], ("pass", "Clean", "No findings in 1 rollout.")),
         (
             [result(0, skips=(Skip("LPR501", "no logprobs"),)), result(1, tokens=0)],
             (
                 "pass",
                 "Clean",
-                "Nothing found in 1 rollout, as far as the rules could look; "
-                "nothing to audit in 1 without token ids.",
+                "No findings in 1 rollout; 1 rule could not run on some; nothing audited in 1 without token ids.",
             ),
         ),
         (
             [result(0, finding("TOK101", Severity.NOTE))],
-            ("pass", "Notes only", "1 note in 1 of 1 rollout."),
+            ("info", "Findings", "No errors; 1 note in 1 of 1 rollout (100 %)."),
         ),
         (
             [result(0, finding("TOK101", Severity.WARNING)), result(1)],
-            ("warn", "Warnings found", "1 warning in 1 of 2 rollouts."),
+            ("warn", "Findings", "No errors; 1 warning in 1 of 2 rollouts (50 %)."),
         ),
         (
             [result(0, finding("TOK101", Severity.ERROR), finding("TOK101", Severity.NOTE)), result(1)],
-            ("fail", "Errors found", "1 error in 1 of 2 rollouts; 1 note in 1 of 2."),
+            ("fail", "Findings", "1 error in 1 of 2 rollouts (50 %); 1 note in 1 (50 %)."),
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_without_a_gate_the_page_opens_with_what_was_found(
         ),
         ([result(0, finding("TOK101", Severity.WARNING))], Gate(False, (), "error", 0), "Passed"),
         ([result(0)], Gate(False, (), "error", 0), "Passed"),
-        ([result(0, tokens=0)], Gate(False, (), "error", 0), "Nothing to audit"),
+        ([result(0, tokens=0)], Gate(False, (), "error", 0), "Nothing audited"),
         ([], Gate(True, ("the log holds no rows",), "error", 0), "Failed"),
     ],
 )
@@ -128,15 +128,15 @@ def test_with_a_gate_the_page_opens_with_its_verdict_and_its_reasons(
 
     text = made.written(gated(), summary)
     assert headline(text)[1] == expected
-    assert all(f"<li>{reason}</li>" in text for reason in gate.because)
+    assert all(f"<li>{reason}</li>" in text for reason in gate.because[bool(gate.failing) :])
 
 
 def test_the_page_of_the_fixed_results_says_what_its_gate_and_its_baseline_say() -> None:
     text = report_results.golden(report_named("html"))
     assert headline(text)[:2] == ("fail", "Failed")
-    for words in ("4 findings at or above error", "TOK=0.01", "✗ above", "✓ within", "audit/baseline.jsonl"):
+    for words in ("TOK=0.01", "✗ above", "✓ within", "audit/baseline.jsonl"):
         assert words in text
-    assert "4 of it gone" in text  # one finding once, another three times
+    assert "4 of it fixed" in text  # one finding once, another three times
     assert "9 of 36 rows (25 %)" in text
     assert "no logprobs</td><td><code>LPR501-LPR506</code></td>" in text
 
@@ -161,16 +161,16 @@ def test_rates_are_counted_by_generated_token_and_by_rollout() -> None:
     row = re.search(r'data-code="TOK101".*?</tr>', text, re.DOTALL)
     assert row
     assert '<td class="n error">2</td>' in row[0]
-    assert '<td class="n">0.013</td>' in row[0]  # 2 of 160 generated tokens
-    assert '1 <span class="quiet">25.0 %</span>' in row[0]
+    assert '<td class="n">1.2 %</td>' in row[0]  # 2 of 160 generated tokens
+    assert '1 <span class="quiet">25 %</span>' in row[0]
 
 
 def test_the_manual_of_a_rule_that_found_something_is_in_the_page() -> None:
     docs = {rule.code: rule.doc for rule in all_rules()}
     text = made.written([result(0, finding("LPR501", Severity.ERROR))], docs=docs)
     assert '<h3 class="manual">Why it matters</h3>' in text
-    assert "N+1: the first belongs to the prompt\n" in text
-    assert "Two sampled" not in text
+    assert "one too many (the first is null, as servers\n" in text
+    assert "Several sampled" not in text
 
 
 def test_a_run_that_counted_no_tokens_says_so_in_place_of_charts() -> None:
@@ -198,7 +198,7 @@ def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
     with closing(PageFindings(bound)) as carried:
         carried.look_every = 3
         for at, (severity, code) in enumerate(found):
-            carried.add(finding(code, severity, Place("a", at)))
+            carried.add([finding(code, severity, Place("a", at))])
         chunks = list(carried.chunks())
         assert carried.number == sum(len(chunk["row"]) for chunk in chunks) <= bound
     chosen = [
@@ -229,7 +229,7 @@ def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
 def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
     with closing(PageFindings(100)) as carried:
         for at in range(20_000):
-            carried.add(finding(f"TOK{at % 3}", Severity.ERROR, Place("a", at)))
+            carried.add([finding(f"TOK{at % 3}", Severity.ERROR, Place("a", at))])
         assert len(carried._group_of) < 5_000
         assert carried.number == 99
 
@@ -238,7 +238,7 @@ def test_a_page_that_leaves_findings_out_says_how_many_and_counts_all(monkeypatc
     monkeypatch.setattr("tito_audit.reports.html.BOUND", 30)
     text = made.written([result(row, *[finding("TOK101", Severity.NOTE)] * 4) for row in range(25)])
     assert "<b>30 of 100 findings are in this page</b>" in text
-    assert headline(text)[2] == "100 notes in 25 of 25 rollouts."
+    assert headline(text)[2] == "No errors; 100 notes in 25 of 25 rollouts (100 %)."
     assert sum(len(chunk["row"]) for chunk in blocks(text, "findings")) == 30
 
 
@@ -270,6 +270,66 @@ def test_a_long_block_is_packed_and_comes_back() -> None:
     assert len(text) < PLAIN * 3
 
 
+def caused(place: Place, number: int) -> tuple[Finding, ...]:
+    """So many findings that follow from one, which comes last."""
+    root = finding("TOK101", Severity.ERROR, place)
+    after = [
+        replace(finding("SEQ301", Severity.ERROR, place, f"{at}"), because_of=root.fingerprint)
+        for at in range(number)
+    ]
+    return (*after, root)
+
+
+def test_findings_name_the_number_of_the_one_that_they_follow_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tito_audit.reports._html.page_findings._CHUNK", 2)
+    results = [result(row, *caused(Place("a", row), 2), finding("LPR505", Severity.NOTE)) for row in range(3)]
+    chunks = blocks(made.written(results), "findings")
+    because = [number for chunk in chunks for number in chunk["because"]]
+    assert because == [2, 2, None, None, 6, 6, None, None, 10, 10, None, None], "also across blocks"
+
+
+def test_a_finding_says_so_if_the_one_that_it_follows_from_is_left_out() -> None:
+    with closing(PageFindings(1)) as carried:
+        root = finding("TOK101", Severity.NOTE)
+        carried.add([root, replace(finding("SEQ301", Severity.ERROR), because_of=root.fingerprint)])
+        (chunk,) = carried.chunks()
+    assert (chunk["strings"][chunk["code"][0]], chunk["because"]) == ("SEQ301", [-1])
+
+
+def test_causes_come_first_each_counted_once() -> None:
+    root = replace(finding("TOK101", Severity.ERROR), headline="{n} re-tokenized")
+    after = replace(finding("SEQ301", Severity.ERROR, message="more"), because_of=root.fingerprint)
+    text = made.written([result(0, root, after), result(1)])
+    words = re.search(r'data-headline="([^"]*)"[^>]*>([^<]*)</a>', text)
+    assert words
+    assert words.groups() == ("rollouts re-tokenized", "1 rollout re-tokenized")
+    assert "2 findings: SEQ301 1, TOK101 1" in unescape(text).replace("\xa0", " ")
+    assert text.index('id="causes"') < text.index('id="rules"')
+    assert blocks(text, "findings")[0]["strings"].count("rollouts re-tokenized") == 1
+
+
+def test_causes_beyond_the_first_wait_behind_a_count() -> None:
+    found = [
+        replace(finding(f"TOK{at}", Severity.ERROR, message=f"{at}"), headline=f"{{n}} of kind {at}")
+        for at in range(11)
+    ]
+    text = made.written([result(0, *found)])
+    before, summary, after = text.partition("<summary>3 more causes</summary>")
+    assert summary
+    assert (before.count("data-headline="), after.count("data-headline=")) == (8, 3)
+
+
+def test_the_page_and_the_text_report_name_the_same_next_steps() -> None:
+    def written(name: str) -> str:
+        return report_results.golden(report_named(name))
+
+    commands = re.findall(r'<code data-copy="the command">(.*?)</code>', written("html"))
+    shown = written("text")
+    assert len(commands) >= 3
+    for command in commands:
+        assert unescape(command) in " ".join(shown.split())
+
+
 # --- charts ---------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +350,7 @@ def test_charts_say_the_numbers_that_were_measured() -> None:
     assert positions.rows[2][:2] == ("64+", "60")
     assert "The median of the 360 drifted tokens lies" not in turns.says
     assert "12 tokens without a logprob are left out" in logprobs.says
-    assert roles.rows[0] == ("assistant", "600", "12", "98.0 %")
+    assert roles.rows[0] == ("assistant", "600", "12", "98 %")
     assert "tool: 7 of 307 tokens trained (2.3 %)" in roles.svg
 
 
@@ -311,7 +371,7 @@ def test_where_nothing_drifted_words_stand_in_place_of_an_empty_drawing() -> Non
 
 def test_a_page_of_an_empty_log_says_that_nothing_is_there() -> None:
     text = made.written([], Summary(files=["empty.jsonl"]))
-    for words in ("There is no rollout, so there is nothing to draw.", "No rule had anything to look at."):
+    for words in ("There is no rollout, so there is nothing to draw.", "No rule had anything to check."):
         assert words in text
     assert "Tokens were not counted" not in text
 

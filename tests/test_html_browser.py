@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def test_findings_are_filtered_by_every_control_and_reset(browser: driver.Browse
     choose(browser, "by-known", "all")
     assert re.fullmatch(r"\d+ of 400 findings", search(browser, "ZÜRICH"))
     assert "Zürich" in texts(browser, "table.findings tbody tr")[0]
+    assert set(texts(browser, "table.findings mark")) <= {"Zürich"}
     rows("document.querySelector('a[data-code=LPR505]').click()")
     wait(browser, "document.getElementById('by-code').value !== ''")
     assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"LPR505"}
@@ -172,8 +174,14 @@ def test_a_rollout_opens_from_its_finding_and_shows_both_sides(browser: driver.B
     assert texts(browser, ".right .today") == ["·Skinny", "⏎", "⏎"]
     assert texts(browser, ".gap") == ["… 390 tokens left out …"]
     assert "1 more token" in texts(browser, ".right .nothing")[0]
-    signs = "return [...document.querySelectorAll('.drift')].map(one => getComputedStyle(one, '::before').content)"
-    assert set(browser.js(signs)) == {'"−"'}
+    borders = """return [...document.querySelectorAll(arguments[0])].map(one => {
+        const style = getComputedStyle(one);
+        return style.borderTopStyle + " " + style.borderTopWidth; })"""
+    assert set(browser.js(borders, ".sequence .drift")) == {"solid 2px"}, (
+        "differences are not told by colour alone"
+    )
+    assert set(browser.js(borders, ".sequence .today")) == {"dashed 2px"}
+    assert set(browser.js(borders, ".pair.same .left .token")) == {"solid 1px"}
     assert len(texts(browser, ".left .trained")) == 11
     assert browser.js("return document.activeElement.textContent") == "·Skin", "the finding's tokens are jumped to"
     assert texts(browser, ".jump[aria-current=true] b") == ["TOK101"]
@@ -183,7 +191,7 @@ def test_a_rollout_opens_from_its_finding_and_shows_both_sides(browser: driver.B
     assert browser.js("return document.getElementById('tip').hidden")
     press(browser, "\ue00c")
     wait(browser, "!document.getElementById('viewer').open")
-    assert browser.js("return document.activeElement.classList.contains('small')"), "the focus comes back"
+    wait(browser, "document.activeElement.classList.contains('small')")  # the focus comes back
     quiet(browser, page)
 
 
@@ -228,13 +236,13 @@ def test_a_token_says_what_it_is_on_focus_and_under_a_pointer(browser: driver.Br
 def test_rollouts_can_be_gone_through_and_linked_to(browser: driver.Browser, tmp_path: Path) -> None:
     page = made.page(tmp_path / "page.html", made.viewed(3))
     browser.open(page)
-    browser.js("location.hash = '#rollout-1'")
+    browser.js("location.hash = '#rollout=run.jsonl:1'")
     wait(browser, "document.getElementById('viewer').open")
     assert texts(browser, "#viewer-title") == ["run.jsonl:1"]
     browser.js("document.getElementById('next-rollout').click()")
     wait(browser, "document.getElementById('viewer-title').textContent === 'run.jsonl:2'")
     assert browser.js("return document.getElementById('next-rollout').disabled")
-    assert browser.js("return location.hash") == "#rollout-2"
+    assert browser.js("return location.hash") == "#rollout=run.jsonl:2"
     browser.js("document.getElementById('close-viewer').click()")
     wait(browser, "location.hash === ''")
 
@@ -300,12 +308,13 @@ def hostile() -> Iterator[Result]:
     measures = made.measures()
     measures.roles[HOSTILE] = (5, 5)
     observed = Observed(measures, View((HOSTILE,) * 2, sequences))
-    side = Side((1, 2), (HOSTILE, HOSTILE))
-    hit = Hit(Where.ROW, 0, 2, HOSTILE, None, HOSTILE, None, side, side)
-    found = Finding(HOSTILE, Severity.ERROR, place, hit, HOSTILE)
+    side = Side((1, 2), (HOSTILE, HOSTILE), HOSTILE)
+    hit = Hit(Where.ROW, 0, 2, HOSTILE, None, HOSTILE, None, side, side, side, side)
+    found = Finding(HOSTILE, Severity.ERROR, place, hit, HOSTILE, headline=HOSTILE)
+    after = replace(found, headline=HOSTILE, because_of=found.fingerprint)
     skips = (Skip(HOSTILE, HOSTILE),)
     counts = {"turns": 1, "tokens": 9, "generated_tokens": 9}
-    yield Result(place, Rollout(place, HOSTILE), (found, found), skips, counts, (HOSTILE,), observed)
+    yield Result(place, Rollout(place, HOSTILE), (found, after), skips, counts, (HOSTILE,), observed=observed)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -317,7 +326,7 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
     summary = Summary(files=[f"logs/{HOSTILE}.jsonl"], tokenizer=HOSTILE, encoder=HOSTILE, notices=[HOSTILE])
     rates = (RateCount(HOSTILE, 1, 1, 1.0, True),)
     fixed = (report_results.Fixed(HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE),)
-    summary.gate = Gate(True, (HOSTILE,), "error", 1, rates, HOSTILE, 1, fixed)
+    summary.gate = Gate(True, ("1 error", HOSTILE), "error", 1, rates, HOSTILE, 1, fixed)
     texts_of_rules = {
         "titles": {HOSTILE: HOSTILE},
         "docs": {HOSTILE: f"x\n\n## {HOSTILE}\n{HOSTILE}"},
@@ -333,7 +342,7 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
     )
     wait(browser, "document.getElementById('viewer').open && document.querySelector('#viewer-tokens .token')")
     press(browser, "n")
-    assert "javascript:window.owned=6.jsonl:3[1]" in texts(browser, "h2#viewer-title")[0]
+    assert "javascript:window.owned=6.jsonl:3[1]" in texts(browser, "#viewer-title")[0]
     for place in (
         "#viewer-tokens",
         "#tip",
@@ -342,6 +351,10 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
         "table.rules",
         "#viewer-line",
         "table.causes",
+        ".headlines",
+        ".next",
+        ".both .side",
+        ".chain",
     ):
         assert "</script><script>window.owned=1" in " ".join(texts(browser, place)), place
     shown = browser.js("return document.body.textContent")

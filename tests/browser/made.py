@@ -80,7 +80,7 @@ def _finding(place: Place, luck: random.Random) -> Finding:
     told = "+".join(repr(word) for word in words)
     message = (
         f"the text is cut at other places: recorded {told}, encoding the text again gives {joined!r}; "
-        f"harmless as logged: it would drift if the text were encoded again"
+        f"harmless as logged, but would drift if the text were re-encoded"
     )
     hit = Hit(
         Where.COMPLETION, start, start + len(words), message, luck.randrange(9), cause, None, recorded, canonical

@@ -1,12 +1,12 @@
-"""Results to text; one file a report."""
+"""Results to text; one file per report."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from tito_audit.errors import SetupError
 from tito_audit.registry import plugin_of_module, plugins
 from tito_audit.report import Report
+from tito_audit.unknown import unknown
 
 __all__ = ["all_reports", "report_named"]
 
@@ -25,5 +25,4 @@ def report_named(name: str) -> Report:
     for report in all_reports():
         if report.name == name:
             return report
-    names = ", ".join(report.name for report in all_reports())
-    raise SetupError(f"--report {name}: there is no report of that name.\nReports: {names}")
+    raise unknown("report", name, [report.name for report in all_reports()], flag="--report")

@@ -1,4 +1,4 @@
-"""What the gate says in the `text` report: what is known, what is fixed, the limits, and the last line."""
+"""The gate in the `text` report: what is known, what is fixed, the limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tito_audit.reports._verdict import rate_words
 from tito_audit.summary import Summary
+from tito_audit.terminal.coverage import coverage_words
 from tito_audit.terminal.escape import visible
 
 _FIXED = 5
@@ -38,32 +39,14 @@ def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     if len(gate.fixed) > _FIXED:
         fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
     yield "Fixed since the baseline", fixed
-    yield "Limits", [rate_words(rate) for rate in gate.rates]
+    yield "Limits", [*map(rate_words, gate.rates), *(visible(coverage_words(one)) for one in gate.coverage)]
 
 
 def accept_lines(summary: Summary) -> list[str]:
-    """The command that makes a failing gate pass."""
+    """The command that accepts what fails; a baseline cannot accept what was not checked."""
     gate = summary.gate
-    if gate is None or not gate.failed:
+    if gate is None or not (gate.failing or any(rate.failed for rate in gate.rates)):
         return []
     if gate.baseline is not None:
-        return ["tito-audit scan … --update-baseline   accept what is new as known"]
-    return ["tito-audit scan … --baseline tito-baseline.json --update-baseline   accept what is there now"]
-
-
-def gate_line(summary: Summary, *, failing: bool) -> Text | None:
-    """`gate: failed: 3 errors in 2 rollouts …`; `gate: passed` only if that is not obvious.
-
-    It is obvious if the gate only asks for no errors and there are none; `failing` says whether there are any.
-    """
-    gate = summary.gate
-    if gate is None:
-        return None
-    says_more = gate.baseline is not None or bool(gate.rates) or gate.fail_on in ("warning", "note")
-    if not (gate.failed or says_more or (gate.fail_on != "never" and failing)):
-        return None
-    line = Text("gate: ")
-    if not gate.failed:
-        return line.append("passed", style="bold green")
-    line.append("failed", style="bold red")
-    return line.append(": " + visible("; ".join(gate.because)))
+        return ["tito-audit scan … --update-baseline   accept what is new"]
+    return ["tito-audit scan … --baseline tito-baseline.json --update-baseline   accept these; only new ones fail"]

@@ -1,4 +1,4 @@
-"""Shortlist: a bounded selection, the most severe first, with the room shared among codes."""
+"""Shortlist: a bounded selection, the most severe first, shared fairly among codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Shortlist(Generic[T]):
-    """At most `limit` values, however many are offered.
+    """Keeps up to `limit` of all values offered.
 
     A value of higher rank replaces one of the lowest rank. Within a rank the kinds share the room, and the first
     of each kind are kept.

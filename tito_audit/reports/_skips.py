@@ -1,4 +1,4 @@
-"""What rules could not check, as lines; rules with the same reason share one."""
+"""Skipped rules as lines; rules with the same reason share a line."""
 
 from __future__ import annotations
 

@@ -1,85 +1,54 @@
-"""The verdict of a scan in words, for reports that have one line for it."""
+"""The verdict of a scan, in the same words in every report."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tito_audit.record.finding import Result, Severity
-from tito_audit.summary import Gate, RateCount, Summary
-from tito_audit.terminal.words import many, rate_number
+from tito_audit.record.finding import Severity
+from tito_audit.reports._skips import skips_by_reason
+from tito_audit.summary import Gate, New, RateCount, Summary
+from tito_audit.terminal.cut import cut
+from tito_audit.terminal.words import many, percent, rate_number
 
-
-@dataclass(slots=True)
-class FindingTally:
-    """Counts of results that the summary lacks; known findings are included."""
-
-    findings: Counter[Severity] = field(default_factory=Counter)
-    rollouts: Counter[Severity] = field(default_factory=Counter)
-    """Rollouts (and unreadable rows) with at least one finding of that severity."""
-    of_logs: Counter[Severity] = field(default_factory=Counter)
-    """Findings about a whole log."""
-    between: Counter[Severity] = field(default_factory=Counter)
-    """Rollouts with findings that compare them with others; they may be among `rollouts` too."""
-    with_findings: int = 0
-    """Rollouts (and unreadable rows) with any finding."""
-
-    def add(self, result: Result) -> None:
-        """Count one result."""
-        severities = [finding.severity for finding in result.findings]
-        self.findings.update(severities)
-        if result.between_rows:
-            self.between.update(set(severities))
-            return
-        if result.of_log:
-            self.of_logs.update(severities)
-            return
-        self.rollouts.update(set(severities))
-        self.with_findings += bool(severities)
-
-    def words(self, summary: Summary) -> list[tuple[Severity, str]]:
-        """`4 errors in 2 of 6 rollouts`, `1 warning in 1 of 6`, the worst first; empty if nothing was found.
-
-        About a whole log: `1 error in the log as a whole (6 rollouts)`, `2 errors in 1 of 6 rollouts and in the …`
-        """
-        rows = summary.rollouts + summary.rows_unreadable
-        present = [severity for severity in sorted(Severity, reverse=True) if self.findings[severity]]
-        of_all = [many(rows, "rollout"), *[f"{rows:,}"] * len(present)]
-        return [
-            (severity, f"{many(self.findings[severity], severity.word)} in {self._where(severity, of)}")
-            for severity, of in zip(present, of_all, strict=False)
-        ]
-
-    def _where(self, severity: Severity, of: str) -> str:
-        alone, between = self.rollouts[severity], self.between[severity]
-        rollouts = f"{alone or between:,} of {of}" + (" and between rows" if alone and between else "")
-        if not self.of_logs[severity]:
-            return rollouts
-        log = "the log as a whole" if self.of_logs[severity] == 1 else "logs as a whole"
-        return f"{rollouts} and in {log}" if alone or between else f"{log} ({of})"
+_REASONS = 3
+"""Maximum reasons named for an empty audit or a failed gate."""
+_REASON = 300
+"""Maximum characters of a reason."""
 
 
-def severities(summary: Summary) -> dict[Severity, int]:
-    """The number of findings of each severity, known ones included, the worst first."""
-    worst_first = sorted(Severity, reverse=True)
-    return {one: sum(getattr(count, one.word) for count in summary.findings.values()) for one in worst_first}
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a scan."""
 
-
-def known(summary: Summary) -> int:
-    """The number of findings that are in the baseline."""
-    return sum(count.known for count in summary.findings.values())
-
-
-def verdict(summary: Summary) -> str:
-    """One or two words: `failed`, `passed`, `findings`, `clean`, `nothing compared` or `nothing audited`.
-
-    Only a gate says `passed` or `failed`. A log in which nothing could be audited or compared neither passes nor
-    is clean.
+    word: str
+    """`passed` or `failed`; without a gate `findings` or `clean`; `nothing audited` or `nothing compared` if
+    nothing could be checked, unless the gate failed because of that.
     """
+    parts: tuple[str, ...]
+    """What was found, the reason first; independent parts."""
+
+    @property
+    def line(self) -> str:
+        """`failed: 91 errors in 11 of 72 rollouts (15 %); 142 notes in 39 (54 %)`."""
+        return f"{self.word}: {'; '.join(self.parts)}"
+
+
+def verdict(summary: Summary) -> Verdict:
+    """The verdict on a whole scan. Findings in the baseline are known and do not count."""
+    word = verdict_word(summary)
+    if word == "nothing audited":
+        return Verdict(word, (_nothing(summary),))
+    if word == "nothing compared":
+        return Verdict(word, (f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})",))
+    return Verdict(word, (*_found(summary, failed=word == "failed"), *_not_audited(summary)))
+
+
+def verdict_word(summary: Summary) -> str:
+    """One or two words, as in `Verdict.word`."""
     if summary.gate is not None and summary.gate.failed:
         return "failed"
-    if summary.without_ids == summary.rollouts and not summary.findings:
+    if not summary.findings and (summary.without_ids == summary.rollouts or _ran_nowhere(summary)):
         return "nothing audited"
     if nothing_compared(summary):
         return "nothing compared"
@@ -88,45 +57,140 @@ def verdict(summary: Summary) -> str:
     return "findings" if summary.findings else "clean"
 
 
+def _ran_nowhere(summary: Summary) -> bool:
+    """Whether no selected rule could run on any rollout."""
+    skipped = {code for code, one in summary.skipped.items() if one.rollouts >= summary.rollouts}
+    return bool(summary.codes) and summary.codes <= skipped
+
+
+def _nothing(summary: Summary) -> str:
+    rows = summary.rollouts + summary.rows_unreadable
+    if summary.without_ids < summary.rollouts:
+        reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
+        return f"{many(rows, 'rollout')} with {', '.join(reasons)}"
+    return f"no token ids in {many(rows, 'rollout')}" if rows else "there are no rollouts"
+
+
+def _found(summary: Summary, *, failed: bool) -> list[str]:
+    """What was found by severity and what else made the gate fail; failures first."""
+    gate = summary.gate
+    if gate is not None and gate.updated:
+        accepted = f"{many(gate.added, 'finding')} accepted into {gate.baseline}; {gate.known:,} known before"
+        return [*_reasons(gate), accepted]
+    baseline = gate is not None and gate.baseline is not None
+    bar = Severity.bar(gate.fail_on) if gate is not None else Severity.ERROR
+    counts = {one: summary.new[one] for one in sorted(Severity, reverse=True) if _some(summary, one)}
+    words = _counted(counts, summary, new=baseline)
+    blamed = [words[one] for one in words if gate is not None and gate.failing and bar is not None and one >= bar]
+    rest = [text for text in words.values() if text not in blamed]
+    lead: list[str] = []
+    if not blamed and not _some(summary, Severity.ERROR) and (baseline or not failed):
+        lead = ["0 new errors" if baseline else "no errors" if words else _clean(summary)]
+    reasons = _reasons(gate) if gate is not None else []
+    counted = [*lead, *rest]
+    if baseline and gate is not None:
+        (blamed or counted)[0] += f" ({gate.known:,} known)"
+    spared = _why_errors_pass(gate) if gate is not None and not failed and _some(summary, Severity.ERROR) else []
+    return [*blamed, *reasons, *spared, *counted]
+
+
+def _why_errors_pass(gate: Gate) -> list[str]:
+    """Why a log with new errors passes."""
+    if gate.fail_on == "never":
+        return ["nothing fails with --fail-on never"]
+    return ["within the limits"] if gate.rates else []
+
+
+def _reasons(gate: Gate) -> list[str]:
+    """Why the gate failed besides single findings, shortened."""
+    reasons = gate.because[bool(gate.failing) :]
+    more = len(reasons) - _REASONS
+    return [cut(one, _REASON) for one in reasons[:_REASONS]] + (
+        [f"{many(more, 'more reason')}"] if more > 0 else []
+    )
+
+
+def _some(summary: Summary, severity: Severity) -> bool:
+    return severity in summary.new and summary.new[severity].findings > 0
+
+
+def _clean(summary: Summary) -> str:
+    looked = summary.rollouts + summary.rows_unreadable - summary.without_ids - summary.uncompared
+    words = f"no findings in {many(looked, 'rollout')}"
+    never = [code for code, one in summary.skipped.items() if one.rollouts >= summary.rollouts]
+    without = _without_tokenizer(summary)
+    if without:
+        words += f"; {_pass_tokenizer(without)}"
+    if others := len(set(never) - set(without)):
+        words += f"; {many(others, 'other rule' if without else 'rule')} could not run on any of them"
+    if partly := len(set(summary.skipped) - {*never, *without}):
+        words += f"; {many(partly, 'rule')} could not run on some"
+    return words
+
+
+def _counted(counts: dict[Severity, New], summary: Summary, *, new: bool) -> dict[Severity, str]:
+    """By severity: `4 errors in 2 of 6 rollouts (33 %)`; after the first, `1 warning in 1 (17 %)`."""
+    rows = summary.rollouts + summary.rows_unreadable
+    words: dict[Severity, str] = {}
+    of = f" of {many(rows, 'rollout')}"
+    for severity, count in counts.items():
+        noun = f"new {severity.word}" if new else severity.word
+        where, in_rollouts = _where(count, rows, of)
+        words[severity] = f"{many(count.findings, noun)} {where}"
+        of = "" if in_rollouts else of
+    return words
+
+
+def _where(count: New, rows: int, of: str) -> tuple[str, bool]:
+    """`in 2 of 6 rollouts (33 %)`, `in the log as a whole`; and whether it says rollouts."""
+    alone = count.rollouts or count.between
+    log = "the log as a whole" if count.of_logs == 1 else "logs as a whole"
+    if not alone:
+        return f"in {log}", False
+    words = f"in {alone:,}{of} ({percent(alone / rows)})" if rows else f"in {alone:,}"
+    if count.rollouts and count.between:
+        words += " and between rows"
+    return words + (f" and in {log}" if count.of_logs else ""), True
+
+
+def _not_audited(summary: Summary) -> list[str]:
+    parts = []
+    if summary.uncompared:
+        parts.append(f"nothing compared in {summary.uncompared:,}: {uncompared_words(summary)}")
+    if summary.without_ids:
+        parts.append(f"nothing audited in {summary.without_ids:,} without token ids")
+    return parts
+
+
 def nothing_compared(summary: Summary) -> bool:
-    """Whether nothing was found because nothing was compared, which says nothing about the log."""
+    """Whether nothing was found because nothing was compared."""
     return not summary.findings and summary.uncompared > 0 and not summary.compared
 
 
 def uncompared_words(summary: Summary) -> str:
-    """`23 rules need a tokenizer: pass -t NAME`; or that the given one does not fit, if that is the reason."""
-    lacking = sum(
-        any("no tokenizer" in reason for reason in skipped.because) for skipped in summary.skipped.values()
-    )
-    if not lacking:
-        return "the tokenizer does not fit the log (REC007)"
-    return f"{many(lacking, 'rule')} {'needs' if lacking == 1 else 'need'} a tokenizer: pass -t NAME"
+    """`23 rules need a tokenizer: pass -t NAME`; or that the given one does not fit."""
+    lacking = _without_tokenizer(summary)
+    return _pass_tokenizer(lacking) if lacking else "the tokenizer does not fit the log (REC007)"
 
 
-def verdict_words(summary: Summary) -> str:
-    """`failed: 4 errors, 1 warning, 2 notes (3 of them known); 6 rollouts audited`."""
-    found = [many(number, one.word) for one, number in severities(summary).items() if number]
-    what = ", ".join(found) or "nothing found"
-    if known(summary):
-        what += f" ({known(summary):,} of them known)"
-    parts = [f"{verdict(summary)}: {what}", f"{many(summary.rollouts - summary.without_ids, 'rollout')} audited"]
-    if summary.rows_unreadable:
-        parts.append(f"{many(summary.rows_unreadable, 'row')} unreadable")
-    if summary.uncompared:
-        parts.append(f"nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}")
-    if summary.without_ids:
-        parts.append(f"nothing to audit in {summary.without_ids:,} without token ids")
-    if summary.skipped:
-        parts.append(f"{many(len(summary.skipped), 'rule')} could not look everywhere")
-    return "; ".join(parts)
+def _without_tokenizer(summary: Summary) -> list[str]:
+    """The rules that could not run for lack of a tokenizer."""
+    skipped = summary.skipped.items()
+    return [code for code, one in skipped if any("no tokenizer" in reason for reason in one.because)]
+
+
+def _pass_tokenizer(codes: list[str]) -> str:
+    return f"{many(len(codes), 'rule')} {'needs' if len(codes) == 1 else 'need'} a tokenizer: pass -t NAME"
 
 
 def baseline_words(gate: Gate | None) -> str:
-    """`3 known findings left out, as the baseline b.json holds them; 2 findings of it gone`; empty without one."""
+    """`3 known findings of the baseline b.json left out; 2 of its findings are fixed`; empty without one."""
     if gate is None or gate.baseline is None:
         return ""
-    words = f"{many(gate.known, 'known finding')} left out, as the baseline {gate.baseline} holds them"
-    return words + (f"; {many(gate.gone, 'finding')} of it gone" if gate.gone else "")
+    words = f"{many(gate.known, 'known finding')} of the baseline {gate.baseline} left out"
+    return words + (
+        f"; {gate.gone:,} of its findings {'is' if gate.gone == 1 else 'are'} fixed" if gate.gone else ""
+    )
 
 
 def rate_words(rate: RateCount) -> str:

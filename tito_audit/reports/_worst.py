@@ -1,20 +1,19 @@
-"""The findings worth a reader's time: the most severe, one for each cause and log, spread over the rules."""
+"""The findings worth showing: the most severe, one for each cause and log, spread over the headlines."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from tito_audit.record.finding import Finding, Severity, Where
-from tito_audit.terminal.words import many
 
 FIRST = "REC007", "REC011", "TPL210", "TPL212"
-"""The codes whose findings about a whole log are shown first: they say what all others depend on."""
-PER_CODE = 3
-"""Maximum findings shown of one code; more of the same teach nothing new."""
+"""The codes whose findings about a whole log are shown first, because all others depend on them."""
+PER_HEADLINE = 2
+"""Maximum findings shown of one headline; one if they are notes."""
 _KEPT = 8
-"""Findings kept of one code, one per cause and log, while the logs are read: memory stays bounded."""
+"""Findings kept of one headline, one per cause and log, while the logs are read: memory stays bounded."""
 _COUNTED = 4_096
 """Maximum causes and logs whose findings are counted."""
 _PLACES = 5
@@ -22,6 +21,8 @@ _PLACES = 5
 
 _Key = tuple[str, str, str]
 """Code, file and cause: what identifies an entry."""
+_GroupKey = tuple[str, str]
+"""A headline and what it counts."""
 
 
 @dataclass(slots=True)
@@ -57,45 +58,55 @@ class WorstEntry:
 
 
 class Worst:
-    """A bounded selection of findings: one per code, log and cause, with a count of all like it."""
+    """A bounded selection of findings: one per code, log and cause, with a count of all like it.
+
+    Findings that follow from another are left out.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[Hashable, Finding]] = {}
+        self._kept: dict[_GroupKey, dict[Hashable, Finding]] = {}
         self._groups: dict[tuple[_Key, Severity], _Group] = {}
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Keep those findings of a rollout that may be among the worst."""
-        for finding in findings:
+        several = list(findings)
+        held = {one.fingerprint for one in several if one.because_of is None} if len(several) > 1 else frozenset()
+        for finding in several:
+            if finding.because_of in held:
+                continue
             key = _key(finding)
             group = self._groups.get((key, finding.severity))
             if group is None and len(self._groups) < _COUNTED:
                 group = self._groups[key, finding.severity] = _Group()
             if group is not None:
                 group.add(finding)
-            _keep(self._kept.setdefault(finding.code, {}), key, finding)
+            _keep(self._kept.setdefault(_group(finding), {}), key, finding)
 
     def pick(self, number: int) -> list[WorstEntry]:
-        """At most `number` findings: errors, then warnings, then notes, alternating between codes.
+        """At most `number` findings: errors, then warnings, then notes, alternating between headlines.
 
-        What a log was written with comes before all of them.
+        Findings about what wrote the log come first.
         """
-        left = dict.fromkeys(self._kept, PER_CODE)
+        left = dict.fromkeys(self._kept, PER_HEADLINE)
         picked: list[WorstEntry] = []
-        first = [self._of(code, None) for code in FIRST if code in self._kept]
-        ranked = [
-            [self._of(code, severity) for code in by_weight(self._kept)]
-            for severity in sorted(Severity, reverse=True)
-        ]
-        for columns in (first, *ranked):
+        groups = sorted(self._kept, key=self._weight)
+        ranked = [[self._of(group, severity) for group in groups] for severity in sorted(Severity, reverse=True)]
+        for columns in ([self._of(group, None) for group in groups], *ranked):
             for finding in chain.from_iterable(zip_longest(*columns)):
-                if finding is not None and left[finding.code] and len(picked) < number:
-                    left[finding.code] -= 1
+                group = None if finding is None else _group(finding)
+                if finding is not None and group is not None and left[group] > 0 and len(picked) < number:
+                    left[group] -= PER_HEADLINE if finding.severity is Severity.NOTE else 1
                     picked.append(self._entry(finding))
         return picked
 
-    def _of(self, code: str, severity: Severity | None) -> list[Finding]:
-        """The findings of a code: those of this severity; None: those that say what a log was written with."""
-        kept = self._kept[code].values()
+    def _weight(self, group: _GroupKey) -> tuple[int, str]:
+        """The order of headlines: those with more findings first."""
+        entries = (self._groups.get((_key(one), one.severity)) for one in self._kept[group].values())
+        return -sum(entry.findings for entry in entries if entry is not None), group[0]
+
+    def _of(self, group: _GroupKey, severity: Severity | None) -> list[Finding]:
+        """The findings of a headline with this severity; None: those about what wrote the log."""
+        kept = sorted(self._kept[group].values(), key=lambda one: -self._entry(one).findings)
         if severity is None:
             return [finding for finding in kept if leads(finding)]
         return [finding for finding in kept if finding.severity is severity and not leads(finding)]
@@ -113,21 +124,21 @@ def by_weight(codes: Iterable[str]) -> list[str]:
 
 
 def leads(finding: Finding) -> bool:
-    """Whether a finding says what the whole log was written with."""
+    """Whether a finding is about what wrote the whole log."""
     return finding.code in FIRST and finding.hit.where is Where.LOG
 
 
 def more_words(entry: WorstEntry) -> str:
-    """`120 such findings in 118 rows: 0, 3, 4, 7, 9, …`; empty if there is only one."""
+    """`119 more like it, in rows 0, 3, 4, 7, 9, …`; empty if there is only one."""
     if entry.findings < 2 or entry.finding.hit.where is Where.LOG:
         return ""
     named = ", ".join([*entry.places, *(["…"] if entry.rows > len(entry.places) else [])])
-    return f"{entry.findings:,} such findings in {many(entry.rows, 'row')}: {named}"
+    row = f"row {named}" if entry.rows == 1 else f"{entry.rows:,} rows: {named}"
+    return f"{entry.findings:,} like this in {row}"
 
 
-def counted(entries: Sequence[WorstEntry]) -> int:
-    """How many findings the entries represent."""
-    return sum(entry.findings for entry in entries)
+def _group(finding: Finding) -> _GroupKey:
+    return finding.headline or finding.code, finding.unit
 
 
 def _key(finding: Finding) -> _Key:

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import baseline_words, verdict_words
+from tito_audit.reports._verdict import verdict
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
@@ -21,14 +21,12 @@ _COLORS = {Severity.ERROR: 31, Severity.WARNING: 33, Severity.NOTE: 36}
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Write each new finding as it comes, without those in the baseline, then the verdict."""
+    """Write each new finding immediately, without those in the baseline, then the verdict."""
     for result in results:
         for finding in result.findings:
             if not finding.known:
                 out.write(_line(finding, options.color) + "\n")
-    because = summary.gate.because if summary.gate is not None else ()
-    parts = (verdict_words(summary), baseline_words(summary.gate), *because)
-    out.write(visible("tito-audit: " + "; ".join(part for part in parts if part)) + "\n")
+    out.write(visible(f"tito-audit: {verdict(summary).line}") + "\n")
 
 
 def _line(finding: Finding, color: bool) -> str:

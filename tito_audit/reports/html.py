@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._html.overview import facts, rules, skips, verdict
+from tito_audit.reports._causes import LINES
+from tito_audit.reports._html.overview import facts, headlines, rules, skips, verdict
 from tito_audit.reports._html.packed import block
 from tito_audit.reports._html.page_findings import BOUND, PageFindings
 from tito_audit.reports._html.views import ViewBlocks
-from tito_audit.reports._verdict import FindingTally
+from tito_audit.reports._next_steps import Curable, next_steps
 from tito_audit.summary import Summary
-from tito_audit.terminal.place import one_tokenizer, with_joining
+from tito_audit.terminal.place import one_tokenizer, with_reading
 from tito_audit.viewer.model import Measures, observed_of
 
 _NOTICES = 50
 _FIXED = 200
-"""Maximum findings listed that are gone from the baseline."""
+"""Maximum fixed baseline findings listed."""
 _FILES = 100
 
 
@@ -28,12 +30,14 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     from tito_audit.reports._html.charts import charts
     from tito_audit.reports._html.page import page, short_name
 
-    seen, measures = FindingTally(), None
+    seen: Counter[Severity] = Counter()
+    found, with_findings, measures = Curable(), 0, None
     with closing(PageFindings(BOUND)) as page_findings, closing(ViewBlocks()) as views:
         for result in results:
-            seen.add(result)
-            for finding in result.findings:
-                page_findings.add(finding)
+            seen.update(finding.severity for finding in result.findings)
+            with_findings += bool(result.findings) and not result.of_log
+            found.add(result)
+            page_findings.add(result.findings)
             observed = observed_of(result)
             if observed is not None:
                 measures = measures or Measures()
@@ -44,10 +48,17 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             files=summary.files[:_FILES],
             summary=summary,
             tokenizer=one_tokenizer(summary) or "",
-            joining=with_joining(summary),
-            verdict=verdict(summary, seen),
+            joining=with_reading(summary),
+            verdict=verdict(summary),
+            steps=list(next_steps(found.first, found, summary)),
+            headlines=headlines(summary),
+            causes=len(summary.ranked_headlines()),
+            first_headlines=LINES,
             facts=list(facts(summary)),
-            counts=[(severity.word, seen.findings[severity]) for severity in sorted(Severity, reverse=True)],
+            counts=[
+                (severity.word, sum(one.new[severity] for one in summary.findings.values()))
+                for severity in sorted(Severity, reverse=True)
+            ],
             rules=rules(summary, options),
             skips=skips(summary),
             notices=summary.notices[:_NOTICES],
@@ -55,10 +66,10 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             gone=summary.gate.gone if summary.gate is not None else 0,
             observed=measures is not None,
             charts=charts(measures) if measures is not None else [],
-            findings=seen.findings.total(),
+            findings=seen.total(),
             kept=page_findings.number,
             views=len(views.index),
-            with_findings=seen.with_findings,
+            with_findings=with_findings,
         )
         out.write(before)
         for chunk in page_findings.chunks():

@@ -12,7 +12,7 @@ from tito_audit.summary import Summary
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Write each finding as it comes, then `{"summary": …}`."""
+    """Write each finding immediately, then `{"summary": …}`."""
     for result in results:
         for finding in result.findings:
             out.write(as_json(finding_object(finding)) + "\n")

@@ -1,7 +1,7 @@
 """The `junit` report: a test suite for each log file, a test for each rule, for systems that show test results.
 
 A rule fails if one of its findings fails and is not in the baseline, is skipped if it could check nothing, and
-passes otherwise; rate limits have their own suite.
+passes otherwise; rate limits and required coverage have their own suite.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from xml.sax.saxutils import escape, quoteattr
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._shortlist import Shortlist
-from tito_audit.reports._verdict import baseline_words, rate_words, verdict_words
-from tito_audit.summary import RateCount, Summary
+from tito_audit.reports._verdict import baseline_words, rate_words, verdict
+from tito_audit.summary import Gate, Summary
+from tito_audit.terminal.coverage import coverage_reason, coverage_words, required_name
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import place_words
@@ -95,16 +96,16 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
 
 
 def _document(named: list[tuple[str, _Suite]], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    rates = summary.gate.rates if summary.gate is not None else ()
+    limits = list(_limits(summary.gate)) if summary.gate is not None else []
     cases = [case for _, suite in named for case in suite.cases.items()]
-    failures = sum(case.failing > 0 for _, case in cases) + sum(rate.failed for rate in rates)
+    failures = sum(case.failing > 0 for _, case in cases) + sum(limit.failed for limit in limits)
     xml = _Xml(out)
-    tests, time = len(cases) + len(rates), f"{summary.seconds:.3f}"
+    tests, time = len(cases) + len(limits), f"{summary.seconds:.3f}"
     xml.start("testsuites", name="tito-audit", tests=tests, failures=failures, errors=0, time=time)
     for name, suite in named:
         _suite(xml, name, suite, options)
     if summary.gate is not None:
-        _gate(xml, summary, rates)
+        _gate(xml, summary, limits)
     xml.end("testsuites")
 
 
@@ -124,7 +125,7 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
             first = next(iter(case.worst))
             xml.text("failure", _case_lines(case), type=code, message=f"{_counts(case)}: {first.hit.message}")
         elif _skipped(case, suite):
-            because = _reasons(case) or "no rollout could be looked at"
+            because = _reasons(case) or "no rollout could be checked"
             xml.text("skipped", [because], message=because)  # Jenkins shows the attribute, GitLab the text
         elif case.counts or case.known or case.skips:
             xml.text("system-out", _case_lines(case))
@@ -132,20 +133,37 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
     xml.end("testsuite")
 
 
-def _gate(xml: _Xml, summary: Summary, rates: tuple[RateCount, ...]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A limit on all files together, or coverage that is required of them."""
+
+    name: str
+    kind: str
+    words: str
+    failed: bool
+
+
+def _limits(gate: Gate) -> Iterator[_Limit]:
+    for rate in gate.rates:
+        yield _Limit(f"limit {rate.limit}", "limit", rate_words(rate), rate.failed)
+    for one in gate.coverage:
+        words = coverage_reason(one) if one.failed else coverage_words(one)
+        yield _Limit(required_name(one), "coverage", words, one.failed)
+
+
+def _gate(xml: _Xml, summary: Summary, limits: list[_Limit]) -> None:
     """The suite for limits on all files together."""
     assert summary.gate is not None
-    name, failures = "tito-audit: all files", sum(rate.failed for rate in rates)
-    xml.start("testsuite", name=name, tests=len(rates), failures=failures, errors=0, skipped=0)
-    for rate in rates:
-        xml.start("testcase", name=f"limit {rate.limit}", classname=name)
-        words = rate_words(rate)
-        if rate.failed:
-            xml.text("failure", [words], type="limit", message=words)
+    name, failures = "tito-audit: all files", sum(limit.failed for limit in limits)
+    xml.start("testsuite", name=name, tests=len(limits), failures=failures, errors=0, skipped=0)
+    for limit in limits:
+        xml.start("testcase", name=limit.name, classname=name)
+        if limit.failed:
+            xml.text("failure", [limit.words], type=limit.kind, message=limit.words)
         else:
-            xml.text("system-out", [words])
+            xml.text("system-out", [limit.words])
         xml.end("testcase")
-    lines = [verdict_words(summary), *summary.gate.because, baseline_words(summary.gate)]
+    lines = [verdict(summary).line, *summary.gate.because, baseline_words(summary.gate)]
     xml.text("system-out", [line for line in lines if line])
     xml.end("testsuite")
 
@@ -176,7 +194,7 @@ def _case_lines(case: _Case) -> Iterator[str]:
     if case.worst.left_out:
         yield f"and {case.worst.left_out:,} more"
     if case.skips:
-        yield f"not looked at: {_reasons(case)}"
+        yield f"not checked: {_reasons(case)}"
 
 
 class _Xml:

@@ -1,12 +1,12 @@
 """The `markdown` report: for a pull request comment or a GitHub Actions step summary.
 
-The verdict and the table come first and everything longer is folded. The page stays below the 65,536 characters
-of a comment; what has no room is counted.
+The verdict and the table come first and everything longer is folded. The page stays below the 65,536 characters of
+a comment; what does not fit is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from itertools import chain
 from textwrap import wrap
@@ -14,11 +14,13 @@ from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._causes import CauseLine, cause_lines
 from tito_audit.reports._fences import code, fenced, folded
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import known, severities, uncompared_words, verdict
-from tito_audit.reports._worst import Worst, WorstEntry, by_weight, counted, more_words
+from tito_audit.reports._verdict import verdict
+from tito_audit.reports._worst import Worst, WorstEntry, by_weight, more_words
 from tito_audit.summary import Gate, Summary
+from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many, rate_number
 
@@ -32,14 +34,7 @@ _WIDTH = 100
 _FILES = 3
 _SIGNS = {"failed": "❌", "passed": "✅", "clean": "✅", "findings": "🔎"}
 _NOTHING = "⚠️"
-_WORDS = {
-    "failed": "failed",
-    "passed": "passed",
-    "clean": "clean: nothing found",
-    "findings": "findings",
-    "nothing audited": "nothing was audited",
-    "nothing compared": "nothing found, but nothing was compared",
-}
+_CAUSE_SIGNS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "⚪", None: ""}
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
@@ -51,27 +46,22 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     after = "\n".join(_tail(summary))
     chosen = worst.pick(options.worst)
     room = LIMIT - len(before) - len(after) - 200
-    out.write(
-        "\n".join(part for part in (before, _findings(chosen, summary, room), after) if part).rstrip() + "\n"
-    )
+    out.write("\n".join(part for part in (before, _findings(chosen, room), after) if part).rstrip() + "\n")
 
 
 def _head(summary: Summary) -> Iterator[str]:
     said = verdict(summary)
-    yield f"### {_SIGNS.get(said, _NOTHING)} tito-audit: {_WORDS[said]}\n"
-    found = [f"**{many(number, one.word)}**" for one, number in severities(summary).items() if number]
-    if found:
-        yield ", ".join(found) + (f" ({known(summary):,} of them known)" if known(summary) else "") + "\n"
+    yield f"### {_SIGNS.get(said.word, _NOTHING)} tito-audit: {said.word}\n"
+    yield f"**{_title(said.parts[0])}**{_title(''.join(f'; {part}' for part in said.parts[1:]))}\n"
+    causes = cause_lines(summary)
+    if causes:
+        yield "".join(f"- {sign} {_title(words)} {codes}\n" for sign, words, codes in _listed(causes))
     files = " ".join(code(file) for file in summary.files[:_FILES])
     if len(summary.files) > _FILES:
         files += f" and {many(len(summary.files) - _FILES, 'more file')}"
     parts = [files or "no file", many(summary.rollouts, "rollout")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
-    if summary.without_ids:
-        parts.append(f"nothing to audit in {summary.without_ids:,} without token ids")
-    if summary.uncompared:
-        parts.append(f"nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}")
     parts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
     parts += [f"tokenizer {code(summary.tokenizer)}" if summary.tokenizer else "no tokenizer"]
     yield f"Scanned: {' · '.join(parts)}\n"
@@ -80,12 +70,17 @@ def _head(summary: Summary) -> Iterator[str]:
         yield f"A sample: {sampled.rows:,} of {many(sampled.of, 'row')} audited.\n"
 
 
+def _listed(causes: Sequence[CauseLine]) -> Iterator[tuple[str, str, str]]:
+    for one in causes:
+        yield _CAUSE_SIGNS.get(one.severity, ""), one.words, ", ".join(map(code, one.codes))
+
+
 def _gate(gate: Gate | None) -> Iterator[str]:
     """Why the gate failed, the limits, and the state of the baseline."""
     if gate is None:
         return
     if gate.because:
-        yield "Why:\n\n" + _block(gate.because, _SHORT) + "\n"
+        yield folded("Why it failed, by rule", _block(gate.because, _SHORT)) + "\n"
     if gate.rates:
         yield "| limit | findings | of | rate | |\n| --- | ---: | ---: | ---: | --- |"
         for rate in gate.rates[:_RULES]:
@@ -95,10 +90,17 @@ def _gate(gate: Gate | None) -> Iterator[str]:
         if len(gate.rates) > _RULES:
             yield f"\nand {many(len(gate.rates) - _RULES, 'more limit')}"
         yield ""
+    if gate.coverage:
+        yield "| required | covered | of | share | |\n| --- | ---: | ---: | ---: | --- |"
+        for one in gate.coverage[:_RULES]:
+            sign = "❌ too few" if one.failed else "✅ enough"
+            of = many(one.of, "rollout")
+            yield f"| {code(required_name(one))} | {one.covered:,} | {of} | {covered_share(one)} | {sign} |"
+        if len(gate.coverage) > _RULES:
+            yield f"\nand {many(len(gate.coverage) - _RULES, 'more requirement')}"
+        yield ""
     if gate.baseline is not None:
-        words = (
-            f"Baseline {code(gate.baseline)}: {many(gate.known, 'known finding')}, {gate.gone:,} no longer there"
-        )
+        words = f"Baseline {code(gate.baseline)}: {many(gate.known, 'known finding')}, {gate.gone:,} fixed"
         yield words + (", updated.\n" if gate.updated else ".\n")
 
 
@@ -112,7 +114,8 @@ def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     for code_ in by_weight(summary.findings)[:_RULES]:
         count = summary.findings[code_]
         of_known = [count.known] if baseline else []
-        numbers = [count.error, count.warning, count.note, *of_known, count.rollouts, count.tokens]
+        new = (count.new[severity] for severity in sorted(Severity, reverse=True))
+        numbers = [*new, *of_known, count.rollouts, count.tokens]
         cells = [code(code_), _title(options.titles.get(code_, "")), *(f"{number:,}" for number in numbers)]
         yield f"| {' | '.join(cells)} |"
     if len(summary.findings) > _RULES:
@@ -120,9 +123,8 @@ def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     yield ""
 
 
-def _findings(worst: list[WorstEntry], summary: Summary, room: int) -> str:
+def _findings(worst: list[WorstEntry], room: int) -> str:
     """The worst findings as the terminal shows them, as many as fit."""
-    total = sum(severities(summary).values()) - known(summary)
     if not worst:
         return ""
     shown: list[str] = []
@@ -132,14 +134,11 @@ def _findings(worst: list[WorstEntry], summary: Summary, room: int) -> str:
         if room < 0:
             break
         shown.append(block)
-    represented = counted(worst[: len(shown)])
-    title = "The findings" if represented == total else f"{represented:,} of {many(total, 'finding')}, the worst"
     first = worst[0].finding
-    more = f"{code(f'tito-audit explain {first.code}')} says what it means and what cures it."
-    if represented < total:
-        more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
+    more = f"{code(f'tito-audit explain {first.code}')} says what it means and what fixes it."
+    more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
     opened = first.severity is not Severity.NOTE
-    return folded(title, "\n\n".join([*shown, more]), open=opened)
+    return folded("The worst of each cause", "\n\n".join([*shown, more]), open=opened)
 
 
 def _lines(entry: WorstEntry) -> Iterator[str]:
@@ -153,15 +152,15 @@ def _lines(entry: WorstEntry) -> Iterator[str]:
 
 
 def _tail(summary: Summary) -> Iterator[str]:
-    """What was not checked, baseline entries that are gone, notices."""
+    """What was not checked, fixed baseline entries, notices."""
     lines = skip_lines(summary)
     if lines:
-        title = f"Not looked at everywhere: {many(len(summary.skipped), 'rule')}"
+        title = f"Not checked everywhere: {many(len(summary.skipped), 'rule')}"
         yield folded(title, _block(lines, _SHORT))
     fixed = summary.gate.fixed if summary.gate is not None else ()
     if fixed:
         lines = [f"{one.code} {one.file}:{one.row} {one.message}" for one in fixed]
-        yield folded(f"No longer there: {many(len(lines), 'finding')} of the baseline", _block(lines, _SHORT))
+        yield folded(f"Fixed: {many(len(lines), 'finding')} of the baseline", _block(lines, _SHORT))
     if summary.notices:
         title = f"{many(len(summary.notices), 'notice')}"
         yield folded(title, _block(summary.notices, _SHORT))

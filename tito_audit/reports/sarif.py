@@ -20,6 +20,7 @@ from tito_audit.reports._manual import section
 from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._skips import skip_lines
 from tito_audit.summary import Gate, Summary
+from tito_audit.terminal.coverage import required_name
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import line_of, place_words, range_of
@@ -68,7 +69,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
 def _rule(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
     title = options.titles.get(code) or code
     manual = options.docs.get(code, "")
-    more = f"`tito-audit explain {code}` says what it means and what cures it."
+    more = f"`tito-audit explain {code}` says what it means and what fixes it."
     problem = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "recommendation"}[worst]
     return {
         "id": code,
@@ -105,7 +106,7 @@ def _results(kept: Shortlist[Finding], codes: list[str], gate: Gate | None) -> I
 
 
 def _message(finding: Finding) -> str:
-    """What is wrong, then where in the row; without links, which `[text](address)` would be."""
+    """What is wrong, then where in the row; `[text](address)` is escaped, as it would be a link."""
     place = f" ({place_words(finding)})"
     return cut(visible(finding.hit.message) or finding.code, _TEXT - len(place)).replace("](", "]\\x28") + place
 
@@ -152,8 +153,9 @@ def _details(finding: Finding) -> dict[str, Any]:
         "start": hit.start,
         "end": hit.end,
         "cause": cut(hit.cause, _PIECE),
-        "recorded": _side(hit.recorded),
-        "canonical": _side(hit.canonical),
+        "recorded": _side(hit.recorded) | {"label": hit.labels[0]},
+        "canonical": _side(hit.canonical) | {"label": hit.labels[1]},
+        "becauseOf": finding.because_of,
         "repair": finding.repair,
     }
 
@@ -168,7 +170,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _category(files: list[str]) -> str:
-    """The category, which keeps alerts of different sets of logs apart: the folder that these logs share."""
+    """The category, which separates alerts of different sets of logs: their common folder."""
     posix = [_within_sources(file).as_posix() for file in files]
     try:
         shared = os.path.commonpath(posix) if posix else ""
@@ -180,7 +182,7 @@ def _category(files: list[str]) -> str:
 
 def _invocation(summary: Summary, left_out: int) -> dict[str, Any]:
     texts = [("note", notice) for notice in summary.notices]
-    texts += [("note", f"Not looked at: {line}") for line in skip_lines(summary)]
+    texts += [("note", f"Not checked: {line}") for line in skip_lines(summary)]
     if len(texts) > _NOTIFICATIONS:
         texts[_NOTIFICATIONS:] = [("note", f"and {many(len(texts) - _NOTIFICATIONS, 'more notification')}")]
     if left_out:
@@ -212,10 +214,16 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
         "uncompared": summary.uncompared,
         "tokenizer": summary.tokenizer,
         "leftOut": left_out,
+        "new": {one.word: sum(count.new[one] for count in summary.findings.values()) for one in Severity},
+        "known": sum(count.known for count in summary.findings.values()),
     }
     gate = summary.gate
     if gate is not None:
         counts["gate"] = {"failed": gate.failed, "because": [cut(visible(one), _TEXT) for one in gate.because]}
+        counts["required"] = [
+            {"name": required_name(one), "covered": one.covered, "of": one.of, "failed": one.failed}
+            for one in gate.coverage
+        ]
     if gate is not None and gate.baseline is not None:
         names = ("fingerprint", "code", "file", "row", "times")
         counts["fixed"] = [{name: getattr(one, name) for name in names} for one in gate.fixed[:_FIXED]]

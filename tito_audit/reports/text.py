@@ -1,4 +1,4 @@
-"""The `text` report, for people: what was audited, the verdict, the rules, the worst findings, the rest."""
+"""The `text` report, for people: what was audited, the causes, the rules, the worst findings, the verdict."""
 
 from __future__ import annotations
 
@@ -13,56 +13,49 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.record.trainings import ONCE
+from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
+from tito_audit.reports._causes import CauseLine, cause_lines
+from tito_audit.reports._gate_words import gate_lists, known_lines
+from tito_audit.reports._next_steps import Curable, next_steps
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import FindingTally, nothing_compared, uncompared_words
-from tito_audit.reports._worst import Worst, WorstEntry, by_weight, counted, more_words
+from tito_audit.reports._verdict import verdict
+from tito_audit.reports._worst import WorstEntry, by_weight, more_words
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.page import STYLES, console_for, finding_lines, print_commands, print_list
-from tito_audit.terminal.place import show_command, with_options
-from tito_audit.terminal.shell import shell_word
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, percent
 
 _FILES = 3
 """Maximum files named in the header."""
 _FORMATS = 4
 """Maximum formats named in the header."""
 _TAKEN = 4
-"""Maximum lines that say what files were read as."""
+"""Maximum lines about the formats of files."""
 _KEYS = 8
 """Maximum keys named of one format."""
 _WIDE = 80
-"""Terminal columns from which all numbers of the table have room."""
+"""Terminal columns from which all numbers of the table fit."""
 _CAUSES = 3
 """Maximum causes named of one rule."""
 _NOTICES = 20
-_UNREADABLE = "REC001"
+_SEVERITY = 9
+"""Columns of a severity in front of a cause."""
+_WORST_FIRST = sorted(Severity, reverse=True)
+_VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green", "findings": "bold yellow"}
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """What the page needs beyond the summary."""
+    """What the page needs besides the summary."""
 
-    worst: Worst = field(default_factory=Worst)
-    seen: FindingTally = field(default_factory=FindingTally)
+    found: Curable = field(default_factory=Curable)
     known: int = 0
     """Findings in the baseline; they are counted and not shown."""
-    curable: int = 0
-    """Other findings that have a repair."""
-    again: int = 0
-    """Findings whose repair has to be named."""
 
     def add(self, result: Result) -> None:
-        new = tuple(finding for finding in result.findings if not finding.known)
-        self.worst.add(new)
-        self.seen.add(result)
-        self.known += len(result.findings) - len(new)
-        self.curable += sum(finding.repair not in (None, ONCE) for finding in new)
-        self.again += sum(finding.repair == ONCE for finding in new)
+        self.found.add(result)
+        self.known += sum(finding.known for finding in result.findings)
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
@@ -74,23 +67,23 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     console = console_for(page, options)
     for line in _header(summary):
         console.print(line)
-    console.print()
-    console.print(_verdict(summary, gathered.seen))
     for line in known_lines(summary, gathered.known):
         console.print(line)
+    _print_causes(console, cause_lines(summary))
     if summary.findings:
         console.print()
         console.print(_table(summary, options))
-    worst = gathered.worst.pick(options.worst)
-    _print_worst(console, worst, gathered.seen.findings.total() - gathered.known)
+    worst = gathered.found.worst.pick(options.worst)
+    _print_worst(console, worst)
     for title, lines in gate_lists(summary):
         print_list(console, title, lines)
-    print_list(console, "Not looked at", [visible(line) for line in skip_lines(summary)])
+    if summary.compared or summary.uncompared:  # else one notice is enough
+        print_list(console, "Not checked", [visible(line) for line in skip_lines(summary)])
     print_list(console, "Notices", _notice_lines(summary))
-    print_commands(console, "More", _more_lines(worst, summary, gathered.curable, gathered.again))
-    if (last := gate_line(summary, failing=gathered.seen.findings[Severity.ERROR] > 0)) is not None:
-        console.print()
-        console.print(last)
+    steps = next_steps(worst[0].finding if worst else None, gathered.found, summary, browse=True)
+    print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
+    console.print()
+    console.print(_verdict_line(summary), soft_wrap=True)
     out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
@@ -114,7 +107,7 @@ def _header(summary: Summary) -> Iterator[Text]:
     yield Text(visible(" · ".join(parts)))
     if summary.sampled is not None:
         share, rows, of = summary.sampled.share, summary.sampled.rows, summary.sampled.of
-        yield Text(f"sampled {share * 100:g}%: {rows:,} of {many(of, 'row')}", style="yellow")
+        yield Text(f"sampled {percent(share)}: {rows:,} of {many(of, 'row')}", style="yellow")
     pace = f"{summary.seconds:.1f} s"
     if summary.seconds > 0 and summary.tokens:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
@@ -127,7 +120,7 @@ def _read_as_lines(summary: Summary) -> Iterator[Text]:
     alike: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
     for file, formats in summary.taken.items():
         alike.setdefault(tuple((name, taken.told_by) for name, taken in formats.items()), []).append(file)
-    # First what a reader has to check: files read as several formats, or by plain column names.
+    # First what a reader should check: files read as several formats, or by plain column names.
     doubtful = sorted(alike.items(), key=lambda item: (len(item[0]) == 1, all(n != "generic" for n, _ in item[0])))
     for kinds, files in doubtful[:_TAKEN]:
         line = Text()
@@ -144,34 +137,28 @@ def _read_as_lines(summary: Summary) -> Iterator[Text]:
         yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE explains each")
 
 
-def _verdict(summary: Summary, seen: FindingTally) -> Text:
-    """The verdict in one line; a log in which nothing could be audited is never called clean."""
-    rows = summary.rollouts + summary.rows_unreadable
-    found = seen.words(summary)
-    if found:
-        line = Text()
-        for severity, words in found:
-            number, in_, rollouts = words.partition(" in ")
-            line.append("; " if line else "").append(number, style=STYLES[severity]).append(in_ + rollouts)
-    elif not rows:
-        return Text("nothing to audit: no rollouts", style="bold yellow")
-    elif summary.without_ids == summary.rollouts:
-        return Text(f"nothing to audit: no token ids in {many(rows, 'rollout')}", style="bold yellow")
-    elif nothing_compared(summary):
-        line = Text(f"no findings, but {uncompared_words(summary)}", style="bold yellow")
-        return line.append(f"; nothing was compared in {many(summary.uncompared, 'rollout')}", style="not bold")
-    else:
-        looked = rows - summary.without_ids - summary.uncompared
-        line = Text(f"clean: nothing found in {many(looked, 'rollout')}", style="bold green")
-        if summary.skipped:
-            line.append(", as far as the rules could look (below)", style="not bold default")
-    if summary.uncompared:
-        line.append(
-            f"; nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}", style="yellow"
-        )
-    if summary.without_ids:
-        line.append(f"; nothing to audit in {summary.without_ids:,} without token ids", style="yellow")
+def _verdict_line(summary: Summary) -> Text:
+    """The verdict; a log without anything audited never passes."""
+    said = verdict(summary)
+    line = Text(said.word, style=_VERDICTS.get(said.word, "bold yellow"))
+    line.append(f": {visible('; '.join(said.parts))}", style="not bold default")
     return line
+
+
+def _print_causes(console: Console, causes: list[CauseLine]) -> None:
+    """One line for each cause: its severity, what happened and how often, the rules that found it."""
+    if not causes:
+        return
+    console.print()
+    for one in causes:
+        style, word = ("", "") if one.severity is None else (STYLES[one.severity], one.severity.word)
+        number, _, rest = one.words.partition(" ")
+        words = Text(visible(number), style="bold").append(f" {visible(rest)}", style="not bold")
+        words.append(f"  {', '.join(one.codes)}", style="not bold dim")
+        for index, part in enumerate(words.wrap(console, console.width - _SEVERITY)):
+            lead = Text(f"{'' if index else word:<{_SEVERITY}}", style=style)
+            part.rstrip()
+            console.print(Text.assemble(lead, part), soft_wrap=True)
 
 
 def _table(summary: Summary, options: ReportOptions) -> Table:
@@ -186,13 +173,13 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for code in by_weight(summary.findings):
         count = summary.findings[code]
-        worst = max((one for one in Severity if getattr(count, one.word)), default=Severity.NOTE)
+        worst = max((one for one in Severity if count.new[one]), default=Severity.NOTE)
         what = Text(visible(options.titles.get(code, "")))
         causes = _causes(summary.causes.get(code, Counter()))
         if causes:
             what.append(("\n" if what else "") + causes, style="dim")
         of_them = [count.known] if known else []
-        numbers = (count.error, count.warning, count.note, *of_them, count.rollouts, count.tokens)
+        numbers = (*(count.new[one] for one in _WORST_FIRST), *of_them, count.rollouts, count.tokens)
         table.add_row(
             Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])
         )
@@ -209,12 +196,11 @@ def _causes(causes: Counter[str]) -> str:
     return ", ".join(words)
 
 
-def _print_worst(console: Console, worst: list[WorstEntry], total: int) -> None:
+def _print_worst(console: Console, worst: list[WorstEntry]) -> None:
     if not worst:
         return
     console.print()
-    title = "The findings" if counted(worst) == total else f"The worst of {total:,} findings"
-    console.print(Text(title, style="bold"))
+    console.print(Text("The worst of each cause", style="bold"))
     for entry in worst:
         console.print()
         for line in finding_lines(entry.finding, console):
@@ -231,29 +217,4 @@ def _notice_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _more_lines(worst: list[WorstEntry], summary: Summary, curable: int, again: int) -> list[str]:
-    lines = []
-    if worst:
-        lines += [
-            f"tito-audit explain {worst[0].finding.code}   what it means and what cures it",
-            _look_command(worst[0].finding, summary),
-        ]
-    log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
-    for number, named in ((curable, ""), (again, f" --with {ONCE}")):
-        if number:
-            command = f"tito-audit repair {log}{named} -o OUT{with_options(summary)}"
-            lines.append(f"{command}   may cure {many(number, 'finding')}")
-    if worst:
-        lines.append("tito-audit scan … --report json=findings.json   every finding")
-    return lines + accept_lines(summary)
-
-
-def _look_command(finding: Finding, summary: Summary) -> str:
-    """The command that shows where a finding is; an unreadable row has no tokens to show."""
-    if finding.code == _UNREADABLE:
-        file = shell_word(finding.place.file)
-        return f"tito-audit inspect {file}{with_options(summary)}   its columns, and a mapping to paste"
-    return f"{show_command(finding.place, summary)}   every token of that rollout"
-
-
-TEXT = Report("text", "a page for people: the verdict, a table by rule, the worst findings", write)
+TEXT = Report("text", "a page for people: the causes, a table by rule, the worst findings, the verdict", write)

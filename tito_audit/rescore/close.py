@@ -1,4 +1,4 @@
-"""Two samplings or scorings of the same ids, next to each other: whether two engines agree."""
+"""Whether two engines agree: their logprobs of the same ids, compared."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tito_audit.rescore.compare import agreement_of
 Scored: TypeAlias = GenerationResult | ScoredTokens
 
 FLOAT32 = 1e-3
-"""What two engines in float32 may differ by at a token. vLLM 0.32 and transformers 5.19 on one CPU, both with the
-weights of SmolLM2-135M-Instruct, differ by 0.0000065 on average and by 0.000058 at most in 3,153 tokens."""
+"""How much two engines in float32 may differ at a token. vLLM 0.32 and transformers 5.19 on one CPU, both with the
+weights of SmolLM2-135M-Instruct, differ by 0.0000065 on average and by up to 0.000058 in 3,153 tokens.
+"""
 BFLOAT16 = 0.5
-"""The same for an engine in bfloat16 and one in float32: 0.038 on average, 0.33 at most in 1,576 tokens."""
+"""The same for an engine in bfloat16 and one in float32: 0.038 on average, up to 0.33 in 1,576 tokens."""
 THRESHOLDS = (0.001, 0.01, 0.1, 1.0)
 """Differences above these are counted."""
 _WORST = 5
@@ -26,10 +27,10 @@ _WORST = 5
 
 @dataclass(frozen=True, slots=True)
 class TokenGap:
-    """One token of which two sides say different things."""
+    """One token whose logprobs differ."""
 
     position: int
-    """In all ids, the prompt included."""
+    """Its position in all ids, the prompt included."""
     token_id: int
     a: float
     b: float
@@ -37,7 +38,7 @@ class TokenGap:
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """Where two outputs of one prompt part. Greedy outputs may: two tokens can be almost equally likely."""
+    """Where two outputs of one prompt diverge. Even greedy ones may, if two tokens are almost equally likely."""
 
     position: int
     a: int
@@ -53,7 +54,7 @@ class LogprobComparison:
     """How two columns of logprobs of the same tokens agree; a difference is b minus a."""
 
     close: bool
-    """All tokens are within the tolerance; and where outputs part, each pick is likely on the other side."""
+    """All tokens are within the tolerance, and where outputs diverge, each pick is likely on the other side."""
     tokens: int
     """Tokens that both sides scored after the same ids."""
     outside: int
@@ -65,11 +66,11 @@ class LogprobComparison:
     """Schulman's estimates of the divergence of a, which sampled, from b (joschu.net/blog/kl-approx.html)."""
     k3: float
     above: tuple[tuple[float, float], ...]
-    """The share of tokens that differ by more, for each of `THRESHOLDS`."""
+    """For each of `THRESHOLDS`, the share of tokens that differ by more."""
     worst: tuple[TokenGap, ...]
-    """The tokens that differ most, at most five, the worst first; none that are equal."""
+    """Up to five tokens that differ, the worst first."""
     first_difference: FirstDifference | None = None
-    """Where the outputs part; None if they are the same."""
+    """Where the outputs diverge; None if they are the same."""
 
     def __str__(self) -> str:
         lines = [
@@ -82,15 +83,15 @@ class LogprobComparison:
             likely = "both picks are likely on the other side"
             if not (part.a_is_likely_in_b and part.b_is_likely_in_a):
                 likely = f"id {part.b if part.a_is_likely_in_b else part.a} is not likely on the other side"
-            lines.append(f"  the outputs part at token {part.position} (ids {part.a} and {part.b}): {likely}")
+            lines.append(f"  the outputs diverge at token {part.position} (ids {part.a} and {part.b}): {likely}")
         return "\n".join(lines)
 
 
 def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: float = 0.0) -> LogprobComparison:
-    """Compare what two providers say of the same ids, token by token: |a - b| <= atol + rtol * |b|.
+    """Compare two providers' logprobs of the same ids, token by token: |a - b| <= atol + rtol * |b|.
 
     Answers and scores may be mixed: an answer's ids are its prompt and what was sampled. Two answers to one prompt
-    may part where both have `top_logprobs`; they are compared up to there, as vLLM's own tests do it. `atol` is by
+    may diverge if both have `top_logprobs`; they are compared up to there, as in vLLM's own tests. `atol` is by
     default what two engines in float32 need (`FLOAT32`); pass `BFLOAT16` for engines in bfloat16.
 
     ValueError, with the first place, if the ids are not the same, or if no token has logprobs on both sides.
@@ -126,7 +127,7 @@ def _worst(ids: Sequence[int], a: Logprobs, b: Logprobs, first: int) -> tuple[To
 
 
 def _shared(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference | None]:
-    """The first position that both sides scored, the ids that they share, and where two outputs part."""
+    """The first position that both sides scored, the ids that they share, and where two outputs diverge."""
     mine, theirs = _ids(a), _ids(b)
     first = max(_start(a), _start(b))
     if mine == theirs:
@@ -139,7 +140,9 @@ def _shared(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference
         raise ValueError(f"the ids are not the same, from {place}")
     tops = _top(a, at), _top(b, at)
     if tops[0] is None or tops[1] is None:
-        raise ValueError(f"the outputs part at {place}; sample both with top_logprobs, to see if both are likely")
+        raise ValueError(
+            f"the outputs diverge at {place}; sample both with top_logprobs to see whether both picks are likely"
+        )
     part = FirstDifference(at, mine[at], theirs[at], mine[at] in dict(tops[1]), theirs[at] in dict(tops[0]))
     return first, mine[:at], part
 
@@ -160,5 +163,5 @@ def _logprobs(side: Scored) -> Logprobs:
 
 
 def _top(side: Scored, position: int) -> TopLogprobs | None:
-    """The likeliest tokens at a position; None if they were not asked for."""
+    """The likeliest tokens at a position; None if not requested."""
     return None if side.top_logprobs is None else side.top_logprobs[position - _start(side)]

@@ -1,4 +1,4 @@
-"""Recorded logprobs next to a model's: how far they agree, and what explains it if they do not."""
+"""Recorded logprobs compared with a model's: how well they agree, and what explains it if they do not."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tito_audit.rescore.plan import Part
 
 _ROUNDING = 1e-3
 _CERTAIN = -1.0
-"""A model's logprob above which a recorded 0.0 may be a certain token; below, it stands for none."""
+"""A recorded 0.0 is a logprob if the model's is above this; else it is a placeholder."""
 _FARTHEST = 2
-"""The most places by which a column is looked for off its tokens."""
+"""The largest offset tried between a column and its tokens."""
 _BASES = {math.log(2): "base 2", math.log(10): "base 10"}
 
 
@@ -39,7 +39,7 @@ def compared(part: Part, scores: Logprobs) -> Compared:
 
 
 def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> Mask:
-    """`[N]` which recorded values are logprobs: neither missing, nor impossible, nor what stands for none.
+    """`[N]` which recorded values are logprobs: not missing, impossible or a placeholder.
 
     A 0.0 is a logprob where the model is nearly certain of the token.
     """
@@ -52,7 +52,7 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
 
 
 def agreement(found: Iterable[Compared], tolerance: float = BOUND) -> Agreement | None:
-    """How the tokens before any drift agree, all together; None where there are none."""
+    """How all tokens before any drift agree; None without any."""
     differences = [(one.model - one.recorded)[~one.drifted] for one in found]
     return agreement_of(np.concatenate(differences) if differences else np.empty(0), tolerance)
 
@@ -77,7 +77,7 @@ def agreement_of(differences: Logprobs, tolerance: float = BOUND) -> Agreement |
 
 
 def used(found: Sequence[Compared]) -> list[Compared]:
-    """Those by which recorded and model are compared: the calls, and the row only where no call has logprobs."""
+    """The calls to compare; the row only if no call has logprobs."""
     calls = [one for one in found if one.where is Where.COMPLETION and len(one.at)]
     return calls or [one for one in found if one.where is Where.ROW]
 
@@ -90,7 +90,7 @@ def is_above(sizes: Logprobs, tolerance: float) -> bool:
 
 
 def explained(found: Sequence[Compared], tolerance: float = BOUND) -> str:
-    """What explains that recorded and model disagree, if it brings all tokens within the tolerance; else ""."""
+    """The explanation that brings all tokens within the tolerance; "" if there is none."""
     for words, sizes in _explanations(found):
         if len(sizes) >= FEWEST and sizes.mean() <= tolerance:
             return words
@@ -102,14 +102,14 @@ def _explanations(found: Sequence[Compared]) -> Iterable[tuple[str, Logprobs]]:
         sizes = [_slid(one, far) for one in found]
         place = "place" if abs(far) == 1 else "places"
         side = "behind" if far > 0 else "ahead of"
-        yield f"the recorded logprobs lie {abs(far)} {place} {side} their tokens", np.concatenate(sizes)
+        yield f"the recorded logprobs are {abs(far)} {place} {side} their tokens", np.concatenate(sizes)
     for factor, base in _BASES.items():
         yield f"the recorded logprobs are logarithms of {base}", _sizes(found, partial(np.multiply, factor))
-    yield "the recorded values are probabilities, not their logarithms", _sizes(found, _log)
+    yield "the recorded values are probabilities, not logprobs", _sizes(found, _log)
 
 
 def _sizes(found: Sequence[Compared], meant: Callable[[Logprobs], Logprobs]) -> Logprobs:
-    """The absolute differences if the recorded values meant something else."""
+    """The absolute differences after the recorded values are converted by `meant`."""
     sizes = [np.abs(one.model - meant(one.recorded))[~one.drifted] for one in found]
     return np.concatenate(sizes) if sizes else np.empty(0)
 

@@ -1,4 +1,4 @@
-"""A model's scores for the repair `rescore`, out of the journal of a rescoring."""
+"""A model's scores for the repair `rescore`, from the journal of a rescoring."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tito_audit.rescore.plan import Part, parts_of
 
 @dataclass(frozen=True, slots=True)
 class ScoresOf:
-    """What a model says of a rollout; calling it asks nothing of a provider."""
+    """A model's scores of a rollout, from the journal; no provider is called."""
 
     journal: Journal
     said: str
     """Who scored: model, provider and date."""
     replaces: bool = False
-    """Whether stated logprobs are replaced too."""
+    """Whether logprobs in the log are replaced too."""
     adds: bool = True
     """Whether columns may be added."""
 
     def __call__(self, evidence: Evidence) -> ModelScores | None:
-        """The scores of a rollout; None where nothing of it was scored."""
+        """The scores of a rollout; None if nothing in it was scored."""
         calls: dict[int, Logprobs] = {}
         recorded: dict[int | None, Mask] = {}
         versions: set[str] = set()

@@ -26,7 +26,7 @@ from tito_audit.rescore.tables import (
     drifted_rows,
 )
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, percent
 
 _SIDE = 9
 """Width of a square of the plot, in pixels."""
@@ -39,7 +39,7 @@ Pieces = Callable[[tuple[int, ...]], str]
 
 
 def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> str:
-    """The page; every text of a log in it is made visible and escaped."""
+    """The page; every text from a log is escaped."""
     style = _asset("page.css")
     policy = f"default-src 'none'; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     body = "\n".join(part for part in _parts(summary, verdict, worst, pieces) if part)
@@ -103,8 +103,8 @@ def _plot(summary: RescoreSummary) -> str:
         f'<rect class="frame" x="{_EDGE}" y="0" width="{size}" height="{size}"/>{squares}'
         f'<path class="equal" d="M{_EDGE} {size}L{_EDGE + size} 0"/>{marks}'
         f'<text x="{_EDGE + size // 2}" y="{size + 34}" text-anchor="middle">recorded logprob, nats</text></svg>'
-        "<figcaption>Tokens by recorded logprob (across) and the model's (up); on the line both are equal. Dark: "
-        f"more tokens, by their logarithm. Below {LOWEST} counts as {LOWEST}.</figcaption></figure>"
+        "<figcaption>Tokens by recorded logprob (across) and the model's (up); on the line both are equal. "
+        f"Darker: more tokens (logarithmic). Values below {LOWEST} count as {LOWEST}.</figcaption></figure>"
     )
 
 
@@ -119,7 +119,7 @@ def _agreement(summary: RescoreSummary) -> str:
 
 
 def _bars(summary: RescoreSummary) -> str:
-    """A bar for each cause: by how much its stretches change the logprob, in sum."""
+    """A bar for each cause: how much its spans change the summed logprob."""
     priced = [one for one in summary.causes.values() if one.segments]
     ranked = sorted(priced, key=lambda one: -abs(one.other - one.sampled))[:_BARS]
     most = max((abs(one.other - one.sampled) for one in ranked), default=0)
@@ -138,8 +138,8 @@ def _bars(summary: RescoreSummary) -> str:
         )
     return (
         f'<figure><svg viewBox="0 0 {260 + _WIDTH + 60} {24 * len(ranked)}" role="img" '
-        f'aria-label="Change of the summed logprob by cause">{"".join(rows)}</svg><figcaption>By how much the '
-        "summed logprob of all drifted tokens changes, in nats: of what replaced them, minus of what was "
+        f'aria-label="Change of the summed logprob by cause">{"".join(rows)}</svg><figcaption>Change of '
+        "the summed logprob of all drifted tokens, in nats: of what replaced them, minus of what was "
         "sampled.</figcaption></figure>"
     )
 
@@ -164,7 +164,7 @@ def _legend(*lines: str) -> str:
 def _worst_row(place: str, price: Price, pieces: Pieces) -> tuple[str, ...]:
     hit, first = price.finding.hit, price.segments[0]
     turn = "" if hit.turn is None else f" turn {hit.turn}"
-    share = f"{price.share:.0%}" if math.isfinite(price.share) else "–"
+    share = percent(price.share)
     return (
         f"{price.finding.code} {place}{turn} {hit.where} {hit.start}:{hit.end}",
         pieces(first.sampled_ids),

@@ -1,4 +1,4 @@
-"""The scores of a run in a file beside its output, so that a run that was killed goes on where it was."""
+"""The scores of a run in a file next to its output, so that a killed run can be resumed."""
 
 from __future__ import annotations
 
@@ -41,16 +41,15 @@ def key_of(want: Want) -> str:
 
 
 class Journal:
-    """Scores by sequence, each written to a file as soon as it is known; without a path they are only kept in
-    memory.
+    """Scores by sequence, each written to a file as soon as it is known; without a path, kept in memory only.
 
-    Only the place of each score is in memory. A last line that a kill cut off is written again.
+    Only the file offset of each score is in memory. A last line that was cut off is written again.
     """
 
     def __init__(self, path: Path | None, provider: str, *, resume: bool = False) -> None:
         self.path = path
         self.model: str | None = None
-        """Whose scores these are; None as long as the provider has not said."""
+        """Whose scores these are; None until the provider has said."""
         self.resumed = 0
         """How many scores an earlier run left."""
         self._at: dict[str, tuple[int, int, int]] = {}
@@ -63,8 +62,8 @@ class Journal:
     def _open(self, path: Path, header: Mapping[str, Any], *, resume: bool) -> None:
         if path.exists() and not resume:
             raise SetupError(
-                f"{path}: an earlier run left its scores here.\n"
-                "Pass --resume to go on with them, or delete the file."
+                f"{path}: this holds the scores of an earlier run.\n"
+                "Pass --resume to continue it, or delete the file."
             )
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -92,7 +91,7 @@ class Journal:
             self._append(orjson.dumps(header) + b"\n")
 
     def of_model(self, model: str | None) -> None:
-        """Note whose scores come now; SetupError if the ones before are another model's."""
+        """Note whose scores come now; SetupError if earlier scores are another model's."""
         if model is None or model == self.model:
             return
         if self.model is not None:
@@ -125,7 +124,7 @@ class Journal:
             self._append(line)
 
     def close(self, *, done: bool = False) -> None:
-        """Let go of the file; once everything is written that is made of it (`done`), delete it."""
+        """Close the file; delete it if everything made from it is written (`done`)."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

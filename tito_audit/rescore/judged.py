@@ -1,4 +1,4 @@
-"""The rules on logprobs that drifted (LPR507) and on two engines (LPR509), asked about the model's values."""
+"""The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ CODES = frozenset(("LPR507", "LPR509"))
 def judged_by_model(
     evidence: Evidence, scored: Sequence[tuple[Part, Logprobs]], rules: Sequence[Rule], codes: frozenset[str]
 ) -> tuple[Finding, ...]:
-    """What these rules find if the model's values are the second engine's; each message names `rescored_logprobs`.
+    """What these rules find with the model's values as the second engine's; each message names
+    `rescored_logprobs`.
 
     Columns of a trainer in the log are left out: a scan judges those.
     """
@@ -46,7 +47,7 @@ def judged_by_model(
 
 
 def with_model(rollout: Rollout, scored: Sequence[tuple[Part, Logprobs]]) -> Rollout:
-    """The rollout with the model's logprobs as a trainer's column, in place of those that the log has."""
+    """The rollout with the model's logprobs as the trainer's column."""
     row, turns = rollout.training_row, list(rollout.turns)
     if row is not None:
         row = replace(row, columns=_others(row.columns))

@@ -1,4 +1,4 @@
-"""What rescoring says: the values of a model next to what was recorded, and the price of each drift finding."""
+"""Results of rescoring: a model's values compared with the recorded ones, and the price of each drift finding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUND = 0.05
 """The mean |difference| up to which two engines with the same weights agree: NeMo-RL's tests hold the mean of
 exp(|difference|) below 1.05 (`token_mult_prob_error`)."""
 FEWEST = 8
-"""Tokens from which a mean is judged."""
+"""The fewest tokens whose mean is judged."""
 EDGES = (0.1, 1.0)
 """Differences above these are counted."""
 NEAR = (0, 4, 16, 64)
@@ -24,7 +24,7 @@ NEAR = (0, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A sequence of which logprobs are wanted, and from which position on."""
+    """A sequence to score, and from which position on."""
 
     ids: Ids
     """`[T]`"""
@@ -43,7 +43,7 @@ class Unscored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    """Recorded logprobs of one call or row next to the model's, token by token; only tokens that have both."""
+    """Recorded and model logprobs of one call or row; only tokens that have both."""
 
     where: Where
     turn: int | None
@@ -56,7 +56,7 @@ class Compared:
     model: Logprobs
     """`[N]`"""
     drifted: Mask
-    """`[N]` True from the first token on that is not what was sampled: there the model sees another context."""
+    """`[N]` True from the first token that was not sampled on: there the model sees another context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """How much sampled tokens that are equal on both sides change, after what differs before them."""
+    """How much the logprobs of sampled tokens change after a difference before them."""
 
     tokens: int = 0
     total: float = 0.0
@@ -111,14 +111,14 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stretch of tokens that differ, with the summed logprob of either side in its own context."""
+    """One span of tokens that differ, with the summed logprob of each side in its own context."""
 
     sampled_ids: tuple[int, ...]
     other_ids: tuple[int, ...]
     sampled: float
     """Of what was sampled; NaN where these tokens were not sampled but given."""
     other: float
-    """Of what was trained, or held by the next prompt, or written by encoding the text again."""
+    """Of the tokens in the training row, the next prompt, the template's text or the re-encoded text."""
 
     @property
     def difference(self) -> float:
@@ -132,7 +132,7 @@ class Price:
 
     finding: Finding
     against: str
-    """What the other tokens are: `re-encoding`, `next prompt`, `training row`, `template`."""
+    """Where the other tokens come from: `re-encoding`, `next prompt`, `training row`, `template`."""
     segments: tuple[Segment, ...]
     behind: Behind
     """Of the equal sampled tokens after it, up to the next difference."""
@@ -158,8 +158,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A whole turn or row with drift: the summed logprob of all that was sampled in it, and of what stands in its
-    place."""
+    """A whole turn or row with drift: the summed logprob of everything sampled in it, and of what replaced it."""
 
     where: Where
     turn: int | None
@@ -169,12 +168,12 @@ class Changed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RescoredRollout:
-    """A rollout, what a model says of it, and what its drift costs."""
+    """A rollout with a model's logprobs, and what its drift costs."""
 
     place: Place
     compared: tuple[Compared, ...] = ()
     agreement: Agreement | None = None
-    """Over all compared tokens before any drift; None where there are none."""
+    """Over all compared tokens before any drift; None without any."""
     prices: tuple[Price, ...] = ()
     unpriced: Mapping[str, int] = field(default_factory=dict)
     """By reason: drift findings without a price."""
@@ -186,7 +185,7 @@ class RescoredRollout:
     findings: tuple[Finding, ...] = ()
     """LPR507 and LPR509, judged by the model's values."""
     explanation: str = ""
-    """What explains a disagreement, if numbers prove it; else "" """
+    """The proven explanation of a disagreement; else "" """
     scored_tokens: int = 0
     """Recorded tokens with a value of the model."""
     missing: int = 0

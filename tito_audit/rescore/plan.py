@@ -1,4 +1,4 @@
-"""What has to be scored of a rollout: calls and row as recorded, and both with the other tokens of drift."""
+"""What to score of a rollout: calls and row as recorded, and with the other tokens of each drift."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Part:
     offset: int
     """Where the completion begins in `ids`; 0 for a row."""
     recorded: Logprobs | None
-    """`[T - offset]` None where nothing was recorded."""
+    """`[T - offset]`; None if nothing was recorded."""
     sampled: Mask
-    """`[T - offset]` the tokens whose logprobs count: those of the completion, or of the row those in the loss."""
+    """`[T - offset]` the tokens whose logprobs count: a completion's, or a row's trained tokens."""
     drifted: Mask
-    """`[T - offset]` True from the first token on that is not what was sampled."""
+    """`[T - offset]` True from the first token that was not sampled on."""
     turns: Ids
     """`[T - offset]` the call that sampled each token; -1 where unknown."""
     sentinel: float | None = None
-    """What stands where there is no logprob."""
+    """The placeholder for a missing logprob."""
 
     @property
     def want(self) -> Want:
@@ -49,14 +49,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """A stretch of a sequence and what stands there on the other side."""
+    """A span of a sequence and its replacement on the other side."""
 
     start: int
     end: int
     other_start: int
     other_end: int
     sampled: bool
-    """Whether these tokens were sampled, not given."""
+    """Whether these tokens were sampled."""
     replaced: Replaced
     finding: Finding | None
     """None where its rule is not selected."""
@@ -64,16 +64,16 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """A recorded sequence and the same with other tokens."""
+    """A recorded sequence, and the same with other tokens."""
 
     key: Key
     ids: Ids
     """`[T]` as recorded."""
     other: Ids
-    """`[U]` with every difference put in place."""
+    """`[U]` with every difference applied."""
     cuts: tuple[Cut, ...]
     swapped: bool
-    """Whether the other tokens are those that were sampled: of a prompt or a row that holds something else."""
+    """Whether the other tokens are the sampled ones, because the recorded prompt or row holds something else."""
     same: Mask
     """`[T]` True for equal tokens that were sampled, from the first difference on."""
 
@@ -87,7 +87,7 @@ class Pair:
 
     @property
     def positions(self) -> Ids:
-        """`[T]` where each equal token lies on the other side; what lies inside a difference means nothing."""
+        """`[T]` the position of each equal token on the other side; values inside a difference are meaningless."""
         moved = np.arange(len(self.ids), dtype=np.int64)
         for cut in self.cuts:
             moved[cut.end :] = np.arange(len(self.ids) - cut.end) + cut.other_end
@@ -96,12 +96,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What has to be scored of one rollout."""
+    """What to score of one rollout."""
 
     parts: tuple[Part, ...]
     pairs: tuple[Pair, ...]
     unscored: tuple[Unscored, ...]
-    """What cannot be scored, as the log does not hold it."""
+    """What cannot be scored because the log does not hold it."""
     findings: tuple[Finding, ...] = field(default=())
     """The drift findings."""
 
@@ -198,7 +198,7 @@ def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[Pair]:
     found = replaced(evidence, drift)
     for key, several in found.items():
         base = _sequence(evidence, key)
-        # Tokens that lie behind a completion are not in its call: such a difference shows in the next prompt.
+        # Tokens after a completion are not in its call: such a difference shows in the next prompt.
         inside = [one for one in several if not one.after]
         if base is None or not inside:
             continue
@@ -210,7 +210,7 @@ def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[Pair]:
 
 
 def _by_side(several: Sequence[Replaced]) -> Iterator[tuple[bool, list[Replaced]]]:
-    """The replacements by whether they put back what was sampled, or what something else has."""
+    """The replacements, split by whether they restore what was sampled."""
     for swapped in (False, True):
         mine = [one for one in several if (one.against in (SAMPLED, SEEN)) is swapped]
         if mine:
@@ -281,7 +281,7 @@ def _sampled_in(evidence: Evidence, key: Key, ids: Ids) -> Mask:
 
 
 def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:
-    """`[U]` what was sampled of a prompt as it was seen; None where it is not what the call before it saw."""
+    """`[U]` the sampled tokens of a prompt as the call saw it; None if it is not what the previous call saw."""
     link = next((link for link in evidence.links if link.turn == turn), None)
     if link is None or link.parent is None:
         return None
@@ -298,7 +298,7 @@ def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | 
 
 
 def _was_sampled(mine: Mask, theirs: Mask | None, at: tuple[int, int, int, int], one: Replaced) -> bool:
-    """Whether what a difference is about was sampled; a place between two tokens counts as its neighbours do."""
+    """Whether the tokens of a difference were sampled; a place between two tokens counts as its neighbours do."""
     start, end, other_start, other_end = at
     if one.against == SEEN:
         return theirs is not None and _touched(theirs, other_start, other_end)
@@ -332,7 +332,7 @@ def _belongs(evidence: Evidence, key: Key, one: Replaced, finding: Finding) -> b
 
 
 def _stands_at(view: RowView, one: Replaced, finding: Finding) -> bool:
-    """Whether a stretch of the row stands for the tokens of a finding, by the token before or after it."""
+    """Whether a span of the row is where a finding's tokens were trained, by the token before or after it."""
     turn, before, after = finding.hit.turn, one.start - 1, one.end
     if before >= 0 and view.turn[before] == turn and view.turn_offset[before] + 1 == finding.hit.start:
         return True

@@ -43,7 +43,7 @@ class _Piece:
 
 
 def priced(pairs: Iterable[tuple[Pair, PairScores | None]], drift: Sequence[Finding]) -> Priced:
-    """The price of every drift finding; those of which a side could not be scored are counted as unpriced."""
+    """The price of every drift finding; findings with a side that could not be scored are counted as unpriced."""
     out = Priced()
     pieces: list[_Piece] = []
     failed: set[int] = set()
@@ -106,7 +106,7 @@ def _pieces(pair: Pair, scores: PairScores, out: Priced) -> Iterator[_Piece]:
     for number, (cut, segment) in enumerate(zip(pair.cuts, segments, strict=True)):
         end = pair.cuts[number + 1].start if number + 1 < len(pair.cuts) else len(pair.ids)
         behind = change[cut.end : end]
-        if pair.key[0] is not Where.PROMPT:  # its completion is far behind, and changes for all of the history
+        if pair.key[0] is not Where.PROMPT:  # its completion comes much later, and changes with the whole history
             _note_near(behind, out.near)
         if cut.finding is not None:
             against = _AGAINST.get(cut.replaced.against, cut.replaced.against)
@@ -125,7 +125,7 @@ def _segment(pair: Pair, cut: Cut, recorded: Logprobs, other: Logprobs) -> Segme
 
 
 def _sum(scores: Logprobs, start: int, end: int) -> float:
-    """The summed logprob; the first token of all has none."""
+    """The summed logprob; the first token of a sequence has none."""
     return float(scores[max(start, 1) : end].sum())
 
 

@@ -59,10 +59,10 @@ class _Work:
 
 
 class Rescoring:
-    """The rollouts of logs with what a model says of them, in order; `summary` is complete after the last one.
+    """The rollouts of logs with a model's scores, in order; `summary` is complete after the last one.
 
-    Making one opens nothing. Iterating raises SetupError or StorageError where the run is impossible, and
-    ProviderError where the provider refuses everything. What was scored is in the journal by then.
+    The constructor opens nothing. Iterating raises SetupError or StorageError if the run is impossible, and
+    ProviderError if the provider refuses everything. What was scored by then is in the journal.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Rescoring:
                 runner.run(self._close(results))
 
     def pieces(self, ids: tuple[int, ...]) -> str:
-        """Ids as the text of each token, `' Skin'+'ny'`; as numbers without a tokenizer."""
+        """Ids as the text of each token, `' Skin'+'ny'`, or as numbers without a tokenizer."""
         known = self._vocabulary
         return "+".join(str(one) if known is None else repr(known.piece(one)) for one in ids) or "nothing"
 

@@ -1,4 +1,4 @@
-"""Asks a provider for scores: each distinct sequence once, and one scoring for sequences that begin alike."""
+"""Asks a provider for scores: once for each distinct sequence, and once for sequences with a common prefix."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tito_audit.rescore.model import Want
 from tito_audit.rescore.plan import Part
 
 _REFUSALS = frozenset((400, 413, 422))
-"""Statuses by which a server refuses one sequence, as one beyond its context; others end the run."""
+"""Statuses that refuse one sequence, such as one beyond the context; others end the run."""
 _IN_A_ROW = 8
-"""So many failures without a status, one after the other and before any success, end the run."""
+"""This many failures without a status in a row, before any success, end the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What a model says of one sequence, or why it says nothing."""
+    """A model's scores of one sequence, or why there are none."""
 
     logprobs: Logprobs | None
     """`[T]` NaN before the wanted start."""
@@ -72,7 +72,7 @@ class Scorer:
         return out
 
     def keep(self, scored: Sequence[tuple[Part, Scores]]) -> None:
-        """Keep the scores of each call and row by itself, also where those of a longer sequence hold them."""
+        """Store the scores of each call and row separately, even if those of a longer sequence include them."""
         for part, said in scored:
             want = part.want
             if said.logprobs is not None and want.start < len(want.ids) and self.journal.get(want) is None:
@@ -122,7 +122,7 @@ class Scorer:
         return Scores(scores, weight_version=said.weight_version)
 
     def _refused(self, error: ProviderError) -> Scores:
-        """A sequence that was refused; raises where the server refuses all."""
+        """Handles a refused sequence; raises if the server refuses all."""
         self.counts.failed += 1
         none_yet = not self.counts.requests and self.counts.failed >= _IN_A_ROW
         if error.status not in _REFUSALS and (error.status is not None or none_yet):

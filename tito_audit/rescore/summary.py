@@ -1,4 +1,4 @@
-"""What a whole rescoring says, counted rollout by rollout."""
+"""The result of a whole rescoring, counted rollout by rollout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tito_audit.rescore.scoring import Counts
 from tito_audit.summary import Summary
 
 LOWEST = -20
-"""Logprobs below it count as this low in the plot."""
+"""Lower logprobs count as this one in the plot."""
 BINS = 40
 WORST = 20
 """Prices kept in full."""
@@ -117,10 +117,10 @@ class RescoreSummary:
     """Files, tokenizer and notices."""
     rollouts: int = 0
     scored: int = 0
-    """Rollouts of which something was scored."""
+    """Rollouts with something scored."""
     scored_tokens: int = 0
     missing: int = 0
-    """Sampled tokens without a recorded logprob, which the model has one for."""
+    """Sampled tokens without a recorded logprob that the model scored."""
     unreadable: int = 0
     disagreeing: int = 0
     """Rollouts whose logprobs disagree with the model's."""
@@ -135,7 +135,7 @@ class RescoreSummary:
     changed: int = 0
     """Turns and rows with drift."""
     changes: list[float] = field(default_factory=list)
-    """By how much the summed logprob of each of them changes."""
+    """The change of the summed logprob of each of them."""
     unscored: dict[str, tuple[int, Place]] = field(default_factory=dict)
     """By reason: how many calls and rows could not be scored, and where the first is."""
     findings: list[Finding] = field(default_factory=list)
@@ -204,7 +204,7 @@ class RescoreSummary:
         self.worst = self.most_expensive(WORST)
 
     def most_expensive(self, most: int) -> list[tuple[Place, Price]]:
-        """The findings whose other tokens are the most different, the worst first."""
+        """The findings with the largest change, the worst first."""
 
         def size(one: tuple[Place, Price]) -> float:
             difference = one[1].difference

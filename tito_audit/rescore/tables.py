@@ -1,4 +1,4 @@
-"""The tables of `rescore` as text cells, for a terminal and for the HTML page alike."""
+"""The tables of `rescore` as text cells, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tito_audit.rescore.model import EDGES, NEAR, Agreement
 from tito_audit.rescore.summary import CausePrice, RescoreSummary, Sums
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.words import unsigned
+from tito_audit.terminal.words import percent, unsigned
 
 _EDGES = tuple(f"> {edge:g}" for edge in EDGES)
 Row = tuple[str, ...]
@@ -20,7 +20,7 @@ AGREEMENT_LEGEND = (
 DRIFTED_HEADS: Row = ("rule, cause", "findings", "tokens", "sampled", "instead", "change", "likelier")
 DRIFTED_LEGEND = (
     "sampled, instead: mean logprob per token of what was sampled, and of what replaced it; change: of the summed "
-    "logprob, per stretch of drifted tokens; likelier: stretches whose replacement is more likely."
+    "logprob, per span of drifted tokens; likelier: spans whose replacement is more likely."
 )
 AFTER_HEADS: Row = ("rule, cause", "tokens", "mean change", "largest")
 AFTER_LEGEND = "The same tokens in another context, up to the next drift; changes are absolute."
@@ -41,7 +41,7 @@ def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
 
 def _agreement(found: Agreement) -> Row:
     estimates = (unsigned(f"{value:.4f}") for value in (found.k1, found.k3))
-    shares = (f"{share:.2%}" for share in found.above)
+    shares = (percent(share) for share in found.above)
     return f"{found.tokens:,}", f"{found.size:.4f}", f"{found.largest:.3f}", *estimates, *shares
 
 
@@ -59,7 +59,7 @@ def _together(several: list[Sums]) -> Sums:
 
 
 def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
-    """What the drifted tokens themselves lose or gain, by rule and cause."""
+    """How the logprobs of the drifted tokens themselves change, by rule and cause."""
     for one in _causes(summary):
         yield _name(one), f"{one.findings:,}", *(_drifted(one) if one.segments else ["–"] * 5)
 
@@ -70,7 +70,7 @@ def _drifted(one: CausePrice) -> Row:
         _per(one.sampled, one.sampled_tokens),
         _per(one.other, one.other_tokens),
         f"{(one.other - one.sampled) / one.segments:+.2f}",
-        f"{one.likelier / one.segments:.0%}",
+        percent(one.likelier / one.segments),
     )
 
 
@@ -83,7 +83,7 @@ def after_rows(summary: RescoreSummary) -> Iterator[Row]:
 
 
 def around(summary: RescoreSummary) -> Iterator[str]:
-    """How far the change reaches, and what whole turns lose."""
+    """How far the change reaches, and how whole turns change."""
     near = [
         f"{one.size / one.tokens:.3f} from the {first + 1}{_ordinal(first + 1)} token on"
         for first, one in zip(NEAR, summary.near, strict=True)

@@ -1,4 +1,4 @@
-"""Whether recorded logprobs are the model's at another temperature, proved from its likeliest tokens."""
+"""Whether recorded logprobs are the model's at another temperature, proved from its top tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.rescore.compare import is_above
 from tito_audit.rescore.model import FEWEST, Compared
 from tito_audit.rescore.plan import Part
+from tito_audit.terminal.words import decimal
 
 _TOPS = (1000, 20)
-"""Alternatives asked for: servers commonly give 20 at most."""
+"""Alternatives requested: many servers give no more than 20."""
 _ROLLOUTS = 4
-"""Rollouts asked about in a run."""
+"""Rollouts examined per run."""
 _COARSE = np.arange(0.1, 2.55, 0.05)
 _FINE = np.arange(-0.05, 0.055, 0.01)
 _VOCABULARY = 2**18
@@ -47,7 +48,7 @@ class Temperature:
         self._asked = 0
 
     async def explained(self, scored: Sequence[tuple[Part, Logprobs]], found: Sequence[Compared]) -> str:
-        """The temperature in words, if the recorded values are proved to be those at it; else ""."""
+        """The temperature in words, if proved; else ""."""
         if self._asked >= _ROLLOUTS or not found:
             return ""
         one = max(found, key=lambda compared: len(compared.at))
@@ -56,7 +57,9 @@ class Temperature:
         said = await self._tops(part)
         tops = None if said is None else _tops_of(said, part, one)
         temperature = None if tops is None else fitted(tops.recorded, tops.model, tops.top, self.tolerance)
-        return "" if temperature is None else f"the recorded logprobs are those at temperature {temperature:.2g}"
+        return (
+            "" if temperature is None else f"the recorded logprobs are those at temperature {decimal(temperature)}"
+        )
 
     async def _tops(self, part: Part) -> ScoredTokens | None:
         want = part.want
@@ -71,8 +74,8 @@ class Temperature:
 def fitted(recorded: _Floats, model: _Floats, top: _Floats, tolerance: float) -> float | None:
     """The temperature at which the model gives the recorded values within the tolerance; None if none is proved.
 
-    What lies outside of the likeliest tokens bounds the normalization from both sides: a temperature counts only
-    where these bounds are as close as the tolerance, and where temperature 1 does not fit.
+    The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
+    these bounds are within the tolerance and temperature 1 does not fit.
     """
     if len(recorded) < FEWEST or not is_above(np.abs(model - recorded), tolerance):
         return None
@@ -83,7 +86,9 @@ def fitted(recorded: _Floats, model: _Floats, top: _Floats, tolerance: float) ->
 
 
 def _error(recorded: _Floats, model: _Floats, top: _Floats, temperature: float) -> tuple[float, float]:
-    """The mean |difference| from the middle of what the values may be at a temperature, and the mean width."""
+    """The mean |difference| from the middle of the possible values at a temperature, and the mean width of their
+    range.
+    """
     power = 1 / temperature
     rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
     inside = np.exp(top * power).sum(axis=1)

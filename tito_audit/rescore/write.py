@@ -18,7 +18,7 @@ from tito_audit.storage import dataset_metadata, find_logs, refuse_taken, target
 from tito_audit.version import VERSION
 
 _TABLES = (".parquet", ".arrow", ".arrows", ".feather")
-"""Files with fixed columns."""
+"""File types with fixed columns."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Written:
     rows: int = 0
     changed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By reason: rows that stay as they were although the model has logprobs for them."""
+    """By reason: rows left unchanged although the model has logprobs for them."""
 
     def add(self, outcome: Outcome) -> None:
         """Count one row."""
@@ -41,14 +41,14 @@ class Written:
 
 
 def check_target(logs: Sequence[str], out: str, *, force: bool) -> None:
-    """SetupError if what would be written is there already, or is one of the logs."""
+    """SetupError if a file to be written exists or is one of the logs."""
     files = find_logs(list(logs))
     targets = target_paths(list(logs), files, Path(out))
     refuse_taken({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
 
 
 def scores_of(logs: Sequence[str], journal: Journal, model: str, *, replaces: bool = False) -> ScoresOf:
-    """The scores for the repair, with who says so: `model` in words, today's date and our version."""
+    """The scores for the repair, with their source: `model` in words, today's date and our version."""
     today = datetime.now(UTC).date().isoformat()
     tables = any(file.name.endswith(_TABLES) for file in find_logs(list(logs)))
     return ScoresOf(journal, f"{model} on {today} (tito-audit {VERSION})", replaces, not tables)
@@ -69,7 +69,7 @@ class Filling:
     ) -> None:
         how = RepairSettings(("rescore",), unsafe=scores.replaces, force=force)
         how = replace(how, choices=replace(how.choices, rescored=scores))
-        # What a provider left running must not be forked.
+        # Threads that a provider left running must not be forked.
         self.run: Repairs = repair_rollouts(list(logs), out, replace(settings, jobs=1), how, progress)
         self.written = Written()
 

@@ -1,9 +1,9 @@
-"""The picture of one finding: recorded above canonical tokens, with ids below each.
+"""The picture of one finding: the tokens of both sides, each side named by what holds it, with ids below.
 
-    recorded   │Skin│ny│·cat│
-                4821 77  922
-    canonical  │Skinny │·cat│
-                10233    922
+    sampled      │Skin│ny│·cat│
+                  4821 77  922
+    next prompt  │Skinny │·cat│
+                  10233    922
 
 If both sides are the same text, tokens that begin and end together are aligned.
 """
@@ -17,10 +17,13 @@ from itertools import accumulate
 from rich.cells import cell_len
 from rich.text import Text
 
-from tito_audit.record.finding import Side
+from tito_audit.record.finding import Hit, Side
 from tito_audit.terminal.escape import visible
 
-_LABEL = 11
+_LABEL = 13
+"""Columns of the labels, `training row` being the longest."""
+DIFFERS = "bold magenta"
+"""The colour of tokens that differ, on both sides: neither is right or wrong by itself."""
 _HEAD, _TAIL = 8, 4
 """Tokens shown at the start and end of a long side."""
 _PIECE = 28
@@ -34,7 +37,7 @@ class Cell:
     piece: str
     token_id: str
     raw: str | None = None
-    """The unescaped piece, for pairing; None for tokens left out."""
+    """The unescaped piece, for alignment; None for tokens left out."""
 
     @property
     def width(self) -> int:
@@ -58,19 +61,29 @@ class _Block:
         return [cell.token_id for cell in self.recorded] == [cell.token_id for cell in self.canonical]
 
 
-def boxes(recorded: Side, canonical: Side, width: int) -> Iterator[Text]:
-    """The lines of the picture, at most `width` columns each; none if both sides are empty."""
-    top, bottom = cells_of(recorded), cells_of(canonical)
+def boxes(hit: Hit, width: int) -> Iterator[Text]:
+    """The lines of the picture, at most `width` columns each; none if both sides are empty.
+
+    The sampled side is on top; an empty side is drawn only if the other has tokens and equal tokens surround it.
+    """
+    sides = hit.sampled_first
+    around = (
+        (cells_of(hit.before), cells_of(hit.after)) if any(side.ids or side.pieces for side in sides) else ((), ())
+    )
+    top, bottom = ((*around[0], *cells_of(side), *around[1]) if side.label else () for side in sides)
+    labels = sides[0].label, sides[1].label
     room = width - _LABEL - 1
     if top and bottom:
         blocks = _elided(_paired(top, bottom))
         if all(block.width < room for block in blocks):
-            yield from _aligned(blocks, room)
+            yield from _aligned(blocks, labels, room)
             return
-    for label, cells, style in (("recorded", top, "not dim red"), ("canonical", bottom, "not dim green")):
+    for label, cells in zip(labels, (top, bottom), strict=True):
         if cells:
             for line in _wrapped(_short(cells), room):
-                yield from _drawn(label, [(line, _width(line), style)])
+                yield from _drawn(
+                    label, [(line, _width(line), f"not dim {DIFFERS}" if top and bottom else "not dim")]
+                )
                 label = ""
 
 
@@ -103,7 +116,7 @@ def _paired(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> list[_Block]:
     text = "".join(cell.raw or "" for cell in top)
     if text and text == "".join(cell.raw or "" for cell in bottom):
         cuts = sorted(set(ends_top) & set(ends_bottom))
-        # An empty piece ends where the one before it does and stays in that block.
+        # An empty piece ends where the previous one does and stays in that block.
         return _cut(top, bottom, [(_last(ends_top, cut) + 1, _last(ends_bottom, cut) + 1) for cut in cuts])
     before = _common(top, bottom)
     after = _common(top[before:][::-1], bottom[before:][::-1])
@@ -163,14 +176,14 @@ def _width(cells: tuple[Cell, ...]) -> int:
     return sum(cell.width for cell in cells) + max(len(cells) - 1, 0)
 
 
-def _aligned(blocks: list[_Block], room: int) -> Iterator[Text]:
+def _aligned(blocks: list[_Block], labels: tuple[str, str], room: int) -> Iterator[Text]:
     for line in _lines(blocks, room):
-        for label, style, cells in (
-            ("recorded", "red", [block.recorded for block in line]),
-            ("canonical", "green", [block.canonical for block in line]),
+        for label, cells in (
+            (labels[0], [block.recorded for block in line]),
+            (labels[1], [block.canonical for block in line]),
         ):
             parts = [
-                (of_block, block.width, "" if block.same else f"not dim {style}")
+                (of_block, block.width, "" if block.same else f"not dim {DIFFERS}")
                 for of_block, block in zip(cells, line, strict=True)
             ]
             yield from _drawn(label, parts)

@@ -17,9 +17,9 @@ _BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
 # DEL, C1 controls, bidi and zero-width characters, line separators, tags: legal in JSON, but unwanted in a
 # terminal or in a program that splits lines by Unicode's rules.
 _UNSAFE = "\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-# What GitHub and Azure runners take for a command anywhere in a line: ##[error], ##vso[task...].
+# What GitHub and Azure runners read as a command anywhere in a line: ##[error], ##vso[task...].
 _COMMAND = re.compile(r"(##\w*)\[")
-# What they take for a command at the beginning of a line, after any colour escapes.
+# What they read as a command at the beginning of a line, after any colour escapes.
 _COMMAND_FIRST = re.compile(r"((?:\s|\x1b\[[0-9;]*m)*):(?=:)")
 # Combining marks: more than four on one letter reach into the lines above and below.
 _MARKS = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f]"
@@ -52,7 +52,7 @@ def visible(text: str, *, edges: bool = False) -> str:
 
 
 def inert(line: str) -> str:
-    """The line, changed so that no CI runner takes it for a command: `::error::` at the start of a line is one."""
+    """The line, changed so that no CI runner reads it as a command: `::error::` at the start of a line is one."""
     found = _COMMAND_FIRST.match(line) if "::" in line else None
     return line if found is None else f"{found[1]}\\x3a{line[found.end() :]}"
 

@@ -45,7 +45,7 @@ def printed(parts: Iterable[RenderableType], options: ReportOptions) -> str:
 
 
 def line_printed(line: Text, console: Console) -> str:
-    """One line as the console prints it, however long, with its line end; no CI runner takes it for a command."""
+    """One line as the console prints it, however long, with its line end; no CI runner reads it as a command."""
     if console.color_system is None:
         return inert(line.plain) + "\n"  # thirty times as fast
     with console.capture() as captured:
@@ -56,9 +56,9 @@ def line_printed(line: Text, console: Console) -> str:
 def finding_lines(
     finding: Finding, console: Console, *, placed: bool = True, named: bool = False
 ) -> Iterator[Text]:
-    """One finding: severity, code and (if `placed`) place; the message; recorded above canonical tokens.
+    """One finding: severity, code and (if `placed`) place; the message; the tokens of both sides.
 
-    If `named`, also the repair that would cure it and its fingerprint.
+    If `named`, also the repair that would fix it and its fingerprint.
     """
     hit = finding.hit
     width = console.width - INDENT
@@ -72,7 +72,7 @@ def finding_lines(
     message = Text(visible(hit.message))
     for line in message.wrap(console, width):
         yield _indented(line)
-    for line in boxes(hit.recorded, hit.canonical, width):
+    for line in boxes(hit, width):
         yield _indented(line)
     if named:
         repair = f"repair {finding.repair} · " if finding.repair else ""

@@ -9,21 +9,26 @@ from tito_audit.terminal.shell import shell_word
 
 
 def show_command(place: Place, summary: Summary) -> str:
-    """The command that shows a rollout as this run saw it, ready to paste into a shell."""
+    """The command that shows a rollout with this run's options, ready to paste into a shell."""
     item = f" --item {place.item}" if place.item else ""
     file = shell_word(place.file)
     return f"tito-audit show {file} --row {place.row}{item}{with_options(summary)}"
 
 
 def with_options(summary: Summary) -> str:
-    """` -t DIR --session KEY` as this run had them; without what differs from log to log."""
+    """` -t DIR --map token_ids=toks --session KEY` as this run had them; without what differs from log to log."""
+    return with_tokenizer(summary) + with_reading(summary)
+
+
+def with_tokenizer(summary: Summary) -> str:
+    """` -t DIR` as this run had it."""
     name = one_tokenizer(summary)
-    return ("" if name is None else f" -t {shell_word(name)}") + with_joining(summary)
+    return "" if name is None else f" -t {shell_word(name)}"
 
 
-def with_joining(summary: Summary) -> str:
-    """` --session KEY` or ` --no-join` as this run had it."""
-    return "".join(f" {shell_word(word)}" for word in summary.joining)
+def with_reading(summary: Summary) -> str:
+    """` --map token_ids=toks --session KEY` or the like as this run had them."""
+    return "".join(f" {shell_word(word)}" for word in (*summary.reading, *summary.joining))
 
 
 def one_tokenizer(summary: Summary) -> str | None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.rollout import trained_runs
-from tito_audit.terminal.boxes import shortened
+from tito_audit.terminal.boxes import DIFFERS, shortened
 from tito_audit.terminal.words import many
 
 FINDING, TRAINED, BOTH, ASKED = "^", "=", "#", "*"
@@ -33,9 +33,9 @@ _GUTTER = 9
 _SEAM = 6
 """Tokens shown around every edge of the loss mask."""
 _GAP = 12
-"""Gaps of fewer tokens are shown: the line that counts them would take as much room."""
+"""Shorter gaps are shown: the line that counts them would take as much room."""
 _FAR = 2**31
-_STYLES = {FINDING: "bold red", BOTH: "bold red", ASKED: "bold yellow", TRAINED: "green", " ": ""}
+_STYLES = {FINDING: DIFFERS, BOTH: DIFFERS, ASKED: "bold yellow", TRAINED: "green", " ": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class DrawOptions:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLines:
-    """Lines that belong together: some tokens, or a gap."""
+    """Lines of one block: some tokens, or a gap."""
 
     lines: tuple[Text, ...]
     end: int
@@ -224,7 +224,7 @@ def _spotted(count: int, spots: Iterable[tuple[int, int]]) -> Mask:
 
 
 def _joined(shown: Mask, gap: int) -> Mask:
-    """The same, with gaps filled that are too small to be worth leaving out."""
+    """The same, with small gaps filled."""
     for one, other in pairwise(np.flatnonzero(shown).tolist()):
         if 1 < other - one <= gap:
             shown[one:other] = True

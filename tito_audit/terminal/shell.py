@@ -22,7 +22,7 @@ def _escaped(char: str) -> str:
     if char in "\\'":
         return f"\\{char}"
     if char != "[" and char.isascii() and char.isprintable():
-        return char  # `[` is escaped, as some CI runners take `##[` for a command
+        return char  # `[` is escaped, as some CI runners read `##[` as a command
     try:
         data = os.fsencode(char)
     except UnicodeEncodeError:  # half of a surrogate pair

@@ -45,11 +45,11 @@ class RunProgress:
     total: int = 0
     """Bytes of the logs; 0 if unknown, as for a pipe."""
     first: tuple[float, int, int] | None = None
-    """Time, rows and bytes of the first call; the time before it went into loading."""
+    """Time, rows and bytes at the first call; the time before it was loading."""
     drawn: float = field(default_factory=time.monotonic)
     """When the line of a first pass was drawn last."""
     draws: bool = False
-    """Whether the line is drawn here, as there is no bar yet."""
+    """Whether the line is drawn here, because there is no bar yet."""
 
     def __call__(self, rows: int, done: int, total: int) -> None:
         """Record how far the run has come."""
@@ -75,10 +75,7 @@ class RunProgress:
 
 
 def compute_first(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]:
-    """The results; the first is computed before this returns.
-
-    That is where a run forks its processes, best done before threads are started.
-    """
+    """The results, the first one computed at once: a run forks its processes there, before threads start."""
     first = list(islice(results, 1))
 
     def rest() -> Generator[_Item, None, None]:

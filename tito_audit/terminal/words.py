@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from itertools import groupby
 
 from tito_audit.summary import RateCount
@@ -14,9 +15,27 @@ def many(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def percent(share: float) -> str:
+    """`38 %`, `3.4 %`, `0.13 %`: two significant digits and no exponent; never 0 % or 100 % by rounding."""
+    value = 100 * share
+    if not value or value >= 100 or not math.isfinite(value):
+        return f"{value:.0f} %" if math.isfinite(value) else "–"
+    if value >= 99.5:
+        return f"{value:.1f} %" if value < 99.95 else "over 99.9 %"
+    if value < 0.0001:
+        return "under 0.0001 %"
+    text = f"{value:.{max(1 - math.floor(math.log10(value)), 0)}f}"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
+
+
 def small(number: float) -> str:
-    """`0.0588`; `less than 0.0001` where only zeros would be shown."""
-    return f"{number:.3g}" if number >= 0.0001 or not number else "less than 0.0001"
+    """`0.0588`; `less than 0.0001` if only zeros would be shown."""
+    return decimal(number, 3) if number >= 0.0001 or not number else "less than 0.0001"
+
+
+def signed(number: float, digits: int = 2) -> str:
+    """`+0.12`, `-0.000063`: the number as `decimal` writes it, with its sign."""
+    return ("+" if number >= 0 else "") + decimal(number, digits)
 
 
 def unsigned(number: str) -> str:
@@ -45,12 +64,32 @@ def _number(code: str) -> int:
 
 
 def rate_number(rate: RateCount) -> str:
-    """`0.00205`, with enough digits to distinguish it from the limit; `–` if there is nothing to divide by."""
+    """`0.13 %` of the tokens or `0.21` per rollout, with enough digits to differ from the limit; `–` if there is
+    nothing to divide by.
+    """
     if not math.isfinite(rate.rate):
         return "–"
+    by_rollout = rate.unit == "rollouts"
     try:
-        limit = float(rate.limit.partition("=")[2].removesuffix("/rollout"))
-    except ValueError:  # not one of our limits: shown, not interpreted
-        return f"{rate.rate:.3g}"
-    texts = (f"{rate.rate:.{digits}g}" for digits in range(3, 18))
-    return next((text for text in texts if (float(text) > limit) == rate.failed), repr(rate.rate))
+        limit = Decimal(rate.limit.partition("=")[2].removesuffix("/rollout"))
+    except ArithmeticError:  # not one of our limits: shown, not interpreted
+        return decimal(rate.rate) if by_rollout else percent(rate.rate)
+    scale = 1 if by_rollout else 100
+    shown = (decimal(rate.rate * scale, digits) for digits in range(2, 18))
+    over = ((text, Decimal(text.replace(",", "")) > limit * scale) for text in shown)
+    text = next((text for text, above in over if above == rate.failed), repr(rate.rate * scale))
+    return text if by_rollout else f"{text} %"
+
+
+def limit_number(limit: float, *, by_rollout: bool) -> str:
+    """`0.1 %` of the tokens, or `0.5` per rollout: a limit in the words of its rate."""
+    return decimal(limit, 12) if by_rollout else f"{decimal(limit * 100, 12)} %"
+
+
+def decimal(number: float, digits: int = 2) -> str:
+    """`0.000063`, `0.12`, `1,200`: this many significant digits or all before the point, and no exponent."""
+    if not math.isfinite(number) or not number:
+        return f"{number:g}"
+    whole = max(digits, math.floor(math.log10(abs(number))) + 1)
+    text = f"{Decimal(f'{number:.{whole}g}'):,f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

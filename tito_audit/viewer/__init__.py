@@ -1,1 +1,1 @@
-"""A rollout to look at, token by token; one model for the HTML report and `show`."""
+"""A rollout for display, token by token; one model for the HTML report and `show`."""

@@ -1,4 +1,4 @@
-"""Which tokens of a rollout are shown if there are too many."""
+"""Chooses the tokens of a long rollout that are shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MARGIN = 20
 _WHOLE = 512
 """Ranges up to this length are shown whole, if there is room."""
 _GAP = 12
-"""Gaps of fewer tokens are shown: saying that they are left out would take as much room."""
+"""Shorter gaps are shown: a note about them would take as much room."""
 _FILL = (32, 128, 512, 2048, 8192)
 """How many tokens of the start of each sequence are shown, round by round, while there is room."""
 

@@ -41,8 +41,8 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     the call's prompt (of its completion, if the log lacks the prompt) or of the row.
 
     A finding in a prompt counts for the tokens of earlier completions that the prompt repeats, one in the training
-    row for the tokens of completions that it covers. Its other tokens are not generated and do not count, and an
-    empty range covers none.
+    row for the tokens of completions that it covers. Its other tokens are not generated and do not count; an empty
+    range covers none.
 
     `roles` counts every token of the training row: trained by its mask, or without a mask if sampled. Without a
     training row, generated tokens count as trained and nothing else is counted. If neither mask nor messages say

@@ -42,7 +42,7 @@ Counts = NDArray[np.int64]
 
 
 def _zeros(*bins: int) -> Callable[[], Counts]:
-    """What makes counts by bin and state, all 0."""
+    """A factory of counts by bin and state, all 0."""
     return lambda: np.zeros((*bins, len(STATES)), np.int64)
 
 
@@ -108,8 +108,8 @@ class Stretch:
     """Position of the first token in its sequence; what is between two stretches is left out."""
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
-    """The text of each token; () without a tokenizer. Raw model output: escape it. At most 200 characters, longer
-    ones end with `…`. Bytes that are not UTF-8 read as `\\xNN`, as literal text may too: see `data`."""
+    """The text of each token; () without a tokenizer. Raw model output: escape it. Cut after 200 characters
+    with `…`. Bytes that are not UTF-8 are written `\\xNN`, as literal text may be too: see `data`."""
     data: tuple[str, ...] = ()
     """The bytes of each token in hexadecimal, cut after 200 bytes with `…`; () without a tokenizer, `""` for an
     id outside the vocabulary."""
@@ -123,7 +123,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What the template and tokenizer, a later prompt or the training row have in place of recorded tokens."""
+    """The tokens of the template, the tokenizer, a later prompt or the training row that replace recorded ones."""
 
     start: int
     end: int
@@ -137,9 +137,10 @@ class Swap:
     code: str = ""
     """The rule that found it; "" if no rule did."""
     against: str = ""
-    """Where the other tokens are: `next prompt`, `training row`, `template` or `re-encoding`; for a prompt that
-    breaks its history `what was seen`, the tokens of the previous call; for a training row that holds other
-    tokens than the calls generated `what was sampled`."""
+    """Where the other tokens come from: `next prompt`, `training row`, `template` or `re-encoding`; for a prompt
+    that breaks its history `what was seen`, the tokens of the previous call; for a training row that holds other
+    tokens than the calls generated `what was sampled`.
+    """
     before: int = 0
     """Tokens at the end of the preceding sequence (a completion's prompt) that are replaced along with it."""
     after: int = 0
@@ -148,7 +149,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class ViewSequence:
-    """One recorded sequence of a rollout, with what would be written in its place today."""
+    """One recorded sequence of a rollout, with the tokens that replace some of its own elsewhere."""
 
     where: Where
     turn: int | None
@@ -158,10 +159,11 @@ class ViewSequence:
     swaps: tuple[Swap, ...] = ()
     """By start, not overlapping; all other tokens are the same on both sides."""
     note: str = ""
-    """A note for the reader: `the first 812 tokens are what turn 0 saw and said`, `ended by length`."""
+    """A note for the reader: `the first 812 tokens are what turn 0 saw and sampled`, `ended by length`."""
     same_as: str = ""
-    """If nothing is swapped, what holds the same tokens: `template`, `re-encoding`; "" if nothing was compared
-    with the whole sequence."""
+    """If nothing is swapped, the source with the same tokens: `template`, `re-encoding`; "" if the whole sequence
+    was not compared.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a report that draws gets for one rollout besides its findings."""
+    """What a graphical report gets for one rollout besides its findings."""
 
     measures: Measures
     view: View | None = None

@@ -1,4 +1,4 @@
-"""What other sources have in place of recorded tokens, sequence by sequence."""
+"""Tokens of other sources that replace recorded ones, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
 
 
 def same_as(evidence: Evidence, key: Key) -> str:
-    """What was compared with a whole sequence and holds the same tokens; "" when something differs or nothing was.
+    """The source that holds the same tokens as a whole sequence; "" if something differs or nothing was compared.
 
-    A prompt repeats what came before it, and what drifted there is said there: it is the template's only where
+    A prompt repeats earlier tokens, whose drift is shown at their own place: it equals the template's only if
     nothing before it drifted either.
     """
     where, turn = key
@@ -129,7 +129,7 @@ def _before(difference: Difference, rollout: Rollout) -> int:
 
 
 def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tuple[int, Replaced]]:
-    """What prompts hold in place of what was seen and said before, each with the prompt's turn."""
+    """The tokens in prompts that replace what was seen and sampled before, each with the prompt's turn."""
     said = {one.hit.turn: one for one in findings if one.code.startswith("SEQ")}
     for link in evidence.links:
         finding = said.get(link.turn)
@@ -151,7 +151,7 @@ def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tup
 
 
 def _of_row(evidence: Evidence, codes: Mapping[int, str]) -> Iterator[Replaced]:
-    """What the training row holds in place of what the calls generated, where its position is certain."""
+    """The tokens in the training row that replace what the calls sampled, if their position is certain."""
     row, known = evidence.rollout.training_row, evidence.row
     if row is None or known is None or not known.proven:
         return
@@ -185,7 +185,7 @@ def _apart(several: list[Replaced]) -> list[Replaced]:
     kept: list[Replaced] = []
     for one in sorted(several, key=attrgetter("rank")):
         at = bisect_left(kept, (one.start, one.end), key=attrgetter("start", "end"))
-        # Those kept do not overlap, so only the neighbours can.
+        # The kept ones do not overlap, so only neighbours can.
         if not any(one.overlaps(other) for other in kept[max(at - 1, 0) : at + 1]):
             kept.insert(at, one)
     return kept

@@ -15,8 +15,8 @@ MAX_VIEWS = 240
 class ViewQuota:
     """Counts rollouts with findings in the order of the logs: the first of each code and severity get a view.
 
-    A process that audits one part of the logs does not know what the others hold. It makes views as if only the
-    parts it knows of came before its own, which never gives too few.
+    A process that audits one part of the logs does not know the others. It makes views as if only the parts it
+    knows came before, which may be too many but never too few.
     """
 
     __slots__ = ("_seen", "_taken")

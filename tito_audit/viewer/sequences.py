@@ -1,4 +1,4 @@
-"""view: the sequences of a rollout token by token, cut to what is worth showing."""
+"""view: the sequences of a rollout token by token, cut to a bounded size."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Sequence:
 
 
 def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
-    """The prompts, completions and training row of a rollout, bounded, with what replaces their tokens.
+    """The prompts, completions and training row of a rollout, bounded, with their replaced tokens.
 
     `evidence` comes from `check.explain`, for the codes of swaps. The surroundings of findings and swaps come
     first, the most severe before others, then the starts of completions, of what prompts add and of the row.
@@ -97,7 +97,7 @@ def _key(where: Where, turn: int | None) -> Key:
 
 
 def _most_severe(every: Sequence[_Sequence], severity: Mapping[Key, int]) -> list[_Sequence]:
-    """As many sequences as may be shown, in order; of those without findings the row and completions go first."""
+    """The sequences to show, in order; among those without findings, the row and completions come first."""
     order = (Where.ROW, Where.COMPLETION, Where.PROMPT)
     ranked = sorted(every, key=lambda one: (-severity.get(one.key, -1), order.index(one.key[0])))
     kept = {one.key for one in ranked[:MAX_SEQUENCES]}
@@ -145,13 +145,13 @@ def _sequences(evidence: Evidence) -> Iterator[_Sequence]:
 
 
 def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
-    """Where a prompt goes beyond what the call it continues saw and said, and a note that says so."""
+    """Where a prompt goes beyond what its previous call saw and sampled, and a note about it."""
     if link is None or link.parent is None:
         return 0, ""
     new = min(link.at, link.seen_at, len(prompt))
     if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
         return new, link.detail
-    call = f"what turn {link.parent} saw and said"
+    call = f"what turn {link.parent} saw and sampled"
     if link.kind is LinkKind.CONTINUES:
         return new, f"the first {new:,} tokens are {call}"
     return new, f"from token {new:,} on not {call}"
@@ -172,7 +172,7 @@ def _trained(row: TrainingRow) -> str:
 
 
 def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:
-    """The row's logprobs, with NaN for the filler of tokens that were not sampled."""
+    """The row's logprobs, with NaN for placeholders at tokens that were not sampled."""
     if row.logprobs is None or row.sentinel is None:
         return row.logprobs
     filler = row.logprobs == row.sentinel

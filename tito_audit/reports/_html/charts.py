@@ -1,27 +1,23 @@
-"""Charts of token counts: each a drawing, its numbers, and a sentence that says what it shows."""
+"""Charts of token counts: a drawing, its numbers, and a sentence about each."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import numpy as np
 
+from tito_audit.reports._html.drawing import Bar, Series, lying, upright
+from tito_audit.reports._html.numbers import share
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 
-WIDTH, HEIGHT = 560, 220
 _ROLES = 12
 """Maximum roles drawn; rarer ones are counted together."""
 _NAME = 18
 """Maximum characters of a role's name in the drawing."""
-_DRAWN = {"svg", "g", "rect", "path", "text"}
-_KEPT = {"viewBox", "class", "transform", "x", "y", "width", "height", "d"}
-_LEFT_OUT = {"tooltip-overlay", "text-overlay", "overlay", "legends"}
 _DRIFT = ("error", "warning", "note")
 _WORDS = {"error": "drifted, error", "warning": "drifted, warning", "note": "would drift (note)"}
 
@@ -39,10 +35,12 @@ class Chart:
     legend: tuple[str, ...]
     """Names of the series."""
     svg: str
-    """Empty if all values are zero."""
+    """The drawings, as markup; empty if all values are zero."""
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     """The numbers, as a table under `head`."""
+    across: bool = False
+    """Whether its bars are horizontal."""
 
 
 def charts(measures: Measures) -> list[Chart]:
@@ -80,19 +78,19 @@ def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], cou
             _point(value, total, f"{of} {label}", f"tokens {_WORDS[state]}")
             for label, value, total in zip(names, column.tolist(), totals.tolist(), strict=True)
         ]
-        series.append((_WORDS[state], points))
+        series.append(points)
     rows = [
         (
             label,
             f"{total:,}",
             *(f"{row[STATES.index(state)]:,}" for state in _DRIFT),
-            _percent(total - row[0], total),
+            share(total - row[0], total),
         )
         for label, row, total in zip(names, counts.tolist(), totals.tolist(), strict=True)
     ]
     head = (of, "generated tokens", *(_WORDS[state] for state in _DRIFT), "share")
     legend = tuple(_WORDS[state] for state in _DRIFT)
-    svg = _bars(names, series) if drifted else ""
+    svg = _upright(names, series) if drifted else ""
     return Chart(name, title, says, "severity", legend, svg, head, tuple(rows))
 
 
@@ -111,17 +109,17 @@ def _logprobs(measures: Measures) -> Chart | None:
             _point(value, total, label, f"{word} tokens")
             for label, value in zip(names, column[span].tolist(), strict=True)
         ]
-        series.append((word, points))
+        series.append(points)
     rows = [
-        (label, f"{a:,}", _percent(a, int(drifted.sum())), f"{b:,}", _percent(b, int(same.sum())))
+        (label, f"{a:,}", share(a, int(drifted.sum())), f"{b:,}", share(b, int(same.sum())))
         for label, a, b in zip(names, drifted[span].tolist(), same[span].tolist(), strict=True)
     ]
     head = ("logprob, nats", "drifted", "share", "not drifted", "share")
-    says = f"Share of each kind of token at each logprob that the sampler gave. {_medians(drifted, same)}"
+    says = f"Share of drifted and other tokens at each sampler logprob. {_medians(drifted, same)}"
     unknown = int(measures.without_logprob.sum())
     if unknown:
         says += f" {unknown:,} tokens without a logprob are left out."
-    svg, title = _bars(names, series, stacked=False), "Logprob of drifted and other tokens"
+    svg, title = _upright(names, series, stacked=False), "Logprob of drifted and other tokens"
     return Chart("logprobs", title, says, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
 
 
@@ -151,95 +149,35 @@ def _roles(measures: Measures) -> Chart | None:
         rest = [pair for _, pair in ranked[_ROLES:]]
         others = (f"{len(rest)} other roles", (sum(a for a, _ in rest), sum(b for _, b in rest)))
         ranked = [*ranked[:_ROLES], others]
-    series: list[tuple[str, list[Any]]] = []
-    for at, word in enumerate(("trained", "not trained")):
-        points = [_point(pair[at], sum(pair), role, f"tokens {word}") for role, pair in reversed(ranked)]
-        series.append((word, points))
-    names = [elided(role, _NAME) for role, _ in reversed(ranked)]
-    svg = _bars(names, series, across=True)
-    rows = [(role, f"{a:,}", f"{b:,}", _percent(a, a + b)) for role, (a, b) in ranked]
+    series = [
+        [_point(pair[at], sum(pair), role, f"tokens {word}") for role, pair in ranked]
+        for at, word in enumerate(("trained", "not trained"))
+    ]
+    svg = _lying([elided(role, _NAME) for role, _ in ranked], series)
+    rows = [(role, f"{a:,}", f"{b:,}", share(a, a + b)) for role, (a, b) in ranked]
     head = ("role", "trained", "not trained", "share trained")
     says = "Share of the tokens of each role that the loss mask trains. Only sampled tokens should be trained."
-    return Chart("roles", "Loss mask by role", says, "pair", ("trained", "not trained"), svg, head, tuple(rows))
+    legend = ("trained", "not trained")
+    return Chart("roles", "Loss mask by role", says, "pair", legend, svg, head, tuple(rows), across=True)
 
 
-def _point(part: int, whole: int, of: str, what: str) -> dict[str, Any] | None:
+def _point(part: int, whole: int, of: str, what: str) -> Bar | None:
     """A bar: the share, and `turn 2: 3 of 120 tokens drifted (2.5 %)`; None if there is nothing to share."""
     if not whole:
         return None
-    return {"value": part / whole, "label": f"{of}: {part:,} of {whole:,} {what} ({_percent(part, whole)})"}
+    return Bar(part / whole, f"{of}: {part:,} of {whole:,} {what} ({share(part, whole)})")
 
 
-def _bars(
-    names: Sequence[str], series: Iterable[tuple[str, list[Any]]], *, stacked: bool = True, across: bool = False
-) -> str:
-    """A bar chart as an `<svg>` with shapes, labels and a title for each bar; the page's style colours it."""
-    pygal = _pygal()
-    kind = pygal.HorizontalStackedBar if across else pygal.StackedBar if stacked else pygal.Bar
-    every = max(1, -(-len(names) // 18))
-    chart = kind(
-        width=WIDTH,
-        height=48 + 26 * len(names) if across else HEIGHT,
-        js=[],
-        style=pygal.style.Style(label_font_size=12, major_label_font_size=12),
-        show_legend=False,
-        margin=8,
-        margin_right=24 if across else 8,
-        spacing=8,
-        value_formatter=_axis,
-        min_scale=3,
-        max_scale=5,
-        truncate_label=-1,
-        x_labels_major_every=every,
-        show_minor_x_labels=every == 1,
-        range=(0, 1) if across else None,
-    )
-    chart.x_labels = list(names)
-    for name, points in series:
-        chart.add(name, points)
-    return "".join(_written(chart.render_tree(), root=True))
+def _upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> str:
+    """Upright bars with their axis, for the page's style to put side by side."""
+    axis, drawing = upright(names, series, stacked=stacked)
+    return f'<div class="axis">{axis}</div><div class="plot">{drawing}</div>'
 
 
-def _pygal() -> Any:
-    """The drawing library, without the import hook for maps that it installs globally."""
-    import pygal
-    import pygal.style
-
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "pygal"]
-    return pygal
-
-
-def _written(node: Any, *, root: bool = False) -> Iterator[str]:
-    """The drawing without ids, styles, scripts, links and comments, which do not belong in the page."""
-    if not isinstance(node.tag, str):
-        return  # a comment: it says when it was written
-    tag = node.tag.rpartition("}")[2]
-    classes = (node.get("class") or "").split()
-    if tag not in _DRAWN or _LEFT_OUT.intersection(classes):
-        return
-    kept = [(name, value) for name, value in node.items() if name in _KEPT]
-    attributes = "".join(f' {name}="{escape(value)}"' for name, value in kept)
-    hidden = ' aria-hidden="true" focusable="false"' if root else ""
-    yield f"<{tag}{attributes}{hidden}>{escape(node.text or '')}"
-    for child in node:
-        if child.tag == "desc" and child.get("class") == "label":
-            yield f"<title>{escape(child.text or '')}</title>"
-        else:
-            yield from _written(child)
-    yield f"</{tag}>"
-
-
-def _axis(value: float) -> str:
-    percent = 100 * value
-    return f"{percent:.0f} %" if percent >= 10 or percent == int(percent) else f"{percent:.2g} %"
-
-
-def _percent(part: int, whole: int) -> str:
-    """`3.1 %`; `–` if `whole` is 0."""
-    if not whole:
-        return "–"
-    percent = 100 * part / whole
-    return f"{percent:.0f} %" if part in (0, whole) else f"{percent:.2g} %" if percent < 1 else f"{percent:.1f} %"
+def _lying(names: Sequence[str], series: Series) -> str:
+    """A name and a bar on each line."""
+    drawn = zip(names, lying(series), strict=True)
+    return "".join(f'<span class="name">{escape(name)}</span><div class="plot">{bar}</div>' for name, bar in drawn)
 
 
 def _short(number: int) -> str:

@@ -4,79 +4,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.reports import _verdict
+from tito_audit.reports._html.numbers import share
+from tito_audit.reports._html.page_findings import headline_name
 from tito_audit.reports._skips import skips_by_reason
-from tito_audit.reports._verdict import FindingTally
 from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.words import many
 
 _CAUSES = 12
 """Maximum causes named of one rule."""
 _FORMATS = 4
+_HEADLINES = 200
+"""Maximum causes in the first chart."""
 
-State = Literal["fail", "warn", "pass", "none"]
+State = Literal["fail", "warn", "info", "pass", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a reader should take away."""
+    """The verdict as the page shows it."""
 
     state: State
     word: str
     line: str
     """What was found, in one line."""
     because: tuple[str, ...] = ()
-    """Why the gate failed, or what a pass does not mean."""
+    """Why the gate failed, or what a pass leaves open."""
 
 
-def verdict(summary: Summary, seen: FindingTally) -> Verdict:
-    """The verdict of the gate, or of the findings without one; a log without anything to audit is never clean."""
-    line, word = _found(summary, seen), _verdict.verdict(summary)
-    if word == "failed" and summary.gate is not None:
-        return Verdict("fail", "Failed", line, summary.gate.because)
-    if word == "nothing audited":
-        words = ("Nothing failed, since there was nothing to audit.",) if summary.gate is not None else ()
-        return Verdict("none", "Nothing to audit", line, words)
-    if word == "nothing compared":
-        return Verdict("none", "Nothing compared", line)
-    if word == "passed":
-        return Verdict("pass", "Passed", line)
-    worst = max((severity for severity, number in seen.findings.items() if number), default=None)
-    if worst is None:
-        return Verdict("pass", "Clean", line)
-    words_of: dict[Severity, tuple[State, str]] = {
-        Severity.ERROR: ("fail", "Errors found"),
-        Severity.WARNING: ("warn", "Warnings found"),
-        Severity.NOTE: ("pass", "Notes only"),
-    }
-    return Verdict(*words_of[worst], line)
+def verdict(summary: Summary) -> Verdict:
+    """The verdict of the gate, or on the findings without a gate, in the words of every report."""
+    said = _verdict.verdict(summary)
+    state: State = _STATES.get(said.word, "none")
+    if said.word == "findings":
+        state = _STATES_FOUND.get(summary.worst(), "info")
+    gate = summary.gate
+    because = (
+        gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
+    )  # the line says the rest
+    line = "; ".join(said.parts)
+    return Verdict(state, said.word[:1].upper() + said.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
 
 
-def _found(summary: Summary, seen: FindingTally) -> str:
-    """What was found, and in how many rollouts."""
-    rows = summary.rollouts + summary.rows_unreadable
-    found = seen.words(summary)
-    if found:
-        line = "; ".join(words for _, words in found)
-    elif not rows:
-        return "There are no rollouts."
-    elif summary.without_ids == summary.rollouts:
-        return f"There are no token ids in {many(rows, 'rollout')}."
-    elif _verdict.nothing_compared(summary):
-        line = f"No findings in {many(summary.uncompared, 'rollout')}, where nothing was compared"
-    else:
-        line = f"Nothing found in {many(rows - summary.without_ids, 'rollout')}"
-        line += ", as far as the rules could look" if summary.skipped else ""
-    if summary.uncompared:
-        line += f"; in {summary.uncompared:,} nothing was compared, as {_verdict.uncompared_words(summary)}"
-    if summary.without_ids:
-        line += f"; nothing to audit in {summary.without_ids:,} without token ids"
-    return line + "."
+_STATES: dict[str, State] = {"failed": "fail", "passed": "pass", "clean": "pass"}
+_STATES_FOUND: dict[Severity | None, State] = {Severity.ERROR: "fail", Severity.WARNING: "warn"}
 
 
 def facts(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -100,6 +76,47 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadlineFacts:
+    """One cause, as a bar of the first chart."""
+
+    words: str
+    name: str
+    """The cause without its count, as findings name it."""
+    severity: str
+    bar: str
+    """Its length: `37.50%`."""
+    rollouts: str
+    """`22 rollouts (21 %)`."""
+    findings: int
+    codes: tuple[tuple[str, int], ...]
+
+
+def headlines(summary: Summary) -> list[HeadlineFacts]:
+    """The causes found, as ranked; at most `_HEADLINES`."""
+    ranked = summary.ranked_headlines()
+    most = max((one.times for one in ranked), default=1)
+    rows = summary.rollouts + summary.rows_unreadable
+    return [
+        HeadlineFacts(
+            one.words or ", ".join(sorted(one.codes)),
+            headline_name(one.text, one.unit),
+            one.severity.word,
+            _length(one.times, most),
+            _rollouts(one.rollouts, rows),
+            one.codes.total(),
+            tuple((code, number) for code, number in sorted(one.codes.items()) if number),
+        )
+        for one in ranked[:_HEADLINES]
+    ]
+
+
+def _rollouts(number: int, rows: int) -> str:
+    if not number:
+        return ""
+    return f"{many(number, 'rollout')} ({share(number, rows)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
     """A cause, and how many findings of a rule have it."""
 
@@ -117,6 +134,7 @@ class RuleFacts:
     title: str
     worst: str
     counts: RuleCount
+    """Counts by severity of findings that are not in the baseline."""
     findings: int
     bars: tuple[tuple[str, str, str], ...]
     """Severity, start and length of its part of the bar: `("error", "0%", "37.5%")`."""
@@ -132,17 +150,19 @@ class RuleFacts:
 
 def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
     """Every rule that found something, by code."""
-    totals = {code: one.error + one.warning + one.note for code, one in summary.findings.items()}
+    totals = {code: one.new.total() for code, one in summary.findings.items()}
     most = max(totals.values(), default=1)
     return [_rule(summary, code, totals[code], most, options) for code in sorted(totals)]
 
 
 def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOptions) -> RuleFacts:
     counts = summary.findings[code]
+    new = {severity.word: counts.new[severity] for severity in Severity}
+    every = counts.error + counts.warning + counts.note
     bars, start = [], 0
-    present = [word for word in ("error", "warning", "note") if getattr(counts, word)]
+    present = [word for word in ("error", "warning", "note") if new[word]]
     for word in present:
-        number = getattr(counts, word)
+        number = new[word]
         bars.append((word, _length(start, most), _length(number, most)))
         start += number
     named = Counter({cause: number for cause, number in summary.causes.get(code, {}).items() if cause})
@@ -152,12 +172,12 @@ def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOpt
         code,
         options.titles.get(code, ""),
         present[0] if present else "note",
-        counts,
+        replace(counts, error=new["error"], warning=new["warning"], note=new["note"]),
         total,
         tuple(bars),
-        f"{total / summary.generated_tokens:.2g}" if summary.generated_tokens else "–",
-        f"{100 * counts.rollouts / rows:.1f} %" if rows else "–",
-        tuple(Cause(cause, number, _length(number, total)) for cause, number in ranked[:_CAUSES]),
+        share(total, summary.generated_tokens),
+        share(counts.rollouts, rows),
+        tuple(Cause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
         max(len(ranked) - _CAUSES, 0),
         tuple(_manual(options.docs.get(code, ""))),
     )

@@ -1,4 +1,4 @@
-"""Data inside a page: JSON that no browser takes for markup, compressed if it is long."""
+"""Data inside a page: JSON that no browser reads as markup, compressed if it is long."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many, rate_number
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 CUT = "<!-- data -->\n"
 """The marker that the data blocks replace."""
-_SCRIPTS = ("store.js", "tokens.js", "findings.js", "viewer.js", "page.js")
+_SCRIPTS = ("store", "words", "state", "copy", "tokens", "rows", "findings", "sequence", "viewer", "keys", "page")
+_STYLES = ("style", "charts", "findings", "viewer", "narrow")
 _ICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
     "<rect width='16' height='16' rx='3' fill='#205493'/>"
@@ -27,8 +29,8 @@ _ICON = (
 
 def page(**values: Any) -> tuple[str, str]:
     """The page before and after its data. Every string in `values` is made visible and escaped."""
-    style = _asset("style.css")
-    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    style = "\n".join(_asset(f"{name}.css") for name in _STYLES)
+    script = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}}})();\n'
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -52,19 +54,26 @@ def short_name(files: list[str]) -> str:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
     def shown(value: Any) -> Any:
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     environment = Environment(
-        autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["number"] = lambda number: f"{number:,}"
     environment.filters["many"] = many
     environment.filters["rate"] = rate_number
-    return environment.from_string(_asset("page.html"))
+    environment.filters["required"] = required_name
+    environment.filters["covered"] = covered_share
+    return environment.get_template("page.html")
 
 
 @cache

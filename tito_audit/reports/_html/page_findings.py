@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -27,13 +28,36 @@ _PIECE = 200
 
 Row = list[Any]
 _COLUMNS: tuple[str, ...] = ("severity", "code", "file", "row", "item", "turn", "where", "start", "end", "cause")
-_COLUMNS += ("message", "repair", "known", "recorded", "canonical")
-_TEXTS = frozenset({"code", "file", "where", "cause", "message", "repair"})
+_COLUMNS += ("message", "repair", "known", "headline", "because", "first_label", "other_label")
+_SIDES = ("first", "other", "before", "after")
+_COLUMNS += _SIDES
+_TEXTS = frozenset(
+    {"code", "file", "where", "cause", "message", "repair", "headline", "first_label", "other_label"}
+)
+_BECAUSE = _COLUMNS.index("because")
 
 
-def finding_row(finding: Finding) -> Row:
-    """One finding as a row of `_COLUMNS`; texts are cut but not yet escaped."""
+def finding_rows(findings: Sequence[Finding]) -> Iterator[Row]:
+    """The findings of one result as rows of `_COLUMNS`; texts are cut but not yet escaped.
+
+    `because` is a fingerprint until `linked`, which needs the finding's own, the last value after the columns.
+    """
+    follow = any(finding.because_of is not None for finding in findings)
+    prints = [finding.fingerprint if follow and finding.because_of is None else "" for finding in findings]
+    roots = {own: one for own, one in zip(prints, findings, strict=True) if one.because_of is None}
+    for own, finding in zip(prints, findings, strict=True):
+        root = finding if finding.because_of is None else roots.get(finding.because_of, finding)
+        yield [*_columns(finding, headline_name(root.headline, root.unit)), own]
+
+
+def headline_name(text: str, unit: str) -> str:
+    """A headline without its count, as people choose it: `prompts re-tokenized`."""
+    return text.replace("{n}", f"{unit}s")
+
+
+def _columns(finding: Finding, headline: str) -> Row:
     hit, place = finding.hit, finding.place
+    first, other = hit.sampled_first
     return [
         int(finding.severity),
         finding.code,
@@ -48,9 +72,25 @@ def finding_row(finding: Finding) -> Row:
         _cut(hit.message),
         finding.repair or "",
         int(finding.known),
-        _side(hit.recorded),
-        _side(hit.canonical),
+        _cut(headline),
+        finding.because_of,
+        first.label,
+        other.label,
+        *(_side(side) for side in (first, other, hit.before, hit.after)),
     ]
+
+
+def linked(rows: Iterable[Row], start: int = 0) -> Iterator[Row]:
+    """Rows of one result, the first of which is number `start` of its page, each with the number of its root.
+
+    -1 for a root that is not among them.
+    """
+    rows = list(rows)
+    at = {row[-1]: number for number, row in enumerate(rows, start) if row[_BECAUSE] is None and row[-1]}
+    for row in rows:
+        if row[_BECAUSE] is not None:
+            row[_BECAUSE] = at.get(row[_BECAUSE], -1)
+        yield row
 
 
 def _cut(text: str) -> str:
@@ -75,7 +115,7 @@ def tables(rows: list[Row]) -> dict[str, Any]:
         column = [row[at] for row in rows]
         if name in _TEXTS:
             column = [strings.setdefault(text, len(strings)) for text in column]
-        elif name in ("recorded", "canonical"):
+        elif name in _SIDES:
             column = [[tokens.setdefault(tuple(token), len(tokens)) for token in side] for side in column]
         out[name] = column
     shown = [[number, None if piece is None else visible(piece, edges=True)] for number, piece in tokens]
@@ -85,9 +125,9 @@ def tables(rows: list[Row]) -> dict[str, Any]:
 class PageFindings:
     """A bounded selection of findings, on disk until the page is written; `close` it then.
 
-    Findings are grouped by severity and code. Chosen are all groups of the worst severity, then of the next, as
-    long as there is room; where room ends, every code gets the same number, the first ones found. A group's cap
-    only shrinks as more findings come, so a finding beyond it is dropped at once and the file stays bounded.
+    Findings are grouped by severity and code. All groups of the worst severity are chosen, then of the next, while
+    there is room; at the end every code gets the same number, the first ones found. A group's cap only shrinks as
+    more findings come, so a finding beyond it is dropped at once and the file stays bounded.
     """
 
     def __init__(self, bound: int = BOUND) -> None:
@@ -101,6 +141,7 @@ class PageFindings:
         """By group: an upper bound on how many will be chosen."""
         self._group_of = array("I")
         """By line on disk: its group."""
+        self._results = 0
         self._since = 0
         self.look_every = 1_024
         """Number of findings after which the caps are computed again."""
@@ -109,8 +150,13 @@ class PageFindings:
         """Remove what is on disk."""
         self._waiting.close()
 
-    def add(self, finding: Finding) -> None:
-        """Keep a finding, unless it cannot be chosen any more."""
+    def add(self, findings: Sequence[Finding]) -> None:
+        """Keep the findings of one result, except those that cannot be chosen any more."""
+        self._results += 1
+        for finding, row in zip(findings, finding_rows(findings), strict=True):
+            self._add(finding, row)
+
+    def _add(self, finding: Finding, row: Row) -> None:
         key = (int(finding.severity), finding.code)
         group = self._groups.setdefault(key, len(self._groups))
         if group == len(self._seen):
@@ -121,7 +167,7 @@ class PageFindings:
         if self._since >= self.look_every and sum(self._seen) > self.bound:
             self._caps, self._since = self.caps(), 0
         if self._seen[group] <= self._caps[group]:
-            self._waiting.write(as_json(finding_row(finding)).encode("utf-8") + b"\n")
+            self._waiting.write(as_json([self._results, row]).encode("utf-8") + b"\n")
             self._group_of.append(group)
 
     def caps(self) -> list[int]:
@@ -137,18 +183,30 @@ class PageFindings:
 
     def chunks(self) -> Iterator[dict[str, Any]]:
         """The chosen findings in the order of the log, as tables of `_CHUNK` findings."""
-        left = self.caps()
         rows: list[Row] = []
-        self._waiting.seek(0)
-        for group, line in zip(self._group_of, self._waiting, strict=True):
-            if left[group]:
-                left[group] -= 1
-                rows.append(orjson.loads(line))
+        for row in self._linked():
+            rows.append(row)
             if len(rows) == _CHUNK:
                 yield tables(rows)
                 rows = []
         if rows:
             yield tables(rows)
+
+    def _linked(self) -> Iterator[Row]:
+        """The chosen findings, each with the number of its root in the page."""
+        number = 0
+        for _, several in groupby(self._chosen(), key=itemgetter(0)):
+            rows = [row for _, row in several]
+            yield from linked(rows, number)
+            number += len(rows)
+
+    def _chosen(self) -> Iterator[tuple[int, Row]]:
+        left = self.caps()
+        self._waiting.seek(0)
+        for group, line in zip(self._group_of, self._waiting, strict=True):
+            if left[group]:
+                left[group] -= 1
+                yield orjson.loads(line)
 
     @property
     def number(self) -> int:

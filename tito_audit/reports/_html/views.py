@@ -1,4 +1,4 @@
-"""Rollouts that a page shows token by token, each packed separately, so that opening the page unpacks none."""
+"""Rollouts that a page shows token by token, each packed separately and unpacked when opened."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, TextIO
 
-from tito_audit.record.finding import Result, Severity
+from tito_audit.evidence.model import Against
+from tito_audit.record.finding import RE_ENCODED, SAMPLED, Result, Severity
 from tito_audit.reports._html.packed import block
-from tito_audit.reports._html.page_findings import finding_row, tables
+from tito_audit.reports._html.page_findings import finding_rows, linked, tables
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence, observed_of
+from tito_audit.viewer.replacements import SAMPLED as REPLACED_SAMPLED
+from tito_audit.viewer.replacements import SEEN
 
 ROOM = 12_000_000
 """Maximum characters that all rollouts together take in the page."""
@@ -19,6 +22,9 @@ _FINDINGS = 500
 """Maximum findings listed for one rollout."""
 _PIECE = 200
 """Maximum characters shown of one token."""
+
+_LABELS = {SEEN: "previous call", REPLACED_SAMPLED: SAMPLED, str(Against.REENCODED): RE_ENCODED}
+"""Other sides of sequences, as people read them."""
 
 
 class ViewBlocks:
@@ -58,12 +64,12 @@ class ViewBlocks:
 
 
 def view_object(view: View, result: Result) -> dict[str, Any]:
-    """What the viewer draws of one rollout: its sequences and findings."""
+    """One rollout for the viewer: its sequences and findings."""
     return {
         "messages": [visible(role) for role in view.messages],
         "sequences": [_sequence(sequence) for sequence in view.sequences],
         "left_out": view.left_out,
-        "findings": tables([finding_row(finding) for finding in result.findings[:_FINDINGS]]),
+        "findings": tables(list(linked(finding_rows(result.findings[:_FINDINGS])))),
         "more_findings": max(len(result.findings) - _FINDINGS, 0),
     }
 
@@ -78,7 +84,7 @@ def _sequence(sequence: ViewSequence) -> dict[str, Any]:
         "turn": sequence.turn,
         "length": sequence.length,
         "note": visible(sequence.note),
-        "same_as": visible(sequence.same_as),
+        "same_as": visible(_LABELS.get(sequence.same_as, sequence.same_as)),
         "stretches": stretches,
         "swaps": swaps,
         "tokens": _shown(table),
@@ -103,7 +109,7 @@ def _swap(swap: Swap, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
         "tokens": _tokens(swap, table),
         "total": max(swap.total, len(swap.ids)),
         "code": visible(swap.code),
-        "against": visible(swap.against),
+        "against": visible(_LABELS.get(swap.against, swap.against)),
         "before": swap.before,
         "after": swap.after,
     }

@@ -31,13 +31,36 @@ function tokenCards() {
   addEventListener("scroll", followTip, { passive: true });
 }
 
+/** Goes to a section without touching the address, which holds the filters. */
+function sectionLinks() {
+  for (const link of document.querySelectorAll('a[href^="#"]:not([data-code], [data-headline])')) {
+    link.addEventListener("click", (event) => {
+      const section = document.querySelector(link.getAttribute("href"));
+      if (!section) return;
+      event.preventDefault();
+      section.scrollIntoView();
+      if (section.tabIndex === -1) section.focus({ preventScroll: true });
+    });
+  }
+}
+
 async function start() {
   themeButton();
   tokenCards();
+  sectionLinks();
+  copyButtons();
   const index = (await Promise.all(blocks("views").map(unpacked)))[0] ?? [];
-  const opener = viewerApp(index);
-  if (index.length) rolloutsApp(index, opener);
-  if (byId("findings-app")) findingsApp(await allFindings(), opener);
+  const findings = byId("findings-app") ? await allFindings() : [];
+  const folder = commonFolder([...new Set([...index, ...findings].map((one) => one.file ?? one[0]))]);
+  const viewer = viewerApp(index, folder);
+  if (index.length) rolloutsApp(index, viewer);
+  prepare(findings, folder);
+  const table = byId("findings-app") ? findingsApp(findings, viewer, folder) : null;
+  viewer.start((state) => {
+    const finding = findings.find((one) => one.place === state.rollout && findingKey(one) === state.finding);
+    if (finding) table.reveal(finding);
+  });
+  keyboard(table, viewer);
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -32,7 +32,7 @@ const blocks = (kind) => [...document.querySelectorAll(`script[data-kind="${kind
 /** The findings of one block as objects that share the strings of the block. */
 function findingsOf(block) {
   const text = (column, at) => block.strings[block[column][at]];
-  const side = (column, at) => block[column][at].map((token) => block.tokens[token]);
+  const tokens = (column, at) => block[column][at].map((token) => block.tokens[token]);
   return block.severity.map((severity, at) => ({
     severity,
     code: text("code", at),
@@ -47,9 +47,24 @@ function findingsOf(block) {
     message: text("message", at),
     repair: text("repair", at),
     known: block.known[at],
-    get recorded() { return side("recorded", at); },
-    get canonical() { return side("canonical", at); },
+    because: block.because[at],
+    headline: text("headline", at),
+    /** Both sides, `{ label, tokens }`; what was sampled comes first. */
+    get sides() { return ["first", "other"].map((side) => ({ label: text(`${side}_label`, at), tokens: tokens(side, at) })); },
+    get before() { return tokens("before", at); },
+    get after() { return tokens("after", at); },
   }));
+}
+
+/** Links findings: `root` is what one follows from, `follows` what follows from one. */
+function linked(findings) {
+  for (const finding of findings) {
+    const root = finding.because === null ? undefined : findings[finding.because];
+    finding.root = root ?? null;
+    finding.apart = finding.because !== null && root === undefined; // its root is not in this page
+    if (root) (root.follows ??= []).push(finding);
+  }
+  return findings;
 }
 
 /** All findings of the page, numbered in the order of the log. */
@@ -57,44 +72,16 @@ async function allFindings() {
   const parts = await Promise.all(blocks("findings").map(unpacked));
   const all = parts.flatMap(findingsOf);
   all.forEach((finding, at) => { finding.at = at; });
-  return all;
+  return linked(all);
 }
 
-const placeWords = (file, row, item) => `${file}:${row}${item ? `[${item}]` : ""}`;
-
-function rangeWords(finding) {
-  if (finding.start !== finding.end) return `${finding.where} ${finding.start}:${finding.end}`;
-  if (finding.where === "log") return "the whole log";
-  return finding.where === "row" && finding.code.startsWith("REC") ? "" : `${finding.where} at ${finding.start}`;
-}
-
-/** A file name quoted for a shell. */
-function quoted(name) {
-  return /^[\w@%+=:,./][\w@%+=:,./-]*$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`;
-}
-
-function showCommand(file, row, item) {
-  const { tokenizer, joining } = document.body.dataset;
-  const more = (item ? ` --item ${item}` : "") + (tokenizer ? ` -t ${quoted(tokenizer)}` : "");
-  return `tito-audit show ${quoted(file)} --row ${row}${more}${joining || ""}`;
-}
-
-/** The common folder of all paths, with a slash at its end. */
-function commonFolder(paths) {
-  if (paths.length === 0) return "";
-  let folder = paths[0].slice(0, paths[0].lastIndexOf("/") + 1);
-  for (const path of paths) {
-    while (!path.startsWith(folder)) folder = folder.slice(0, folder.lastIndexOf("/", folder.length - 2) + 1);
-  }
-  return folder;
-}
-
-const badge = (severity) => make("span", { class: `severity ${SEVERITIES[severity]}` }, SEVERITIES[severity]);
-
-/** Buttons that turn the pages of a table, in every `.turn-pages` of `root`. */
-function pager(root, size, draw) {
+/** Buttons that turn the pages of a table, in every `.turn-pages` of `root`; `ask` may turn them another way. */
+function pager(root, size, draw, asked = null) {
+  const ask = asked ?? turn;
   let page = 0;
   let total = 0;
+  let drawn = -1;
+  const pages = () => Math.max(1, Math.ceil(total / size));
   const places = [...root.querySelectorAll(".turn-pages")].map((place) => {
     const words = make("span");
     const steps = { first: "«", previous: "‹", next: "›", last: "»" };
@@ -102,16 +89,17 @@ function pager(root, size, draw) {
     for (const [name, sign] of Object.entries(steps)) {
       buttons[name] = make("button", { type: "button", "aria-label": `${name} page` }, sign);
     }
-    buttons.first.onclick = () => turn(0);
-    buttons.previous.onclick = () => turn(page - 1);
-    buttons.next.onclick = () => turn(page + 1);
-    buttons.last.onclick = () => turn(pages() - 1);
+    buttons.first.onclick = () => ask(0);
+    buttons.previous.onclick = () => ask(page - 1);
+    buttons.next.onclick = () => ask(page + 1);
+    buttons.last.onclick = () => ask(pages() - 1);
     place.append(buttons.first, buttons.previous, words, buttons.next, buttons.last);
     return { place, words, buttons };
   });
-  const pages = () => Math.max(1, Math.ceil(total / size));
   function turn(to) {
     page = Math.min(Math.max(to, 0), pages() - 1);
+    if (page === drawn) return;
+    drawn = page;
     for (const { place, words, buttons } of places) {
       place.hidden = pages() === 1;
       words.textContent = `page ${count(page + 1)} of ${count(pages())}`;
@@ -120,5 +108,19 @@ function pager(root, size, draw) {
     }
     draw(page * size, Math.min(total, (page + 1) * size));
   }
-  return { reset(number) { total = number; turn(0); } };
+  return {
+    turn,
+    /** Draws another list, from a page on. */
+    reset(number, to = 0) {
+      total = number;
+      drawn = -1;
+      turn(to);
+    },
+    /** Turns by so many pages; false where there are none. */
+    step(by) {
+      if (page + by < 0 || page + by >= pages()) return false;
+      ask(page + by);
+      return true;
+    },
+  };
 }

@@ -8,16 +8,36 @@ function tokenBox([id, piece, data], classes, facts) {
   return box;
 }
 
-/** The recorded and canonical tokens of a finding, as two lines of boxes. */
+/** The boxes of one side between what both sides hold around it; a side without tokens says so. */
+function sideBoxes(finding, { label, tokens }, classes, most = Infinity) {
+  const around = (several) => several.map((token) => tokenBox(token, "", { of: "both" }));
+  const boxes = tokens.slice(0, most).map((token) => tokenBox(token, classes, { of: label }));
+  const more = tokens.length - boxes.length;
+  if (!boxes.length) boxes.push(make("span", { class: "nothing" }, "nothing"));
+  return [...around(finding.before), ...boxes, ...(more > 0 ? [make("span", { class: "quiet" }, ` … ${count(more)} more`)] : around(finding.after))];
+}
+
+/** The sides to draw, with the class of their boxes; a side without tokens only next to one that has some. */
+function drawnSides(finding) {
+  const both = finding.sides.map((side, at) => ({ side, classes: at ? "today" : "drift" })).filter(({ side }) => side.label !== "");
+  const known = both.some(({ side }) => side.tokens.length);
+  const empty = finding.before.length + finding.after.length > 0;
+  return known ? both.filter(({ side }) => side.tokens.length || empty) : [];
+}
+
+/** The sides of a finding in short, for a row of the table: a line of boxes each; null without tokens. */
+function bothSides(finding, most) {
+  const lines = drawnSides(finding).flatMap(({ side, classes }) => [
+    make("span", { class: "side" }, side.label), make("span", {}, ...sideBoxes(finding, side, classes, most))]);
+  return lines.length ? make("div", { class: "both" }, ...lines) : null;
+}
+
+/** The sides of a finding as lines of boxes, with their ids. */
 function sides(finding) {
   const list = make("dl");
-  for (const [word, name, classes] of [["recorded", "recorded", "drift"], ["canonical", "canonical", "today"]]) {
-    const tokens = finding[name];
-    if (!tokens.length) continue; // some rules name one side only
-    const cell = make("dd");
-    for (const token of tokens) cell.append(tokenBox(token, classes, { of: word }));
-    cell.append(" ", make("span", { class: "quiet" }, tokens.map((token) => token[0] ?? "?").join(" ")));
-    list.append(make("dt", {}, word), cell);
+  for (const { side, classes } of drawnSides(finding)) {
+    const ids = side.tokens.map((token) => token[0] ?? "?").join(" ");
+    list.append(make("dt", {}, side.label), make("dd", {}, ...sideBoxes(finding, side, classes), ids ? make("div", { class: "quiet ids" }, ids) : null));
   }
   return list;
 }
@@ -29,7 +49,7 @@ function factRows(facts) {
   if ("logprob" in facts) rows.push(["logprob", facts.logprob === null ? "unknown" : `${facts.logprob}`]);
   if ("trained" in facts) rows.push(["mask", facts.trained ? "trained" : "not trained"]);
   if ("role" in facts) rows.push(["role", facts.role]);
-  if (facts.of) rows.push(["found in", facts.of]);
+  if (facts.of) rows.push(["side", facts.of]);
   if (facts.position !== undefined) rows.push(["position", count(facts.position)]);
   for (const words of facts.hits ?? []) rows.push(["finding", words]);
   return rows;

@@ -1,142 +1,79 @@
-// One rollout: every recorded token, and what would be written in its place today.
-const LINE = 48; // maximum tokens of a line
-
-/** The values of runs `[value, count]`, one per token. */
-function spread(runs) {
-  return runs === undefined ? null : runs.flatMap(([value, number]) => Array(number).fill(value));
-}
-
-/** The findings in a sequence. */
-function hitsOf(sequence, findings) {
-  return findings.filter((finding) => finding.where === sequence.where && (finding.where === "row" || finding.turn === sequence.turn));
-}
-
-const sequenceWords = (sequence) => (sequence.turn === null ? "" : `turn ${sequence.turn} · `) + (sequence.where === "row" ? "training row" : sequence.where);
-
-/** One sequence as pairs of lines, recorded and canonical; its `boxes` are the recorded tokens by position. */
-function drawSequence(sequence, findings) {
-  const hits = hitsOf(sequence, findings);
-  const root = make("section", { class: "sequence" }, make("h3", {}, sequenceWords(sequence)));
-  const names = [...new Set(sequence.swaps.map((swap) => swap.against || "canonical"))];
-  const against = names.join(", ");
-  const other = names.length > 0 || sequence.same_as !== ""; // where nothing was compared, nothing is claimed
-  const words = [many(sequence.length, "token")];
-  if (sequence.swaps.length) words.push(`${many(sequence.swaps.length, "place")} ${sequence.swaps.length === 1 ? "differs" : "differ"}${against ? ` from: ${against}` : ""}`);
-  if (sequence.same_as) words.push(`the same in: ${sequence.same_as}`);
-  if (sequence.note) words.push(sequence.note);
-  root.append(make("p", {}, words.join(" · ")));
-  root.append(make("div", { class: "columns", "aria-hidden": "true" }, make("div"), make("div", {}, "recorded"), make("div", {}, against || sequence.same_as || "nothing to compare with")));
-  root.boxes = new Map();
-  const swaps = [...sequence.swaps];
-  let at = 0;
-  let pair = null;
-
-  const begin = (position) => {
-    pair = { left: make("div", { class: "left" }), right: make("div", { class: "right" }), size: 0, position, differs: false };
-  };
-  const finish = () => {
-    if (pair === null || (!pair.left.childNodes.length && !pair.right.childNodes.length)) return;
-    const kind = pair.differs ? "pair differs" : "pair same";
-    root.append(make("div", { class: kind }, make("div", { class: "at" }, String(pair.position)), pair.left, pair.right));
-    pair = null;
-  };
-  const gap = (number) => {
-    finish();
-    if (number > 0) root.append(make("div", { class: "gap" }, `… ${many(number, "token")} left out …`));
-  };
-
-  function recordedBox(stretch, index, swap) {
-    const position = stretch.start + index;
-    const covering = hits.filter((finding) => finding.start <= position && position < Math.max(finding.end, finding.start + 1));
-    const facts = { of: "recorded", position, hits: covering.map((finding) => `${SEVERITIES[finding.severity]} ${finding.code}`) };
-    if (stretch.logprobs) facts.logprob = stretch.logprobs[index];
-    if (stretch.maskOf) facts.trained = stretch.maskOf[index];
-    if (stretch.roleOf) facts.role = stretch.roleOf[index];
-    const worst = Math.max(-1, ...covering.map((finding) => finding.severity));
-    const classes = [swap ? "drift" : "", facts.trained ? "trained" : "", worst >= 0 ? `hit-${SEVERITIES[worst]}` : ""];
-    const box = tokenBox(sequence.tokens[stretch.tokens[index]], classes.filter(Boolean).join(" "), facts);
-    root.boxes.set(position, box);
-    return box;
-  }
-
-  function today(swap) {
-    const cell = pair.right;
-    const from = swap.against || "canonical";
-    for (const token of swap.tokens) cell.append(tokenBox(sequence.tokens[token], "today", { of: from }));
-    const nothing = swap.start === swap.end ? "nothing recorded here" : "";
-    if (nothing) pair.left.append(make("span", { class: "nothing" }, nothing));
-    if (!swap.tokens.length) cell.append(make("span", { class: "nothing" }, "nothing"));
-    if (swap.total > swap.tokens.length) cell.append(make("span", { class: "nothing" }, `… ${many(swap.total - swap.tokens.length, "more token")}`));
-    for (const [number, side] of [[swap.before, "before"], [swap.after, "after"]]) {
-      if (number) cell.append(make("span", { class: "nothing" }, `also replaces ${many(number, "token")} ${side} this sequence`));
-    }
-    pair.differs = true;
-  }
-
-  for (const stretch of sequence.stretches) {
-    gap(stretch.start - at);
-    const end = stretch.start + stretch.tokens.length;
-    stretch.maskOf = spread(stretch.trained);
-    stretch.roleOf = spread(stretch.roles);
-    while (swaps.length && swaps[0].start < stretch.start && swaps[0].end <= stretch.start) swaps.shift();
-    let position = stretch.start;
-    while (true) {
-      const next = swaps[0];
-      const here = next && next.start <= position && (position < end || next.start === next.end);
-      if (!here && position >= end) break;
-      if (pair === null) begin(position);
-      if (here) {
-        swaps.shift();
-        for (; position < Math.min(next.end, end); position += 1) pair.left.append(recordedBox(stretch, position - stretch.start, next));
-        today(next);
-        pair.size += Math.max(next.end - next.start, next.tokens.length, 1);
-        if (pair.size >= LINE) finish();
-        continue;
-      }
-      const box = recordedBox(stretch, position - stretch.start, null);
-      pair.left.append(box);
-      if (other) pair.right.append(tokenBox(sequence.tokens[stretch.tokens[position - stretch.start]], "", { of: "both", position }));
-      pair.size += 1;
-      position += 1;
-      if (pair.size >= LINE || box.textContent.endsWith("⏎")) finish();
-    }
-    at = end;
-  }
-  gap(sequence.length - at);
-  return root;
-}
+// One rollout, opened over the page at the finding that it was opened for.
 
 function drawLegend() {
   const sample = (classes, piece, words) => make("span", {}, make("span", { class: `token ${classes}`, "aria-hidden": "true" }, piece), ` ${words}`);
   byId("legend").append(
-    sample("drift", "tok", "recorded, but replaced"),
-    sample("today", "tok", "what replaces it"),
+    sample("drift", "tok", "differs"),
+    sample("today", "tok", "differs, on the other side"),
     sample("trained", "tok", "trained"),
-    sample("hit-error", "tok", "in a finding"),
+    sample("hit", "tok", "in a finding"),
     make("span", {}, make("code", {}, "⏎"), " end of line, ", make("code", {}, "·"), " space"));
 }
 
-function viewerApp(index) {
+/** The roles of messages, runs counted: `system, user, assistant × 2`. */
+function summed(roles) {
+  const most = 12;
+  const runs = [];
+  for (const role of roles) {
+    if (runs.length && runs.at(-1)[0] === role) runs.at(-1)[1] += 1;
+    else runs.push([role, 1]);
+  }
+  const words = runs.slice(0, most).map(([role, number]) => (number > 1 ? `${role} × ${number}` : role));
+  return words.join(", ") + (runs.length > most ? ` and ${count(runs.length - most)} more` : "");
+}
+
+/** Findings in the order of their roots, the worst first, each followed by what follows from it. */
+function grouped(findings) {
+  const after = (finding) => [finding, ...(finding.follows ?? []).flatMap(after)];
+  return findings.filter((finding) => !finding.root).sort(SORTS.severity).flatMap(after);
+}
+
+function viewerApp(index, folder) {
   const dialog = byId("viewer");
   const pane = byId("viewer-tokens");
   const scripts = blocks("view");
-  const folder = commonFolder(index.map(([file]) => file));
-  const numbers = new Map(index.map(([file, row, item], at) => [placeWords(file, row, item), at]));
-  let open = -1;
+  const places = index.map(([file, row, item]) => placeWords(file.slice(folder.length), row, item));
+  const numbers = new Map(places.map((place, at) => [place, at]));
+  let open = -1; // the rollout that is shown or on its way
   let sections = [];
-  let opened = null;
+  let findings = [];
+  let current = null; // the finding that is highlighted
+  let target = null; // the node that is kept in view
+  let opened = null; // what had the focus before
   let reopening = false; // a rollout was asked for after the last was closed, and is not there yet
+  let last = ""; // what was asked for last, if it is not in the page
+  let elsewhere = () => {}; // shows a finding whose rollout is not in the page
 
-  async function show(number, finding) {
+  function apply(state) {
+    const number = numbers.get(state.rollout);
+    if (number === undefined) {
+      open = -1;
+      if (dialog.open) dialog.close();
+      const asked = state.rollout && `${state.rollout} ${state.finding}`;
+      if (asked && asked !== last) {
+        opened = null; // the focus goes to what is shown instead
+        elsewhere(state);
+      }
+      last = asked;
+    } else if (number === open && dialog.open) jump(findings.find((one) => findingKey(one) === state.finding));
+    else show(number, state.finding);
+  }
+
+  async function show(number, key) {
     open = number;
     reopening = !dialog.open;
-    const [file, row, item, ...counts] = index[number];
+    if (!dialog.open) opened ??= document.activeElement;
+    const [file, row, item] = index[number];
     const view = await unpacked(scripts[number]);
     if (open !== number) return;
     reopening = false;
-    const findings = findingsOf(view.findings);
-    byId("viewer-title").textContent = placeWords(file.slice(folder.length), row, item);
-    byId("viewer-title").title = placeWords(file, row, item);
+    findings = grouped(linked(findingsOf(view.findings)));
+    for (const finding of findings) finding.place = places[number];
+    byId("viewer-title").replaceChildren(make("span", { title: placeWords(file, row, item) }, places[number]));
+    byId("viewer-copy").replaceChildren(
+      copyButton(placeWords(file, row, item), "the place"),
+      copyButton(() => location.href, "a link to this view"));
+    byId("viewer-copy").lastChild.classList.add("link");
     byId("viewer-line").textContent = [many(findings.length + view.more_findings, "finding"),
       `${many(view.messages.length, "message")}${view.messages.length ? `: ${summed(view.messages)}` : ""}`,
       view.left_out ? `${many(view.left_out, "sequence")} left out` : ""].filter(Boolean).join(" · ");
@@ -148,30 +85,22 @@ function viewerApp(index) {
     drawFindings(findings, view.more_findings, file, row, item);
     byId("previous-rollout").disabled = number === 0;
     byId("next-rollout").disabled = number === index.length - 1;
-    pane.scrollTop = 0;
+    byId("rollout-number").textContent = `rollout ${count(number + 1)} of ${count(index.length)}`;
     if (!dialog.open) { dialog.showModal(); document.body.classList.add("viewing"); }
     byId("viewer-title").focus();
-    const same = finding && findings.find((one) => one.code === finding.code && one.where === finding.where && one.turn === finding.turn && one.start === finding.start && one.end === finding.end);
-    if (same) jump(same);
-    else toFirst();
+    jump(findings.find((one) => findingKey(one) === key));
   }
 
   /** Scrolls to the first difference, else to the first token of a finding. */
   function toFirst() {
-    const first = pane.querySelector(".pair.differs") ?? pane.querySelector("[class*='hit-']")?.closest(".pair");
-    if (first) first.scrollIntoView({ block: "start", behavior: "instant" });
+    target = pane.querySelector(".pair.differs") ?? pane.querySelector(".hit")?.closest(".pair") ?? pane.firstElementChild;
+    bring(target, 0.1);
   }
 
-  /** The roles of messages, runs counted: `system, user, assistant × 2`. */
-  function summed(roles) {
-    const most = 12;
-    const runs = [];
-    for (const role of roles) {
-      if (runs.length && runs.at(-1)[0] === role) runs.at(-1)[1] += 1;
-      else runs.push([role, 1]);
-    }
-    const words = runs.slice(0, most).map(([role, number]) => (number > 1 ? `${role} × ${number}` : role));
-    return words.join(", ") + (runs.length > most ? ` and ${count(runs.length - most)} more` : "");
+  /** Scrolls the pane so that a node is that far below its top, as a share of its height. */
+  function bring(node, share) {
+    const inside = pane.getBoundingClientRect();
+    pane.scrollTop += node.getBoundingClientRect().top - inside.top - share * inside.height;
   }
 
   function drawFindings(findings, more, file, row, item) {
@@ -183,43 +112,71 @@ function viewerApp(index) {
         make("span", { class: "head" }, badge(finding.severity), make("b", {}, finding.code), make("span", { class: "quiet" }, turn + rangeWords(finding))),
         make("span", { class: "says" }, finding.message));
       button.finding = finding;
-      button.onclick = () => jump(finding);
-      aside.append(button);
+      button.onclick = () => { if (finding === current) jump(finding); else go(finding); };
+      aside.append(make("div", { class: finding.root ? "entry after" : "entry" }, button, chain(finding, app)));
     }
     if (more) aside.append(make("p", { class: "quiet" }, `… and ${many(more, "more finding")}`));
-    aside.append(make("p", { class: "quiet" }, "In a terminal: ", make("code", {}, showCommand(file, row, item))));
+    aside.append(make("p", { class: "quiet" }, "In a terminal: ", copyable(showCommand(file, row, item), "the command")));
     aside.scrollTop = 0;
   }
 
+  /** Makes a finding the open one, in the address too; steps within a rollout are none for Back. */
+  const go = (finding) => setState({ finding: findingKey(finding) }, { step: false });
+
+  /** Highlights the tokens of a finding on both sides and brings them into view; without one, shows the first difference. */
   function jump(finding) {
-    for (const button of dialog.querySelectorAll(".jump")) button.setAttribute("aria-current", String(button.finding === finding));
-    const section = sections.find((one) => hitsOf(one.sequence, [finding]).length);
-    if (!section) return;
     clearHere();
-    const inside = [...section.boxes.keys()].filter((at) => finding.start <= at && at < Math.max(finding.end, finding.start + 1));
-    for (const at of inside) section.boxes.get(at).classList.add("here");
-    const target = inside.length ? section.boxes.get(inside[0]) : nearest(section, finding.start);
-    if (inside.length) focusToken(target);
-    else target.scrollIntoView({ block: "center", behavior: "instant" });
+    current = finding ?? null;
+    for (const button of dialog.querySelectorAll(".jump")) {
+      button.setAttribute("aria-current", String(button.finding === current));
+      if (button.finding === current) keepInside(byId("viewer-findings"), button);
+    }
+    const at = findings.indexOf(current);
+    byId("finding-number").textContent = at < 0 ? many(findings.length, "finding") : `finding ${count(at + 1)} of ${count(findings.length)}`;
+    byId("previous-finding").disabled = at <= 0 && open === 0;
+    byId("next-finding").disabled = at === findings.length - 1 && open === index.length - 1;
+    const section = current && sections.find((one) => hitsOf(one.sequence, [current]).length);
+    if (!section) {
+      toFirst();
+      return;
+    }
+    for (const node of nodesOf(section, current)) node.classList.add("here");
+    target = section.querySelector(".here") ?? section; // in the order of the page: the side that is drawn first
+    const token = section.querySelector(".token.here");
+    if (token) focusToken(token);
+    else bring(target, 0.35);
   }
 
-  function nearest(section, position) {
-    const before = [...section.boxes.keys()].filter((at) => at <= position).pop();
-    return before === undefined ? section : section.boxes.get(before);
+  /** What stands for a finding: its own tokens, and what the other side holds there; else the token before its place. */
+  function nodesOf(section, { start, end }) {
+    const other = section.swapped.filter((swap) => (start === end || swap.start === swap.end
+      ? swap.start <= end && start <= swap.end
+      : swap.start < end && start < swap.end)).flatMap((swap) => swap.nodes);
+    const own = [...section.boxes.keys()].filter((at) => start <= at && at < end).map((at) => section.boxes.get(at));
+    if (own.length || other.length) return [...own, ...other];
+    const near = [...section.boxes.keys()].filter((at) => at <= start).pop() ?? section.boxes.keys().next().value;
+    return near === undefined ? [] : [section.boxes.get(near)];
+  }
+
+  /** Scrolls a list no further than an entry of it asks for. */
+  function keepInside(list, entry) {
+    const [inside, at] = [list.getBoundingClientRect(), entry.getBoundingClientRect()];
+    if (at.top < inside.top) list.scrollTop += at.top - inside.top - 8;
+    else if (at.bottom > inside.bottom) list.scrollTop += Math.min(at.bottom - inside.bottom + 8, at.top - inside.top);
   }
 
   const clearHere = () => { for (const box of dialog.querySelectorAll(".here")) box.classList.remove("here"); };
-  const tokens = () => [...pane.querySelectorAll(".token")];
 
   function focusToken(box) {
+    target = box;
     for (const other of pane.querySelectorAll("[tabindex='0']")) other.tabIndex = -1;
     box.tabIndex = 0;
-    box.scrollIntoView({ block: "center", behavior: "instant" });
+    bring(box, 0.35);
     box.focus({ preventScroll: true });
   }
 
   function step(by) {
-    const all = tokens();
+    const all = [...pane.querySelectorAll(".token")];
     const at = all.indexOf(document.activeElement);
     const box = all[at + by];
     if (at >= 0 && box) {
@@ -239,68 +196,87 @@ function viewerApp(index) {
     focusToken(pair.querySelector(".drift") ?? pair.querySelector(".today") ?? pair.querySelector(".token"));
   }
 
+  /** The finding before or after the open one, in the next rollout too. */
+  async function neighbour(by) {
+    const at = findings.indexOf(current);
+    const next = findings[at < 0 && by < 0 ? -1 : at + by];
+    if (next) go(next);
+    else if (index[open + by]) {
+      const view = await unpacked(scripts[open + by]);
+      const there = grouped(linked(findingsOf(view.findings))).at(by > 0 ? 0 : -1);
+      setState({ rollout: places[open + by], finding: there ? findingKey(there) : "" }, { step: false });
+    }
+  }
+
   function close() {
     if (reopening) return; // the browser says later that it closed, and by then another is on its way
     hideTip();
     document.body.classList.remove("viewing");
     open = -1;
-    if (location.hash.startsWith("#rollout-")) history.replaceState(null, "", location.pathname + location.search);
-    opened?.focus();
+    if (numbers.has(readState().rollout)) setState({ rollout: "", finding: "" });
+    opened?.focus({ preventScroll: true });
     opened = null;
   }
 
-  const go = (number, finding) => {
-    history.replaceState(null, "", `#rollout-${number}`);
-    return show(number, finding);
-  };
+  const toRollout = (number) => setState({ rollout: places[number], finding: "" }, { step: false });
   dialog.addEventListener("close", close);
   dialog.addEventListener("cancel", (event) => {
     if (!byId("tip").hidden) { event.preventDefault(); hideTip(); }
   });
   byId("close-viewer").onclick = () => dialog.close();
-  byId("previous-rollout").onclick = () => go(open - 1);
-  byId("next-rollout").onclick = () => go(open + 1);
+  byId("previous-rollout").onclick = () => toRollout(open - 1);
+  byId("next-rollout").onclick = () => toRollout(open + 1);
+  byId("previous-finding").onclick = () => neighbour(-1);
+  byId("next-finding").onclick = () => neighbour(1);
   byId("previous-difference").onclick = () => difference(-1);
   byId("next-difference").onclick = () => difference(1);
-  dialog.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const inTokens = document.activeElement.classList.contains("token");
-    if (inTokens && event.key === "ArrowRight") step(1);
-    else if (inTokens && event.key === "ArrowLeft") step(-1);
-    else if (event.key === "n") difference(1);
-    else if (event.key === "p") difference(-1);
-    else return;
-    event.preventDefault();
-  });
   pane.addEventListener("scroll", followTip);
+  addEventListener("resize", () => { if (dialog.open && target?.isConnected) bring(target, 0.35); });
   drawLegend();
-  const fromHash = () => {
-    const asked = /^#rollout-(\d+)$/.exec(location.hash);
-    if (asked && Number(asked[1]) < index.length) show(Number(asked[1]));
-    else if (dialog.open) dialog.close();
-  };
-  addEventListener("hashchange", fromHash);
-  fromHash();
-  return {
-    /** A button that opens the rollout of a finding; null if it is not in the page. */
-    button(finding) {
-      const number = numbers.get(placeWords(finding.file, finding.row, finding.item));
-      if (number === undefined) return null;
-      const button = make("button", { type: "button", class: "small", "aria-label": `Tokens of ${finding.place}` }, "tokens");
-      button.onclick = () => { opened = button; go(number, finding); };
-      return button;
+
+  /** Makes a link open its finding from where it is, as Back's next step. */
+  function opening(link, finding) {
+    link.onclick = (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return; // in a tab of its own
+      event.preventDefault();
+      if (!dialog.open) opened = link;
+      setState({ rollout: finding.place, finding: findingKey(finding) });
+    };
+    return link;
+  }
+
+  const app = {
+    /** A link to the tokens of a finding; null if its rollout is not in the page. */
+    link(finding) {
+      if (!numbers.has(finding.place)) return null;
+      return opening(make("a", { class: "small", href: findingHash(finding), "aria-label": `Tokens of ${finding.code} at ${finding.place}` }, "tokens"), finding);
     },
-    open(number, from) { opened = from; return go(number); },
+    /** A link to a finding that another names. */
+    anchor(finding) {
+      const turn = finding.turn === null ? "" : ` in turn ${finding.turn}`;
+      return opening(make("a", { href: findingHash(finding) }, `${finding.code}${turn}`), finding);
+    },
+    open(number, from) {
+      opened = from;
+      setState({ rollout: places[number], finding: "" });
+    },
+    /** Follows the address from now on; `other` shows findings whose rollouts are not in the page. */
+    start(other) {
+      elsewhere = other;
+      onState(apply);
+      if (readState().rollout) apply(readState());
+    },
+    dialog, step, difference, neighbour, places,
   };
+  return app;
 }
 
 function rolloutsApp(index, opener) {
   const root = byId("rollouts-app");
-  const folder = commonFolder(index.map(([file]) => file));
   const body = root.querySelector("tbody");
   const pages = pager(root, 25, (from, to) => {
     body.replaceChildren(...index.slice(from, to).map(([file, row, item, errors, warnings, notes, codes], at) => {
-      const button = make("button", { type: "button", class: "small", title: placeWords(file, row, item) }, placeWords(file.slice(folder.length), row, item));
+      const button = make("button", { type: "button", class: "small", title: placeWords(file, row, item) }, opener.places[from + at]);
       button.onclick = () => opener.open(from + at, button);
       const cell = (number) => make("td", { class: "n" }, number ? count(number) : "");
       return make("tr", {}, make("th", { scope: "row" }, button), cell(errors), cell(warnings), cell(notes), make("td", { class: "mono" }, codes.join(" ")));

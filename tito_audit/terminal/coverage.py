@@ -1,0 +1,55 @@
+"""Required coverage in words."""
+
+from __future__ import annotations
+
+from tito_audit.settings.model import Requirement, share_text
+from tito_audit.summary import CoverageCount
+from tito_audit.terminal.words import many, percent
+
+
+def required_name(count: CoverageCount) -> str:
+    """What was asked for: `require LPR`, `require SEQ=95%`, `min-audited 95%`."""
+    if not count.codes:
+        return f"min-audited {share_text(count.share)}"
+    return f"require {Requirement(count.codes, count.share)}"
+
+
+def coverage_reason(count: CoverageCount) -> str:
+    """Why it fails: `LPR ran on 61 of 72 rollouts (85 %), 100 % required: no logprobs in 11, first a.jsonl:14`."""
+    asked = f"{100 * count.share:.12g} % required"
+    if not count.of:
+        return f"{count.codes or 'min-audited'}: there are no rollouts, {asked}"
+    others = count.of - count.covered - count.lacking
+    more = f"; other reasons in {others:,}" if others else ""
+    return f"{_done(count)}, {asked}: {count.because} in {count.lacking:,}, first {count.first}{more}"
+
+
+def coverage_words(count: CoverageCount) -> str:
+    """A requirement and its result: `require LPR=95%: ran on 61 of 72 rollouts (85 %): too few`."""
+    ended = "too few" if count.failed else "passed"
+    said = _done(count).removeprefix(count.codes).lstrip() if count.of else "there are no rollouts"
+    return f"{required_name(count)}: {said}: {ended}"
+
+
+def covered_share(count: CoverageCount) -> str:
+    """The share that is covered, `85 %`, with enough digits to tell it from the share that was required."""
+    shown, bar = percent(count.rate), 100 * count.share
+    if not shown[0].isdigit() or (float(shown.removesuffix(" %")) < bar) == count.failed:
+        return shown
+    texts = (f"{100 * count.rate:.{digits}f}" for digits in range(1, 13))
+    return next((f"{text} %" for text in texts if (float(text) < bar) == count.failed), shown)
+
+
+def _done(count: CoverageCount) -> str:
+    """`LPR ran on 61 of 72 rollouts (85 %)`, including those with nothing to check."""
+    if not count.codes:
+        return f"{_shares(count)} audited ({covered_share(count)})"
+    if not count.idle:
+        return f"{count.codes} ran on {_shares(count)} ({covered_share(count)})"
+    ran = f"ran on {count.covered - count.idle:,} and " if count.covered > count.idle else ""
+    of = f"{many(count.of, 'rollout')} ({covered_share(count)})"
+    return f"{count.codes} {ran}had nothing to check in {count.idle:,} of {of}"
+
+
+def _shares(count: CoverageCount) -> str:
+    return f"{count.covered:,} of {many(count.of, 'rollout')}"
