@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -33,17 +33,29 @@ from tito_audit.cli import (
 )
 from tito_audit.cli import list as list_command
 from tito_audit.cli._exits import INTERRUPTED, READER_GONE, UNMADE, epilog
-from tito_audit.cli._help import SUMMARIES, Command
+from tito_audit.cli._help import SUMMARIES, Command, UsageError
+from tito_audit.cli._usage import mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
 
 __all__ = ["app", "main"]
 
 _NEW_OBJECTS = 100_000
-"""Objects that Python may allocate, net, before it looks for reference cycles."""
+"""Net allocations before Python's garbage collector runs."""
 
 
 class _Commands(TyperGroup):
-    """The commands; every expected end of a run becomes its exit code."""
+    """The command group; maps every expected end of a run to its exit code."""
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except UsageError as error:
+            _complain_of(error, None)
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            refuse_unknown_command(args[0], [*self.commands])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -53,6 +65,8 @@ class _Commands(TyperGroup):
         except TitoAuditError as error:
             _complain(error, ctx)
             raise typer.Exit(UNMADE) from None
+        except UsageError as error:
+            _complain_of(error, ctx)
         except KeyboardInterrupt:
             print("tito-audit: interrupted; no report was finished", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
@@ -102,9 +116,9 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    # numpy would start threads for linear algebra on import, which costs a small scan a tenth of a second.
+    # On import numpy starts threads for linear algebra, a tenth of a second in a small scan.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Looking for reference cycles among imported objects would cost a twentieth of a second, mostly at exit.
+    # Garbage collection of imported objects would cost a twentieth of a second, mostly at exit.
     gc.set_threshold(_NEW_OBJECTS)
     atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
@@ -118,9 +132,19 @@ def main() -> None:
         sys.exit(UNMADE)
 
 
+def _complain_of(error: Exception, ctx: Any) -> NoReturn:
+    """End a run with a mistake in its command line."""
+    said = mistake(error, ctx)
+    if said is None:
+        raise error
+    _complain(said, getattr(error, "ctx", None) or ctx)
+    raise typer.Exit(UNMADE) from None
+
+
 def _complain(error: TitoAuditError, ctx: Any) -> None:
     from tito_audit.cli._configured import blamed_file
     from tito_audit.terminal.escape import inert, visible
 
-    lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed_file(ctx, str(error)))]
+    blamed = blamed_file(ctx, error) if ctx is not None else []
+    lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
     print("tito-audit: " + "\n".join(lines), file=sys.stderr)

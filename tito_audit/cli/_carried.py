@@ -1,4 +1,4 @@
-"""The report of a conversion: what is carried over, what is lost, what is repeated in several rows."""
+"""The report of a conversion: what is kept, what is lost, what is repeated in several rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tito_audit.terminal.escape import inert, visible
 
 _SHOWN = 4
 _MOST = 20
-"""Rows that could not be converted to show; the others are counted."""
+"""How many rows that could not be converted are shown; the others are counted."""
 
 
 def print_survey(conversion: Conversion, out: TextIO, *, dry_run: bool) -> None:
-    """Print what the conversion carries over and loses, before anything is written."""
+    """Print what the conversion keeps and loses, before anything is written."""
     for line in _lines(conversion, dry_run=dry_run):
         print(inert(visible(line)) if line else "", file=out)
 
@@ -28,7 +28,7 @@ def why_refused(conversion: Conversion) -> str:
         parts.append(f"{shown} would be lost")
     if carried.not_converted:
         parts.append(f"{_counted(carried.not_converted, 'row or rollout', 'rows or rollouts')} would be left out")
-    way_out = "Pass --lossy to write what can be carried over, or choose another --to."
+    way_out = "Pass --lossy to write the rest, or choose another --to."
     if not carried.rows_made:
         way_out = "Choose another --to, or a log with token ids."
     why = f"as {conversion.maker.name} {' and '.join(parts)}"
@@ -44,17 +44,17 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
     if carried.forked:
         yield (
             f"{_counted(carried.forked, 'rollout')} became several rows each: "
-            "their calls do not all continue one another"
+            "not every call continues the one before it"
         )
     if carried.lost:
         those = "rows and conversations" if carried.joined else "rows"
-        yield from ("", f"Not carried over, with the number of {those} that have it")
+        yield from ("", f"Lost, with the number of {those} that have it")
         yield from _table(carried.lost)
     if carried.repeated:
-        yield from ("", "Recorded once and now repeated in several rows, with the number of cases")
+        yield from ("", "Repeated in several rows, with the number of cases")
         yield from _table(carried.repeated)
     if carried.missing:
-        yield from ("", "Not in the log, so left out or null, with the number of rollouts that lack it")
+        yield from ("", "Not in the log, so left out or null, with the number of rollouts")
         yield from _table(carried.missing)
     if carried.not_converted:
         yield from ("", "Not converted")
@@ -63,7 +63,7 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
         if carried.not_converted > _MOST:
             yield f"  … and {carried.not_converted - _MOST:,} more"
     if carried.lossless:
-        yield "Everything is carried over."
+        yield "Nothing is lost."
 
 
 def _table(counts: Mapping[str, int]) -> Iterator[str]:

@@ -21,11 +21,11 @@ from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.words import many
 
 _CONTEXT = 3
-"""Unchanged tokens to show before and after a change."""
+"""How many unchanged tokens are shown before and after a change."""
 _HEAD, _TAIL = 5, 2
-"""Tokens to show at the ends of a long run."""
+"""How many tokens are shown at each end of a long run."""
 _PLACES = 12
-"""Changes of a sequence to show."""
+"""How many changes of a sequence are shown."""
 _STYLES = {"-": "red", "+": "green", " ": "dim"}
 
 
@@ -40,7 +40,7 @@ class _Line:
 
 @dataclass(slots=True)
 class Changes:
-    """Draws the changes of one row; a change that prompts of later calls repeat is drawn once."""
+    """Draws the changes of one row; a change that later prompts repeat is drawn once."""
 
     piece: Callable[[int], str] | None
     """The text of an id; None: only ids are shown."""

@@ -1,4 +1,6 @@
-"""Makes commands from functions and the table of options; a function names the options that it uses itself."""
+"""Makes commands from functions and the table of options; a function's parameters are the options it uses
+itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tito_audit.settings.options import options_of
 
 
 def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a function the options of a command: those it names, and all of them as `given`."""
+    """A decorator that passes a function the options of a command: its parameters, and all of them as `given`."""
 
     def made(run: Callable[..., None]) -> Callable[..., None]:
         declared = inspect.signature(run, eval_str=True).parameters
@@ -60,6 +62,8 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
         autocompletion=getattr(_complete, option.completes) if option.completes else None,
         callback=getattr(_configured, option.calls) if option.calls else None,
         is_eager=bool(option.calls),
+        hidden=option.hidden,
+        rich_help_panel=option.panel or None,
     )
     annotation = Optional[kind] if default is None else kind  # noqa: UP045 - `kind` is a value
     return inspect.Parameter(

@@ -28,9 +28,9 @@ from tito_audit.terminal.words import listed, many
 
 _DIGITS = re.compile(r"[0-9]+")
 _SHOWN = 12
-"""Notes and reasons to list."""
+"""How many notes and reasons are listed."""
 _FILES = 5
-"""Files to list; the JSON report lists all."""
+"""How many files are listed; the JSON report lists all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
 
 
 def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
-    """Write one page: what was repaired, the verdict, before and after, what is left and what would help."""
+    """Write one page: what was repaired, before and after, what is left, what would help, the verdict."""
     page = StringIO()
     console = console_for(page, options)
     for line in _header(run):
@@ -68,8 +68,6 @@ def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
     if run.tally.done:
         console.print()
         console.print(_done_table(run.tally))
-    console.print()
-    console.print(_verdict(run))
     if run.before.findings or run.after.findings:
         console.print()
         console.print(_table(run, options))
@@ -81,6 +79,8 @@ def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
     print_list(console, "Written", list(_files(run)))
     print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
     print_commands(console, "Next", list(_next(run)))
+    console.print()
+    console.print(_verdict(run), soft_wrap=True)
     out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
@@ -114,7 +114,7 @@ def _done_table(tally: Tally) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     table.add_column("repair", no_wrap=True, style="bold")
     table.add_column("rows", justify="right", no_wrap=True)
-    table.add_column("cured in them")
+    table.add_column("fixed in them")
     for name in sorted(tally.done, key=_turn_of):
         done = tally.done[name]
         codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(done.codes.items()))
@@ -130,7 +130,7 @@ def _turn_of(name: str) -> int:
 
 
 def _verdict(run: Repaired) -> Text:
-    """The verdict in one line; a log in which nothing could be audited is never called clean."""
+    """The verdict in one line; a log without anything audited is never called clean."""
     before, after = _totals(run.before), _totals(run.after)
     rows = run.before.rollouts + run.before.rows_unreadable
     if not rows:
@@ -141,24 +141,24 @@ def _verdict(run: Repaired) -> Text:
     if not any(bad[0] + bad[1]):
         words, style = "nothing to repair", "bold green"
     elif not any(bad[1]):
-        words, style = "cured", "bold green"
+        words, style = "fixed", "bold green"
     elif bad[0] == bad[1]:
-        words, style = "nothing cured", "bold red" if bad[1][0] else "bold yellow"
+        words, style = "nothing fixed", "bold red" if bad[1][0] else "bold yellow"
     elif bad[1][0]:
-        words, style = "not all cured", "bold red"
+        words, style = "not all fixed", "bold red"
     else:
-        words, style = "no error left" if bad[0][0] else "not all cured", "bold yellow"
+        words, style = "no errors left" if bad[0][0] else "not all fixed", "bold yellow"
     counts = [
         f"{many(before[severity], severity.word)} → {after[severity]:,}"
         for severity in sorted(Severity, reverse=True)
         if before[severity] or after[severity]
     ]
     line = Text(words, style=style)
-    line.append(f": {', '.join(counts)}" if counts else f": nothing found in {many(rows, 'rollout')}")
+    line.append(f": {', '.join(counts)}" if counts else f": no findings in {many(rows, 'rollout')}")
     if run.after.skipped and not any(after.values()):
-        line.append(", as far as the rules could look")
+        line.append(f"; {many(len(run.after.skipped), 'rule')} could not run everywhere")
     if run.after.without_ids:
-        line.append(f"; nothing to audit in {run.after.without_ids:,} without token ids", style="yellow")
+        line.append(f"; nothing audited in {run.after.without_ids:,} without token ids", style="yellow")
     return line
 
 
@@ -254,7 +254,7 @@ def _where(said: Said) -> str:
 
 def _files(run: Repaired) -> Iterator[str]:
     for log, target in run.written[:_FILES]:
-        yield visible(f"{target} in place of {log}")
+        yield visible(f"{target}, from {log} (unchanged)")
     if len(run.written) > _FILES:
         yield f"… and {many(len(run.written) - _FILES, 'more file')}"
     if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
@@ -267,24 +267,24 @@ def _notices(run: Repaired) -> list[str]:
 
 
 def _next(run: Repaired) -> Iterator[str]:
-    """What would help with the findings that are left."""
+    """Next steps for the findings that are left."""
     tally = run.tally
     if tally.left and run.settings.tokenizer is None:
-        yield "--tokenizer DIR   runs the repairs and rules that have to read the tokens"
+        yield "--tokenizer DIR   runs the repairs and rules that need the tokenizer"
     kept_back, unnamed = _kept_back(run)
     if kept_back:
-        yield f"--unsafe   lets {listed(kept_back)} run; tito-audit explain {kept_back[0]} says at what cost"
+        yield f"--unsafe   lets {listed(kept_back)} run; tito-audit explain {kept_back[0]} names the cost"
     if unnamed:
         yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {listed(unnamed)}"
     if tally.milder and not run.repairs.strategies:
-        yield f"--fail-on warning   also acts on {many(tally.milder, 'warning')} that a repair claims"
+        yield f"--fail-on warning   also repairs {many(tally.milder, 'warning')}"
     if tally.left and run.repairs.quarantine is None:
         codes = listed(sorted(tally.left))
         yield f"--quarantine FILE   moves the {many(tally.standing, 'row')} with {codes} there, with the reason"
     if tally.first_left is not None:
         place = tally.first_left.place
-        yield f"tito-audit explain {tally.first_left.code}   what it means and what cures it"
-        yield f"{show_command(place, run.before)}   every token of that rollout"
+        yield f"tito-audit explain {tally.first_left.code}   what it means, and what fixes it"
+        yield f"{show_command(place, run.before)}   that rollout, token by token"
     if run.out is None and tally.repaired:
         yield "-o OUT   writes the repaired log; --diff shows every change"
 

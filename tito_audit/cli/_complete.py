@@ -49,8 +49,10 @@ def codes(incomplete: str) -> list[str]:
 
 
 def manuals(incomplete: str) -> list[str]:
-    """Codes and repairs that `explain` takes."""
-    return _starting((*_rules(), *module_names("tito_audit.repairs")), incomplete)
+    """Families, codes and repairs that `explain` takes."""
+    rules = _rules()
+    families = sorted({code[:3] for code in rules})
+    return _starting((*families, *rules, *module_names("tito_audit.repairs")), incomplete)
 
 
 def forms(incomplete: str) -> list[str]:

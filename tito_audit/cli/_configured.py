@@ -15,7 +15,7 @@ _CONFIG = "tito_audit.config"
 
 
 def read_file(ctx: typer.Context, given: str | None) -> str | None:
-    """Let the configuration file set what flags do not; returns the name of the file, None without one."""
+    """Apply the configuration file where no flag is given; the file's name, or None."""
     if ctx.resilient_parsing or f"{_CONFIG}.off" in ctx.meta:
         if given is not None:
             raise SetupError("--config and --no-config exclude each other.\nPass only one of them.")
@@ -30,7 +30,7 @@ def read_file(ctx: typer.Context, given: str | None) -> str | None:
 
 
 def read_no_file(ctx: typer.Context, wanted: bool) -> bool:
-    """Read no configuration file, if that is wanted."""
+    """Turn the configuration file off, if `wanted`."""
     if wanted:
         if _CONFIG in ctx.meta:
             raise SetupError("--config and --no-config exclude each other.\nPass only one of them.")
@@ -55,7 +55,7 @@ def _source(context: typer.Context, parameter: str) -> str:
 
 
 def about_config(context: typer.Context) -> str | None:
-    """A sentence that names the settings from a configuration file; None if there are none."""
+    """A sentence that lists the settings taken from a configuration file; None if there are none."""
     config = config_of(context)
     said: dict[Path, list[str]] = {config.path: []} if config.path else {}
     for name, file in config.sources.items():
@@ -68,14 +68,15 @@ def about_config(context: typer.Context) -> str | None:
     return f"Settings {'; '.join(parts)}." if parts else None
 
 
-def blamed_file(context: typer.Context, message: str) -> list[str]:
-    """Lines that name the configuration file if a message mentions an option that it sets."""
+def blamed_file(context: typer.Context, error: Exception) -> list[str]:
+    """Lines that name the configuration file if an error is about an option that it sets."""
+    message, flag = str(error), getattr(error, "flag", None)
     config = config_of(context)
     said = [(name, str(near(file))) for name, file in config.sources.items()]
     said += [(name, f"{one} of {near(one.file)}") for one in config.overrides for name in one.values]
     blamed: dict[str, list[str]] = {}
     for name, where in said:
-        if KEYS[name].flag in message and where not in message:
+        if (KEYS[name].flag in message or KEYS[name].flag == flag) and where not in message:
             blamed.setdefault(where, []).append(name)
     return [f"{', '.join(names)} may come from {where}." for where, names in blamed.items()]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from tito_audit.cli._outs import is_stdout, opened
 from tito_audit.errors import SetupError, StorageError
+from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
     from tito_audit.record.finding import Result
@@ -43,7 +44,7 @@ def wanted_reports(
     quiet: bool = False,
     flags: Sequence[bool] = (True, True),
 ) -> list[Wanted]:
-    """The reports that `NAME` and `NAME=FILE` stand for, and the one for stdout, `text` if none is named.
+    """The reports given as `NAME` and `NAME=FILE`, and the one for stdout, `text` if none is named.
 
     SetupError when two would be written to the same place, or one over a log or one of `inputs`. `flags` says
     whether `given` and `output_format` come from the command line: for stdout, a flag overrides the configuration
@@ -51,11 +52,48 @@ def wanted_reports(
     """
     from tito_audit.reports import report_named
 
+    kept = [baseline] if baseline is not None else []
+    named = with_printed(named_places(given, logs, kept, inputs), output_format, quiet=quiet, flags=flags)
+    return [Wanted(report_named(name), path) for name, path in named]
+
+
+def named_reports(
+    given: Sequence[str],
+    output_format: str | None,
+    logs: Sequence[str],
+    kept: Sequence[str],
+    inputs: Sequence[str],
+    known: Iterable[str],
+    *,
+    quiet: bool,
+) -> list[tuple[str, Path | None]]:
+    """The reports of a command that has its own, with their places: `text` to stdout if none is named.
+
+    SetupError for an unknown report, or for one that cannot be written to its place.
+    """
+    named = named_places(given, logs, kept, inputs)
+    wanted = with_printed(named, output_format, quiet=quiet or bool(given))
+    for name, _ in wanted:
+        if name not in known:
+            raise unknown("report", name, known, flag="--report")
+    return wanted
+
+
+def with_printed(
+    named: list[tuple[str, Path | None]],
+    output_format: str | None,
+    *,
+    quiet: bool,
+    flags: Sequence[bool] = (True, True),
+) -> list[tuple[str, Path | None]]:
+    """The reports with the one for stdout, which `--output-format` names; `text` if nothing does, and not `quiet`.
+
+    SetupError when two reports would go to stdout.
+    """
     if output_format is not None and "=" in output_format:
         raise SetupError(
             f"--output-format {output_format}: this flag is for stdout.\nFor a file, pass --report NAME=FILE"
         )
-    named = named_places(given, logs, [baseline] if baseline is not None else [], inputs)
     printed = next((name for name, path in named if path is None), None)
     if output_format is not None and printed is not None:
         if flags[0] == flags[1]:
@@ -68,9 +106,7 @@ def wanted_reports(
         else:
             named = [(name, path) for name, path in named if path is not None]
     first = output_format or (None if quiet or printed is not None else "text")
-    if first is not None:
-        named.insert(0, (first, None))
-    return [Wanted(report_named(name), path) for name, path in named]
+    return named if first is None else [(first, None), *named]
 
 
 def named_places(
@@ -99,7 +135,7 @@ def named_places(
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
         if place and any(place in _read_as(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")
-        # os.path only says no to a name that is too long; opening the file then says what is wrong.
+        # os.path returns False for a name that is too long; opening the file then says what is wrong.
         if place and not os.path.isdir(place.parent):  # noqa: PTH112
             raise SetupError(f"--report: there is no folder {place.parent} to write {place.name} to.")
         if place and os.path.isdir(place):  # noqa: PTH112
@@ -120,7 +156,7 @@ def _real(path: str | Path) -> Path:
 
 
 def _read_as(name: str) -> frozenset[Path]:
-    """The files that an input stands for; none if it is missing, which whatever reads it will report."""
+    """The files of an input; none if it is missing, which its reader will report."""
     with suppress(StorageError, OSError):
         return _files_of([name])
     return frozenset()
@@ -158,7 +194,7 @@ class _Branch:
         self._thread.start()
 
     def put(self, result: Result | type[_Stopped] | None) -> None:
-        """Hand over one result, waiting while the report lags behind; an error of the report is raised here."""
+        """Pass one result on, waiting while the queue is full; raises errors of the report."""
         while self.error is None:
             try:
                 return self._queue.put(result, timeout=0.1)

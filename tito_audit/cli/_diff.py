@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 from rich.text import Text
@@ -18,7 +18,7 @@ from tito_audit.terminal.escape import visible
 
 
 def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator[Text]:
-    """The lines of one row: which repairs cured what, and every change. `piece` gives the text of an id."""
+    """The lines of one row: which repairs fixed what, and every change. `piece` gives the text of an id."""
     yield _header(outcome)
     if outcome.quarantined is not None:
         return
@@ -33,19 +33,19 @@ def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator
             yield Text(f"  rollout {old.place.item} of the row", style="bold")
         yield from lines
     if not changed:
-        yield Text("  no token, mask or logprob changed: only how the row writes them")
+        yield Text("  no token, mask or logprob changed, only how the row writes them")
 
 
 def _header(outcome: Outcome) -> Text:
     line = Text(visible(str(outcome.place)), style="bold")
     if outcome.quarantined is not None:
-        return line.append(visible(f" moved to the quarantine: {outcome.quarantined}"), style="not bold")
+        return line.append(visible(f" moved to quarantine: {outcome.quarantined}"), style="not bold")
     by = [f"{name} ({', '.join(codes)})" if codes else name for name, codes in outcome.cured.items()]
     return line.append(visible(f" repaired by {', '.join(by)}"), style="not bold")
 
 
 def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[Rollout, list[Rollout]]]:
-    """Each rollout as read, with what was written in its place: none, one, or the parts of a fork."""
+    """Each rollout as read, with what replaces it: nothing, one rollout, or the parts of a fork."""
     old = [result.rollout for result in before if result.rollout is not None]
     new = [result.rollout for result in after if result.rollout is not None]
     if len(old) == len(new):
@@ -59,7 +59,9 @@ def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[
 
 
 def _akin(old: Rollout, new: Rollout) -> bool:
-    """Whether one may replace the other: they share a completion, or have none and begin with the same tokens."""
+    """Whether one may be the repaired other: they share a completion, or have none and begin with the same
+    tokens.
+    """
     if old.turns or new.turns:
         return any(_equal(a.completion_ids, b.completion_ids) for a in old.turns for b in new.turns)
     a, b = old.training_row, new.training_row
@@ -87,6 +89,7 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: Changes) -> Iterator[T
 
 def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
     """The parts of a fork: the length of each, and the turns that it trains."""
+    trained: set[int] = set()
     for number, part in enumerate(parts, 1):
         row = part.training_row
         seen = part.turns[-1].seen_ids if part.turns else None
@@ -95,19 +98,25 @@ def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
             words.append(extent(Columns(row.token_ids, row.loss_mask)))
         elif seen is not None:
             words.append(extent(Columns(seen)))
-        turns = [n for n in _numbers(old.turns, part.turns) if n is not None]
+        turns = [n for n in _numbers(old.turns, part.turns, trained) if n is not None]
+        trained.update(turns)
         if turns:
             words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
         yield Text(" · ".join(words))
 
 
-def _numbers(old: Sequence[Turn], new: Sequence[Turn]) -> list[int | None]:
-    """For each new turn the number of the old one: the next with the same completion."""
+def _numbers(old: Sequence[Turn], new: Sequence[Turn], taken: Collection[int] = frozenset()) -> list[int | None]:
+    """For each new turn the number of the old one: the next with the same completion, best with its prompt too.
+
+    Numbers in `taken` are those of turns in other parts of a fork.
+    """
     numbers: list[int | None] = []
     at = 0
     for turn in new:
-        same = (n for n in range(at, len(old)) if _equal(old[n].completion_ids, turn.completion_ids))
-        number = next(same, None)
+        left = (n for n in range(at, len(old)) if n not in taken)
+        same = [n for n in left if _equal(old[n].completion_ids, turn.completion_ids)]
+        whole = (n for n in same if _equal(old[n].prompt_ids, turn.prompt_ids))
+        number = next(whole, same[0] if same else None)
         numbers.append(number)
         if number is not None:
             at = number + 1

@@ -18,7 +18,7 @@ from tito_audit.settings.options import KEYS
 
 _SCHEMA_VERSION = 1
 _NAMED = 3
-"""Logs that a line names; the rest are counted."""
+"""How many logs a line names; the rest are counted."""
 _WIDE = 48
 """The column at which remarks start, unless the value is longer."""
 
@@ -112,12 +112,12 @@ def lines(found: _Effective, named: bool, off: bool) -> Iterator[str]:
 
 def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
     if config.path is not None:
-        yield f"# Settings from {_seen(config.path)}" + (", as --config says" if named else "")
+        yield f"# Settings from {_seen(config.path)}" + (", given by --config" if named else "")
         for file, by in config.extended_by.items():
             yield f"# and from {_seen(file)}, which {_seen(by)} extends"
         return
     if off:
-        yield "# No configuration file, as --no-config says"
+        yield "# No configuration file (--no-config)"
         return
     search = look_for_config(Path.cwd())
     yield "# No configuration file: no tito-audit.toml, and no pyproject.toml with a table [tool.tito-audit],"

@@ -14,8 +14,8 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
     0: ("passed", "The run finished and nothing fails."),
     FAILED: (
         "failed",
-        "The run finished with a bad result: findings that fail the gate, rows that no repair cured, data that a "
-        "conversion would lose, a log of which it is not sure what wrote it, a chat template that changes "
+        "The run finished with a bad result: findings that fail the gate, rows that no repair fixed, data that a "
+        "conversion would lose, a log without a certain explanation, a chat template that changes "
         "history, or logprobs that are not the model's.",
     ),
     UNMADE: (

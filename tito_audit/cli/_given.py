@@ -13,6 +13,7 @@ from tito_audit.cli._configured import about_config, config_of, near, on_command
 from tito_audit.errors import SetupError
 from tito_audit.settings.model import GateSettings, Override, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.options import KEYS, OPTIONS, filled
+from tito_audit.unknown import unknown
 
 _T = TypeVar("_T")
 _READ = ("chat_template", "messages", "tools")
@@ -21,7 +22,8 @@ _READ = ("chat_template", "messages", "tools")
 Logs = Annotated[
     list[str],
     typer.Argument(
-        metavar="LOG...", help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name."
+        metavar="LOG...",
+        help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name; - for stdin.",
     ),
 ]
 """The argument of commands that take several logs."""
@@ -70,7 +72,7 @@ class Given:
         return on_command_line(self.context, option)
 
     def configured(self, key: str) -> list[str]:
-        """What the configuration file says of a key, for all logs and then for some; each value once."""
+        """The configuration file's values of a key, for all logs and then for some; each once."""
         config = config_of(self.context)
         tables = (config.values, *(one.values for one in config.overrides))
         return list(dict.fromkeys(table[key] for table in tables if key in table))
@@ -106,13 +108,24 @@ class Given:
 
 
 def one_log(name: str) -> Path:
-    """The one file that a name stands for; SetupError if there are several."""
+    """The one file of a name; SetupError if there are several."""
     from tito_audit.storage import find_logs
 
     files = find_logs([name])
     if len(files) > 1:
         raise SetupError(f"{name}: there are {len(files)} logs here; name one of them, such as {files[0]}.")
     return files[0]
+
+
+def skipped(logs: Sequence[str]) -> str | None:
+    """A sentence about files in folders that are not logs; None if there are none."""
+    from tito_audit.storage import few, skipped_files
+
+    files = skipped_files(logs)
+    if not files:
+        return None
+    count = "1 file that is not a log" if len(files) == 1 else f"{len(files):,} files that are not logs"
+    return f"Skipped {count}: {few([file.name for file in files])}"
 
 
 def settings_of(**given: Any) -> Settings:
@@ -124,7 +137,7 @@ def gate_settings_of(**given: Any) -> GateSettings:
     """The options of a gate as GateSettings; SetupError names an invalid one."""
     gate = _known(filled(GateSettings, given))
     if gate.update_baseline and gate.baseline is None:
-        raise SetupError("--update-baseline: there is no file to write.\nPass --baseline FILE as well.")
+        raise SetupError("--update-baseline: no baseline file is named.\nPass --baseline FILE as well.")
     return gate
 
 
@@ -147,16 +160,12 @@ def _known(settings: _T) -> _T:
 
 def _refuse_unknown(code: str, flag: str) -> None:
     """SetupError, with similar codes, unless a rule matches the code or prefix."""
-    import difflib
-
-    from tito_audit.rules import all_rules
+    from tito_audit.rules import FAMILIES, all_rules
 
     known = [rule.code for rule in all_rules()]
     if any(one.startswith(code) for one in known):
         return
-    close = difflib.get_close_matches(code, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {', '.join(close)}?" if close else "See tito-audit list rules."
-    raise SetupError(f"{flag} {code}: no rule matches {code!r}.\n{hint}")
+    raise unknown("rule", code, (*FAMILIES, *known), flag=flag, listed_by="tito-audit list rules")
 
 
 def _refuse_unused(names: Sequence[str], choices: RepairChoices) -> None:
@@ -166,6 +175,6 @@ def _refuse_unused(names: Sequence[str], choices: RepairChoices) -> None:
     for repair in all_repairs():
         if names and repair.chosen(choices) and repair.name not in names:
             raise SetupError(
-                f"--with does not name {repair.name}, which --sentinel, --mask-style and --padding are for.\n"
+                f"--sentinel, --mask-style and --padding belong to {repair.name}, which --with does not name.\n"
                 f"Pass --with {','.join((*names, repair.name))}, or leave these options out."
             )

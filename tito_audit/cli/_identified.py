@@ -1,4 +1,4 @@
-"""The page of `identify`: the verdict, what it rests on, and what to paste."""
+"""The page of `identify`: the verdict, its evidence, and what to paste."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tito_audit.settings.file import toml_key, toml_value
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.shell import shell_word
-from tito_audit.terminal.words import listed, many
+from tito_audit.terminal.words import listed, many, percent
 
 _LISTED = 8
-"""Entries of a list to show; the rest are counted."""
+"""How many entries of a list are shown; the rest are counted."""
 _TEXT, _VALUE = 200, 60
-"""Characters of a text of the log to show."""
+"""How many characters of logged text are shown."""
 _LACKS = {
     Lack.NO_IDS: "the rows hold no token ids, so there is nothing to explain",
     Lack.NO_MESSAGES: "the rows hold no messages that a chat template could write",
@@ -34,7 +34,7 @@ class Outcome:
     """Everything that a run of `identify` found."""
 
     logs: Sequence[str]
-    """As the user named them."""
+    """As typed by the user."""
     first: FirstRows
     candidates: Candidates
     found: Identified
@@ -65,7 +65,7 @@ def paste_lines(outcome: Outcome) -> Iterator[Text]:
     best = outcome.found.best
     if best is None:
         return
-    yield from _title("To paste" if outcome.found.sure else "To paste, if it is the one")
+    yield from _title("To paste" if outcome.found.sure else "To paste, if it is right")
     yield Text("  " + command(outcome, best.explanation))
     yield Text("  in tito-audit.toml", style="dim")
     for line in toml_lines(best.explanation):
@@ -84,7 +84,7 @@ def toml_lines(explanation: Explanation) -> Iterator[str]:
         try:
             yield f"{toml_key(name)} = {toml_value(value)}"
         except ValueError:
-            yield f"# {name} holds a value that TOML does not have: pass it as a flag"
+            yield f"# {name} has a value that TOML cannot hold: pass it as a flag"
 
 
 def described(explanation: Explanation) -> str:
@@ -109,7 +109,7 @@ def _head(outcome: Outcome) -> Iterator[Text]:
     names = " ".join(outcome.logs[:3]) + (" …" if len(outcome.logs) > 3 else "")
     yield Text("tito-audit identify ", style="bold").append(visible(names))
     rows = f"the first {many(first.rows, 'row')}" if first.stopped else many(first.rows, "row")
-    line = Text(f"{rows} looked at, {many(len(first.rollouts), 'rollout')}")
+    line = Text(f"{rows} read, {many(len(first.rollouts), 'rollout')}")
     if first.unreadable:
         place, why = next(iter(first.unreadable.items()))
         line.append(f" · {len(first.unreadable):,} that cannot be read: ", style="bold yellow")
@@ -129,10 +129,10 @@ def _verdict(outcome: Outcome) -> Iterator[Text]:
     if found.sure:
         yield Text("Written by ", style="bold green").append(visible(described(best.explanation)), style="bold")
     else:
-        yield Text("Not sure. Closest: ", style="bold yellow").append(visible(described(best.explanation)))
+        yield Text("Not certain. Closest: ", style="bold yellow").append(visible(described(best.explanation)))
     yield Text(f"  It writes exactly {share_words(best.share)}. {_on_which(found)}")
     if not found.sure and found.unsure_because:
-        yield Text(f"  Not sure because {visible(elided(found.unsure_because, 2 * _TEXT))}.")
+        yield Text(f"  Not certain because {visible(elided(found.unsure_because, 2 * _TEXT))}.")
 
 
 def _why_nothing(outcome: Outcome) -> str:
@@ -146,31 +146,26 @@ def _why_nothing(outcome: Outcome) -> str:
 
 
 def share_words(share: Share) -> str:
-    """How much is written exactly: `240 of 250 prompts (96%), ...`."""
+    """What is written exactly: `240 of 250 prompts (96 %), ...`."""
     counts = (
         (share.prompts, share.of_prompts, "prompt"),
         (share.turns, share.of_turns, "later turn"),
         (share.tokens, share.of_tokens, "token"),
     )
-    said = [f"{one:,} of {many(of, noun)} ({percent(one, of)})" for one, of, noun in counts if of]
+    said = [f"{one:,} of {many(of, noun)} ({percent(one / of)})" for one, of, noun in counts if of]
     return listed(said) if said else "no prompt"
-
-
-def percent(part: int, whole: int) -> str:
-    """A share in percent, rounded so that only all of it is 100%."""
-    return "100%" if part == whole else f"{int(1000 * part / whole) / 10:g}%"
 
 
 def _on_which(found: Identified) -> str:
     more = found.rows_confirmed - found.rows_searched
     if more <= 0:
-        return "The search saw all of them."
+        return "The search saw them all."
     return f"The search saw {found.rows_searched:,} of them; the other {more:,} confirm it."
 
 
 def _departures(explanation: Explanation) -> Iterator[Text]:
     if explanation.departures:
-        yield from _title("What no flag can say")
+        yield from _title("What no flag can express")
     for one in explanation.departures:
         line = Text(f"  {one}", style="yellow")
         if one.text:
@@ -183,7 +178,7 @@ def _departures(explanation: Explanation) -> Iterator[Text]:
 
 def _left(left: Sequence[Left]) -> Iterator[Text]:
     if left:
-        yield from _title("What is left")
+        yield from _title("Not explained")
     for one in left[:_LISTED]:
         turn = f", turn {one.turn}" if one.turn is not None else ""
         yield Text(
@@ -195,15 +190,15 @@ def _left(left: Sequence[Left]) -> Iterator[Text]:
 def _others(found: Identified) -> Iterator[Text]:
     best = found.found[0]
     if best.undetermined:
-        yield from _title("What these rows do not show")
+        yield from _title("Undetermined by these rows")
         names = ["--tool-arguments" if name == "tool_arguments" else name for name in best.undetermined]
-        yield Text(f"  {visible(listed(names))}: with any value the prompts are the same")
+        yield Text(f"  {visible(listed(names))}: the prompts are the same with any value")
     if best.equal:
-        yield from _title("What writes the same")
+        yield from _title("Equivalent settings")
         yield from (Text(f"  {visible(described(one))}") for one in best.equal[:_LISTED])
         yield from _more(best.equal)
     if len(found.found) > 1:
-        yield from _title("What comes next")
+        yield from _title("Other candidates")
         yield from (Text(f"  {_next(one)}") for one in found.found[1:_LISTED])
 
 
@@ -220,10 +215,10 @@ def _endings(found: Identified) -> Iterator[Text]:
 
 
 def _alone(alone: IdsAlone | None) -> Iterator[Text]:
-    """What the ids say without a tokenizer."""
+    """What the ids show without a tokenizer."""
     if alone is None:
         return
-    yield from _title("What the ids say by themselves")
+    yield from _title("From the ids alone")
     yield Text(
         f"  {alone.ids:,} ids in {many(alone.sequences, 'sequence')}, {alone.distinct:,} different, from "
         f"{alone.smallest:,} to {alone.largest:,}: the vocabulary has at least {alone.largest + 1:,} entries"
@@ -234,15 +229,17 @@ def _alone(alone: IdsAlone | None) -> Iterator[Text]:
         ends = listed([f"{one} ({number:,})" for one, number in alone.ends])
         yield Text(f"  the last ids of {many(alone.turns, 'sampled turn')}: {ends}")
     if not alone.families:
-        yield Text("  they look like no family of tokenizers that is known here")
+        yield Text("  they match no tokenizer family known to tito-audit")
     for seen in alone.families:
         marks = ", ".join(f"{text} = {one}" for one, text in seen.family.marks.items())
-        yield Text(f"  they may be of {seen.family.name}: {seen.sequences:,} of {alone.sequences:,} have {marks}")
+        yield Text(
+            f"  they may be from {seen.family.name}: {seen.sequences:,} of {alone.sequences:,} have {marks}"
+        )
 
 
 def _tried(outcome: Outcome) -> Iterator[Text]:
     fits = {one.tokenizer: one for one in outcome.found.tokenizers}
-    yield from _title("What was tried")
+    yield from _title("Tried")
     if not outcome.candidates.tried:
         yield Text("  no tokenizer")
     for candidate, because in zip(outcome.candidates.tried, outcome.candidates.because, strict=True):

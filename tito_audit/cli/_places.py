@@ -58,7 +58,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Spots:
-    """What of a rollout is to be shown: some tokens, and the findings of some codes or fingerprints."""
+    """The part of a rollout to show: some tokens, and findings by code or fingerprint."""
 
     spots: tuple[Spot, ...]
     findings: tuple[Finding, ...]
@@ -67,7 +67,7 @@ class Spots:
 def wanted_place(log: str, *, row: int | None = None, item: int | None = None, turn: int | None = None) -> Wanted:
     """The place in `log`, which may carry row, turn and tokens as reports print them, or in the options.
 
-    A file that exists is taken as such, colons and all. SetupError where both say something else.
+    An existing file is a file, colons and all. SetupError if the place and the options disagree.
     """
     file, rest = _split(log)
     if rest is None:
@@ -78,7 +78,7 @@ def wanted_place(log: str, *, row: int | None = None, item: int | None = None, t
     for name, given in (("row", row), ("turn", turn), ("item", item)):
         if given is not None and said[name] is not None and given != said[name]:
             raise SetupError(
-                f"{log}: the place names {name} {said[name]}, and --{name} says {given}.\nLeave one out."
+                f"{log}: the place names {name} {said[name]}, but --{name} is {given}.\nLeave one out."
             )
         said[name] = given if said[name] is None else said[name]
     spot = _spot(rest, log, said["turn"]) if rest["start"] else None
@@ -115,7 +115,7 @@ def _chosen(text: str, findings: Sequence[Finding], whose: str) -> list[Finding]
     ]
     if not found:
         kind = "code" if is_code else "fingerprint"
-        raise SetupError(f"--around {text}: no finding of {whose} has such a {kind}.\n{_there_are(findings)}")
+        raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\n{_there_are(findings)}")
     return found
 
 

@@ -11,7 +11,7 @@ from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 
 _PAIRED = 8192
-"""Most tokens, from the first difference to the last, to pair one by one; more count as one change."""
+"""The most tokens between the first and the last difference to align; more count as one change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Region:
 
 
 def changed_regions(old: Columns, new: Columns) -> list[Region]:
-    """The stretches that differ, in order: different tokens, or equal ones with a different mask or logprob."""
-    # If every token could begin a run, a long stretch of one token (padding) would take quadratic time.
+    """The spans that differ, in order: different tokens, or equal tokens with a different mask or logprob."""
+    # If every token could begin a run, a long run of one token (padding) would take quadratic time.
     runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
     regions = [Region(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
     for run in runs:
@@ -44,7 +44,7 @@ def changed_regions(old: Columns, new: Columns) -> list[Region]:
 
 
 def _columns_differ(old: Columns, new: Columns, i: int, j: int, size: int) -> Iterator[Region]:
-    """Stretches of equal tokens with a different mask or logprob."""
+    """Spans of equal tokens with a different mask or logprob."""
     differs = np.zeros(size, np.bool_)
     for one, other in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
         if one is not None and other is not None:

@@ -59,7 +59,7 @@ class Rescored:
     summary: RescoreSummary
     details: Details
     worst: int
-    """Findings to show with their price."""
+    """How many findings are shown with their price."""
     pieces: Callable[[tuple[int, ...]], str]
     """Ids as text."""
     written: Written | None = None

@@ -29,7 +29,7 @@ from tito_audit.rescore.tables import (
 from tito_audit.rescore.write import Written
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.words import many, small
+from tito_audit.terminal.words import decimal, many, percent, small
 
 _PIECES = 36
 _REASONS = 8
@@ -66,13 +66,13 @@ def verdict(summary: RescoreSummary) -> str:
     elif summary.disagreeing or whole.disagrees:
         said = (
             f"Recorded logprobs disagree with the model: they differ by {small(whole.size)} on average "
-            f"(tolerance {summary.tolerance:g}); {summary.disagreeing:,} of {many(summary.rollouts, 'rollout')} "
-            "above it."
+            f"(tolerance {decimal(summary.tolerance, 6)}); {summary.disagreeing:,} of "
+            f"{many(summary.rollouts, 'rollout')} above it."
         )
     else:
         said = (
             f"Recorded logprobs agree with the model: they differ by {small(whole.size)} on average "
-            f"(tolerance {summary.tolerance:g})."
+            f"(tolerance {decimal(summary.tolerance, 6)})."
         )
     return said + (" Not everything could be scored." if summary.unscored else "")
 
@@ -127,7 +127,7 @@ def _worst(shown: list[tuple[Place, Price]], pieces: Pieces) -> Iterator[Text]:
     for place, price in shown:
         hit, first = price.finding.hit, price.segments[0]
         turn = "" if hit.turn is None else f" turn {hit.turn}"
-        share = f", {price.share:.0%} of the change there" if math.isfinite(price.share) else ""
+        share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
         yield Text(visible(f"  {price.finding.code} {place}{turn} {hit.where} {hit.start}:{hit.end}"))
         more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
         sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
@@ -137,7 +137,7 @@ def _worst(shown: list[tuple[Place, Price]], pieces: Pieces) -> Iterator[Text]:
 
 def _files(written: Written) -> Iterator[str]:
     for log, target in written.files:
-        yield visible(f"{target} in place of {log}")
+        yield visible(f"{target}, from {log} (unchanged)")
     yield f"logprobs written in {many(written.changed, 'row')} of {written.rows:,}, audited again"
     for because, number in written.refused.most_common():
         yield visible(f"{many(number, 'row')} as they were: {because}")

@@ -18,7 +18,9 @@ from tito_audit.terminal.terminal import RunProgress, with_progress
 def scored(
     logs: Sequence[str], settings: Settings, how: RepairSettings, provider: str | None, *, silent: bool
 ) -> tuple[Settings, RepairSettings]:
-    """The settings with what a model says of every rollout, if `rescore` is among the repairs and there is one."""
+    """The settings with a model's scores of every rollout, if `rescore` is among the repairs and a model is
+    given.
+    """
     if provider is None or "rescore" not in how.strategies:
         return settings, how
     scorer = open_provider(provider, ProviderOptions(api_key=key_of(provider)))
@@ -27,5 +29,5 @@ def scored(
     for _ in with_progress(iter(run), silent=silent, pace=pace):
         pass
     values: ScoresOf = scores_of(logs, journal, f"{journal.model or 'the model'} ({scorer.name})")
-    # What the provider left running must not be forked.
+    # Threads that the provider left running must not be forked.
     return replace(settings, jobs=1), replace(how, choices=replace(how.choices, rescored=values))

@@ -1,4 +1,4 @@
-"""What `serve` starts, and what it says when it has."""
+"""Starts what `serve` needs, and prints what it started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AUTO, _NONE, _SERVER = "auto", "none", "server"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command was asked for."""
+    """The options of the command."""
 
     settings: Settings
     provider: str
@@ -99,7 +99,7 @@ async def _run(wanted: Wanted) -> None:
         _say([served, log, f"tokenizer: {tokenizer.name}", template, *notes, how])
 
     await serve(gateway, http, options, started)
-    _say([f"ended; {gateway.log.path} has every answer that was given"])
+    _say([f"ended; {gateway.log.path} has every answer"])
 
 
 def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
@@ -107,7 +107,7 @@ def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
     from tito_audit.run.template import open_template
 
     if settings.tokenizer is None:
-        raise SetupError("serve: no tokenizer was given.\nPass the model's: --tokenizer with its folder or name.")
+        raise SetupError("serve: no tokenizer is given.\nPass the model's: --tokenizer with its folder or name.")
     opened = open_template(settings)
     assert opened.tokenizer is not None, "a tokenizer was named"
     opened.tokenizer.load()
@@ -134,12 +134,12 @@ def _gateway(wanted: Wanted, tokenizer: Tokenizer, renderer: Renderer, start: St
     name = wanted.model_name or provider.model or "default"
     by_server = wanted.tool_parser == _SERVER
     if by_server and not isinstance(provider, ParsingProvider):
-        raise SetupError(f"--tool-parser server: {provider.name} parses no answers.\nChoose a parser by name.")
+        raise SetupError(f"--tool-parser server: {provider.name} cannot parse answers.\nChoose a parser by name.")
     return Gateway(provider, tokenizer, conversations, log, name, start, by_server)
 
 
 async def _check(wanted: Wanted, gateway: Gateway) -> None:
-    """Ask a server that did not answer at the start what it serves; Refused if it has another tokenizer."""
+    """Ask a server that was down at the start what it serves; Refused if it has another tokenizer."""
     from tito_audit.serve.errors import Refused
     from tito_audit.serve.fit import misfit
 
@@ -160,7 +160,7 @@ async def _notes(wanted: Wanted, gateway: Gateway) -> list[str]:
     if misfit is not None and not wanted.force:
         raise SetupError(
             f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{misfit}.\n"
-            "Pass the folder of the served model, or --force to send these ids anyway."
+            "Pass the folder of the served model, or --allow-mismatch to send these ids anyway."
         )
     if wanted.model_name is None and gateway.provider.model is not None:
         gateway.model = gateway.provider.model
@@ -184,13 +184,13 @@ def _chosen_parsers(wanted: Wanted, renderer: Renderer) -> _Parsers:
 
 
 def _parsed_by_server(wanted: Wanted) -> _Parsers:
-    """No parsers here: the server's own read the answers, reasoning too."""
+    """The server's own parsers, which read reasoning too; none here."""
     if wanted.reasoning_parser not in (_AUTO, _SERVER):
         raise SetupError(
             f"--reasoning-parser {wanted.reasoning_parser}: with --tool-parser server the server reads reasoning "
             "too.\nLeave --reasoning-parser out, or choose both parsers by name."
         )
-    return _Parsers(None, None, ("parsers: the server's own; an answer is streamed once it is whole",))
+    return _Parsers(None, None, ("parsers: the server's own; answers are streamed only when complete",))
 
 
 def _parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]:
@@ -211,7 +211,7 @@ def _verdict(renderer: Renderer) -> str:
 
     found = append_only(renderer)
     if found.holds:
-        return "template: append-only; a conversation that only grows never forks"
+        return "template: append-only; a growing conversation never forks"
     broken = sorted({f"{step.kind} before {step.next}" for step in found.broken})
     what = ", ".join(broken) or "every answer"
     return f"template: rewrites history ({what}); calls after that fork, and the log says why"

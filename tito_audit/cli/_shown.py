@@ -38,10 +38,10 @@ class Part:
     title: str
     tokens: Tokens
     start: int = 0
-    """Where the tokens begin that the previous call had not seen."""
+    """The first token that the previous call had not seen."""
 
     def holds(self, where: Where | None, turn: int | None) -> bool:
-        """Whether a place of this kind is in it; None matches any."""
+        """Whether it matches a kind of sequence and a turn; None matches any."""
         return where in (None, self.where) and (turn is None or turn == self.turn)
 
 
@@ -84,7 +84,7 @@ def wanted_parts(result: Result, turn: int | None) -> list[Part]:
 
 
 def asked_call(result: Result, file: str, row: int | None) -> int | None:
-    """The turn that this row of this file is, where single calls were joined; None where they were not."""
+    """The turn of this row, if single calls were joined; else None."""
     if result.rollout is None or (file, row) not in (calls := result.rollout.stated.calls_at):
         return None
     return calls.index((file, row))
@@ -126,7 +126,7 @@ def _page(result: Result, parts: Sequence[Part], page: _Page, look: DrawOptions,
     yield from page.rest(f"{whose} as a whole")
     if page.spots is not None:
         return
-    for title, lines in (("not looked at", _reasons(result)), ("more", _more(result.findings))):
+    for title, lines in (("not read", _reasons(result)), ("more", _more(result.findings))):
         if lines:
             yield Text()
             yield Text(title, style="bold")
@@ -172,7 +172,7 @@ def _legend(look: DrawOptions, *, trained: bool, spotted: bool) -> Iterator[Text
         marks[ASKED] = "asked for"
     words = "marks: " + ", ".join(f"{mark} {word}" for mark, word in marks.items())
     if look.piece is None:
-        words += "; without -t the ids stand alone"
+        words += "; pass -t to see the text of the ids"
     else:
         words += "; · a space at an end, " + ", ".join(f"{mark} {word}" for mark, word in _BLANKS.items())
     if look.logprobs:
@@ -233,7 +233,7 @@ class _Page:
         yield from self._findings(waiting)
 
     def rest(self, title: str) -> Iterator[Text]:
-        """The findings that are about no tokens, or about a sequence that the log does not hold."""
+        """The findings without tokens, or about a sequence that the log does not hold."""
         left = [one for one in self._left if self.spots is None or id(one) in self._chosen]
         if left:
             yield Text()

@@ -1,4 +1,4 @@
-"""What a repair did, counted row by row, in memory that does not grow with the log."""
+"""What a repair run did, counted row by row in constant memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COUNTED = (
 )
 """Counts of rows in the JSON report."""
 _KEPT = 200
-"""Different sentences to count separately."""
+"""How many different sentences are counted separately."""
 
 
 @dataclass(slots=True)
@@ -36,12 +36,12 @@ class _Done:
 
     rows: int = 0
     codes: Counter[str] = field(default_factory=Counter)
-    """In how many rows each code was cured."""
+    """In how many rows each code was fixed."""
 
 
 @dataclass(slots=True)
 class Said:
-    """A sentence about rows, whatever its numbers and names."""
+    """A sentence about rows; numbers and names may vary."""
 
     text: str
     place: Place
@@ -49,7 +49,7 @@ class Said:
     alike: bool = True
     """Whether it was exactly the same each time."""
     needs_unsafe: bool = False
-    """Whether it explains why a repair did not run that needs --unsafe."""
+    """Whether it explains that a repair needs --unsafe."""
 
 
 class Sayings:
@@ -58,10 +58,10 @@ class Sayings:
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], Said] = {}
         self.others = 0
-        """Sentences past those that are counted separately."""
+        """How many sentences were not counted separately."""
 
     def add(self, text: str, place: Place, by: str = "", *, needs_unsafe: bool = False) -> None:
-        """Count a sentence of a repair, or of none."""
+        """Count a sentence of a repair, or of no repair."""
         key = (by, _VARIES.sub("#", text))
         said = self._said.get(key)
         if said is None:

@@ -21,7 +21,7 @@ def _rows(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
     opener = facts.generation_prompt
     texts = listed([quoted(text) for text in opener.texts[:4]]) or "none"
     yield "generation prompt", texts + ("" if len(opener.texts) < 2 else ", depending on the messages")
-    yield "answers continue it", "yes" if opener.continued else "no: a rendered answer begins otherwise"
+    yield "answers continue it", "yes" if opener.continued else "no: a rendered answer begins differently"
     yield "end tokens", "; ".join(_stop(stop) for stop in facts.stops) or "none"
     yield "beginning token", _bos(facts, has_ids)
     yield "clock", _clock(facts)
@@ -30,7 +30,7 @@ def _rows(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
     for one in facts.partial:
         yield one.case, _partial(one)
     if not has_ids:
-        yield "token ids", "unknown: no tokenizer was given, and <bos> and <eos> stand for its tokens"
+        yield "token ids", "unknown: without a tokenizer, <bos> and <eos> are placeholders"
 
 
 def quoted(text: str) -> str:
@@ -52,7 +52,7 @@ def _bos(facts: TemplateFacts, has_ids: bool) -> str:
     if bos.doubled:
         return (
             f"{visible(bos.text)}, written by the template and added by the tokenizer: encode with "
-            "add_special_tokens=False, or it is there twice"
+            "add_special_tokens=False, or it occurs twice"
         )
     added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
     return f"{visible(bos.text)}, {'' if bos.written else 'not '}written by the template{added}"

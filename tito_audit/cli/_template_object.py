@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _NEAR = 200
-"""Characters of two texts before and after the place where they part."""
+"""How many characters are shown before and after a difference."""
 
 
 def as_object(looked: Looked) -> dict[str, Any]:
-    """Everything that is known, with the keys that the docs list."""
+    """All facts as one object, with the keys described in the docs."""
     facts = looked.facts
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""The page of `template`: the verdict, a table of facts, and each break side by side."""
+"""The page of `template`: the verdict, a table of facts, and both texts of each break."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tito_audit.sessions.delimiters import Delimiters
 
 _BEFORE, _AFTER = 40, 60
-"""Characters to show of two texts before and after the place where they part."""
+"""How many characters are shown before and after a difference."""
 _BREAKS = 8
 _SHOWN = 3
 _TAG = 120
@@ -61,7 +61,7 @@ class Looked:
 
 
 def page_lines(looked: Looked) -> Iterator[RenderableType]:
-    """The verdict, then what it is made of."""
+    """The verdict, then its evidence."""
     facts = looked.facts
     yield Text("tito-audit template ", style="bold").append(visible(looked.name))
     style = "bold green" if facts.append.holds else "bold red"
@@ -100,12 +100,12 @@ def _title(words: str) -> Iterator[Text]:
 
 
 def _of_log(log: OfLog) -> Text:
-    """For the log's own conversations: in how many all is kept, and what is wrong with the others."""
+    """For the log's own conversations: in how many everything is kept, and what is wrong with the others."""
     rollouts: dict[str, set[Outcome]] = {}
     for step in log.append.steps:
         rollouts.setdefault(step.probe.name, set()).add(step.outcome)
     if not rollouts:
-        return Text("The log has no answer that something follows, so it shows nothing.", style="yellow")
+        return Text("No answer in the log is followed by anything, so the log shows nothing.", style="yellow")
     kept = sum(outcomes == {Outcome.KEPT} for outcomes in rollouts.values())
     line = Text(f"For the log's messages it is append-only in {kept:,} of {many(len(rollouts), 'rollout')}")
     line.stylize("green" if kept == len(rollouts) else "red")
@@ -216,7 +216,7 @@ def _seams(found: Sequence[Seam], has_ids: bool) -> Table:
 
 
 def _no_delimiters(looked: Looked) -> Iterator[Text]:
-    """The pairs between which there is no text to rely on."""
+    """The pairs without a reliable text between them."""
     for one in looked.delimiters.pairs.values() if looked.delimiters is not None else ():
         if one.reason is not None:
             yield Text(f"  no delimiter between {one.left} and {one.right}: ").append(visible(one.reason))

@@ -33,7 +33,7 @@ class Trained:
 
     @property
     def writes(self) -> bool:
-        """Whether the variant is worth a file: with it history is kept."""
+        """Whether the variant is worth a file: it keeps history."""
         return self.variant.keeps_history
 
     @property
@@ -50,7 +50,7 @@ def write_variant(trained: Trained, *, force: bool) -> None:
 
 
 def page_lines(trained: Trained) -> Iterator[RenderableType]:
-    """The verdict, the edits, what was proved, and what stands in the way."""
+    """The verdict, the edits, what was proved, and the obstacles."""
     variant = trained.variant
     yield Text("tito-audit template ", style="bold").append(visible(trained.name))
     yield Text(visible(verdict(trained)), style="bold green" if trained.writes else "bold red")
@@ -66,13 +66,13 @@ def page_lines(trained: Trained) -> Iterator[RenderableType]:
         yield Text(f"  {visible(said)}")
     if variant.after.lost:
         yield Text()
-        yield Text("What stands in the way", style="bold")
+        yield Text("Obstacles", style="bold")
         for said in obstacles(variant):
             yield Text(f"  {visible(said)}")
 
 
 def verdict(trained: Trained) -> str:
-    """What came of it, in a sentence."""
+    """The verdict, in a sentence."""
     variant = trained.variant
     edits = many(len(variant.edits), "edit")
     still = f"{many(len(variant.after.lost), 'answer')} still change once something follows"
@@ -90,9 +90,9 @@ def verdict(trained: Trained) -> str:
 
 
 def proved(variant: Variant) -> Iterator[str]:
-    """What was rendered with both, and came out as it has to."""
+    """What was rendered with both templates and is as required."""
     with_ = f", with {listed(list(variant.arguments))}" if variant.arguments else ""
-    yield f"first prompts: {variant.firsts} of {variant.firsts} are byte for byte what they were{with_}"
+    yield f"first prompts: {variant.firsts} of {variant.firsts} are byte for byte unchanged{with_}"
     yield f"answers that come back as sampled: {_counts(variant.before)} before, {_counts(variant.after)} now"
     if variant.after.unsampled:
         yield (
@@ -103,7 +103,7 @@ def proved(variant: Variant) -> Iterator[str]:
         yield "whitespace at the ends of an answer is still removed"
     if variant.of_log is not None:
         one = variant.of_log
-        yield f"the log's first prompts: {one.firsts} of {one.firsts} are byte for byte what they were"
+        yield f"the log's first prompts: {one.firsts} of {one.firsts} are byte for byte unchanged"
         yield f"the log's answers that come back: {_counts(one.before)} before, {_counts(one.after)} now"
 
 
@@ -112,7 +112,7 @@ def _counts(judged: Judged) -> str:
 
 
 def obstacles(variant: Variant) -> Iterator[str]:
-    """The answers that change, and the constructs that would have to."""
+    """The answers that still change, and the constructs that cause it."""
     lost = sorted(variant.after.lost)
     more = f", and {len(lost) - _LOST} more" if len(lost) > _LOST else ""
     yield f"these change: {'; '.join(lost[:_LOST])}{more}"

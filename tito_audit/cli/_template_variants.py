@@ -14,18 +14,18 @@ from tito_audit.settings.model import Settings
 
 
 def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, force: bool) -> bool:
-    """Look for a training variant, write it if it is proved, and print what was found; whether it was written."""
+    """Search a training variant, write it if it is proved, and print the result; whether it was written."""
     from tito_audit.cli._template_training import Trained, page_lines, training_object, write_variant
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.storage.atomic import refuse_target
     from tito_audit.templates.training import find_variant
 
-    refuse_target(Path(file), overwrite=force)  # before a search that takes seconds
+    refuse_target(Path(file), overwrite=force)  # before the search, which takes seconds
     opened = open_template(settings)
     if opened.renderer.name is None and len(opened.renderer.templates) > 1:
         raise SetupError(
             f"{opened.name}: there is a template for conversations with tools, and one for those without.\n"
-            "A variant is one template for both, so its prompts would be others than today.\n"
+            "A variant is one template for both, so prompts would change.\n"
             f"Name the one to edit: --template-name {' or '.join(sorted(opened.renderer.templates))}."
         )
     log = tuple(log_probes(logs, settings)) if logs else ()

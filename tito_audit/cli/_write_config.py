@@ -14,7 +14,7 @@ from tito_audit.storage.atomic import new_file
 from tito_audit.terminal.words import listed
 
 _DECIDED = ("tokenizer", "chat-template", "template-name", "template-args", "tool-arguments", "clock")
-"""The keys that an explanation sets, or that must be unset where it does not."""
+"""The keys that an explanation sets, or else removes."""
 
 _PATHS = ("tokenizer", "chat-template")
 
@@ -34,7 +34,7 @@ def write_found(path: Path, explanation: Explanation, *, force: bool) -> str:
     existed = target.exists()
     merged = merged_config(target, keys, unset, force=force)
     if merged.same:
-        return f"{path} says all of it already."
+        return f"{path} already has these settings."
     with new_file(target, overwrite=existed) as out:
         out.write(merged.text.encode())
     done = (("added", merged.added), ("changed", merged.changed))

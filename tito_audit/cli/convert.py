@@ -24,9 +24,9 @@ def convert(
 ) -> None:
     """Write logs in another form, to one file: calls as training rows and back, or as rows of another framework.
 
-    What cannot be carried over is listed first, and then nothing is written without --lossy. Each row is read
-    again and compared: tokens, masks and logprobs stay the same. Exits 1 if something would be lost and --lossy
-    was not passed, or if rows could not be converted.
+    What would be lost is listed first; then nothing is written without --lossy. Each row is read again and
+    compared: tokens, masks and logprobs stay the same. Exits 1 if something would be lost and --lossy was not
+    passed, or if rows could not be converted.
     """
     from tito_audit.cli._carried import print_survey, why_refused
     from tito_audit.convert.run import Conversion
@@ -35,7 +35,7 @@ def convert(
     if out is None and not dry_run:
         raise SetupError(
             "There is no file to write to: a log is never changed in place.\n"
-            "Pass -o OUT, or --dry-run to see what would be carried over."
+            "Pass -o OUT, or --dry-run to see what would be kept and lost."
         )
     pace = RunProgress()
     run = Conversion(logs, to, out, given.settings(), overwrite=force or dry_run, progress=pace)
@@ -56,8 +56,6 @@ def convert(
         if not quiet:
             from tito_audit.terminal.escape import visible
 
-            print(
-                f"\nWritten to {visible(str(run.written))}, then read again: every row holds what was converted."
-            )
+            print(f"\nWritten to {visible(str(run.written))} and verified: every row holds what was converted.")
     if refused or carried.not_converted:
         raise typer.Exit(1)

@@ -1,67 +1,89 @@
-"""`tito-audit explain`: the manual of a rule or repair, which is its docstring."""
+"""`tito-audit explain`: the manual of a rule or repair, from its docstring."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from tito_audit.cli import _complete
-from tito_audit.errors import SetupError
+from tito_audit.cli._command import command
+from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
     from tito_audit.repair import Repair
     from tito_audit.rule import Rule
 
 
+@command("explain")
 def explain(
+    shape: str,
     name: Annotated[
-        str,
+        Optional[str],  # noqa: UP045 - read by Typer
         typer.Argument(
-            metavar="CODE|REPAIR",
-            help="A rule's code or name (TOK101), or a repair's (splice).",
+            metavar="[CODE|FAMILY|REPAIR]",
+            help="A rule's code or name (TOK101), the letters of a family (TOK), or a repair's name (splice); "
+            "without one, the list of all.",
             autocompletion=_complete.manuals,
         ),
-    ],
+    ] = None,
 ) -> None:
-    """Print the manual of a rule (what it finds, why it matters, how to repair it) or of a repair."""
-    from tito_audit.repairs import all_repairs
-    from tito_audit.rules import all_rules
+    """Print the manual of a rule (what it finds, why it matters, how to repair it), of a family or of a repair."""
+    from tito_audit.cli._explained import all_object, print_all
 
-    wanted = name.strip()
+    if name is None:
+        print_all() if shape == "text" else _print_object(all_object())
+    else:
+        _explain(name.strip(), as_object=shape == "json")
+
+
+def _explain(wanted: str, *, as_object: bool) -> None:
+    from tito_audit.cli._explained import family_object, print_family, repair_object, rule_object
+    from tito_audit.repairs import all_repairs
+    from tito_audit.rules import FAMILIES, all_rules
+
     rules, repairs = all_rules(), all_repairs()
+    if (family := wanted.upper()) in FAMILIES:
+        return _print_object(family_object(family)) if as_object else print_family(family)
     for rule in rules:
         if wanted.upper() == rule.code or wanted.lower() == rule.name:
-            return _print(_rule_head(rule, [one.name for one in repairs if one.claims(rule.code)]) + rule.doc)
+            claimed_by = [one.name for one in repairs if one.claims(rule.code)]
+            if as_object:
+                return _print_object(rule_object(rule, claimed_by))
+            return _print(_rule_head(rule, claimed_by) + rule.doc)
     for repair in repairs:
         if wanted.lower() == repair.name:
-            return _print(_repair_head(repair) + repair.doc)
-    import difflib  # slow to load, and used only here
-
-    names = [rule.code for rule in rules] + [rule.name for rule in rules]
+            return _print_object(repair_object(repair)) if as_object else _print(_repair_head(repair) + repair.doc)
+    names = [*FAMILIES, *(rule.code for rule in rules), *(rule.name for rule in rules)]
     names += [one.name for one in repairs]
-    close = difflib.get_close_matches(wanted.upper(), names, n=3, cutoff=0.4)
-    close += difflib.get_close_matches(wanted.lower(), names, n=3, cutoff=0.5)
-    hint = f"Nearest: {', '.join(dict.fromkeys(close))}. " if close else ""
-    raise SetupError(
-        f"explain {name}: no rule has this code, and no repair has this name.\n"
-        f"{hint}See tito-audit list rules and tito-audit list repairs."
-    )
+    raise unknown("rule or repair", wanted, names, listed_by="tito-audit explain lists all")
+
+
+def _print_object(found: dict[str, Any]) -> None:
+    from tito_audit.cli._explained import SCHEMA_VERSION
+    from tito_audit.report_objects import as_json
+
+    print(as_json({"schema_version": SCHEMA_VERSION, **found}))
 
 
 def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
     """Title, severity, needs, and the repairs that claim its findings."""
     needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
-    head = f"# {rule.code} {rule.name}\n\nSeverity: {rule.severity.word} at most. "
+    head = f"# {rule.code} {rule.name}\n\nSeverity: {_severity(rule)}. "
     head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs only the row. "
-    return head + (f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair claims it.\n\n")
+    return head + (f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair fixes it.\n\n")
+
+
+def _severity(rule: Rule) -> str:
+    """`up to error`; the lowest severity alone."""
+    return f"up to {rule.severity.word}" if rule.severity else rule.severity.word
 
 
 def _repair_head(repair: Repair) -> str:
     """Title, safety, and what it claims."""
     cures = (
-        f"Cures: {', '.join(repair.cures)}." if repair.cures else "Cures nothing by itself; it runs when asked."
+        f"Fixes: {', '.join(repair.cures)}." if repair.cures else "Fixes no finding; runs only if named by --with."
     )
     return f"# {repair.name}\n\nSafety: {repair.safety}. {cures}\n\n"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tito_audit.cli._identified import Outcome
 
 _ROWS = 400
-"""Rows to look at unless --limit says how many."""
+"""Rows to read without --limit."""
 
 
 @command("identify")
@@ -29,11 +29,11 @@ def identify(
     force: bool,
     shape: str,
 ) -> None:
-    """Find what wrote a log: tokenizer, chat template, its arguments, date. Exits 1 unless that is sure.
+    """Find what wrote a log: tokenizer, chat template, its arguments, date. Exits 1 unless that is certain.
 
-    A setting counts where it writes a recorded prompt exactly, token by token. What is found on a few rows is
-    confirmed on others. Without -t the tokenizers are tried that the configuration or the log names, and those in
-    the local hub cache; nothing is downloaded but what -t names.
+    A setting counts if it writes a recorded prompt exactly, token by token. What is found on a few rows is
+    confirmed on others. Without -t, the tokenizers named by the configuration or the log and those in the local
+    hub cache are tried; only what -t names is downloaded.
     """
     from tito_audit.cli._exits import FAILED
     from tito_audit.cli._identified_object import as_object
@@ -50,7 +50,7 @@ def identify(
     else:
         _print_page(outcome, given)
     if write is not None:
-        said = written or f"Nothing was written to {write}: what wrote the log is not sure."
+        said = written or f"Nothing was written to {write}: what wrote the log is not certain."
         _say(said)
     if not outcome.found.sure:
         raise typer.Exit(FAILED)

@@ -1,14 +1,17 @@
-"""`tito-audit list`: the plugins; with --markdown, the tables of the README."""
+"""`tito-audit list`: the plugins; with `-f markdown`, the tables of the docs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, Optional, TypeAlias
 
 import typer
 
 from tito_audit.cli._command import command
+from tito_audit.cli._tables import Rows, markdown_table, print_table
+
+_SCHEMA_VERSION = 1
 
 
 class Kind(StrEnum):
@@ -22,46 +25,92 @@ class Kind(StrEnum):
     PARSERS = "parsers"
 
 
+_WHAT = {
+    Kind.FORMATS: "logs that can be read",
+    Kind.RULES: "what a scan looks for",
+    Kind.REPAIRS: "what can be fixed",
+    Kind.REPORTS: "how a scan reports",
+    Kind.PROVIDERS: "models that sample and score",
+    Kind.PARSERS: "syntaxes of tool calls and reasoning",
+}
+
+
 @command("list")
 def list_plugins(
-    kind: Annotated[
-        Kind, typer.Argument(metavar="KIND", help="formats, rules, repairs, reports, providers or parsers.")
-    ],
+    shape: str,
     markdown: bool,
+    kind: Annotated[
+        Optional[Kind],  # noqa: UP045 - read by Typer
+        typer.Argument(
+            metavar="[KIND]",
+            help="formats, rules, repairs, reports, providers or parsers; without one, how many there are.",
+        ),
+    ] = None,
 ) -> None:
-    """Print the formats, rules, repairs, reports, providers or parsers."""
-    head, rows = _TABLES[kind]()
-    if markdown:
-        print(_markdown(head, rows))
+    """List the formats, rules, repairs, reports, providers or parsers."""
+    shape = "markdown" if markdown else shape
+    if kind is None:
+        _print_kinds(shape)
+    elif shape == "json":
+        _print_object(kind.value, _OBJECTS[kind]())
+    elif shape == "markdown":
+        print(markdown_table(*_TABLES[kind]()))
     else:
-        # The last column of formats is prose for the README, too wide for a terminal.
-        wide = 3 if kind is Kind.FORMATS else len(head)
-        _print(head[:wide], [row[:wide] for row in rows])
-        if kind is Kind.FORMATS:
-            print(
-                "\nFormats are tried in this order, row by row; the first whose keys are present and valid "
-                "is taken.\ntito-audit inspect LOG shows the format of a log, why it was taken, and which others "
-                "come close."
-            )
+        _print_kind(kind)
 
 
-_Rows: TypeAlias = list[tuple[str, ...]]
+def _print_kind(kind: Kind) -> None:
+    head, rows = _TABLES[kind]()
+    # The last column of formats is prose for the docs, too wide for a terminal.
+    wide = 3 if kind is Kind.FORMATS else len(head)
+    print_table(head[:wide], [row[:wide] for row in rows])
+    if kind is Kind.FORMATS:
+        print(
+            "\nFormats are tried in this order, row by row; the first whose keys are present and valid "
+            "is used.\ntito-audit inspect LOG shows the format of a log, why it was chosen, and which others "
+            "come close."
+        )
 
 
-def _formats() -> tuple[tuple[str, ...], _Rows]:
+def _print_kinds(shape: str) -> None:
+    """What can be listed, and how many there are of each."""
+    from tito_audit.registry import module_names
+
+    counts = {kind: len(module_names(f"tito_audit.{kind.value}")) for kind in Kind}
+    if shape == "json":
+        _print_object("kinds", [{"kind": one.value, "count": count} for one, count in counts.items()])
+        return
+    head = ("kind", "count", "what they are", "to list them")
+    rows = [(one.value, f"{count}", _WHAT[one], f"tito-audit list {one}") for one, count in counts.items()]
+    if shape == "markdown":
+        print(markdown_table(head, rows))
+    else:
+        print_table(head, rows)
+
+
+def _print_object(name: str, entries: list[dict[str, Any]]) -> None:
+    from tito_audit.report_objects import as_json
+
+    print(as_json({"schema_version": _SCHEMA_VERSION, name: entries}))
+
+
+_Table: TypeAlias = tuple[tuple[str, ...], Rows]
+
+
+def _formats() -> _Table:
     from tito_audit.formats import all_formats
 
-    head = ("format", "written by", "told by", "can be audited")
+    head = ("format", "written by", "recognized by", "can be audited")
     return head, [(one.name, one.title, one.signature.text, one.shows) for one in all_formats()]
 
 
-def _rules() -> tuple[tuple[str, ...], _Rows]:
+def _rules() -> _Table:
     from tito_audit.rules import all_rules
 
     return ("code", "severity", "finds"), [(one.code, one.severity.word, one.title) for one in all_rules()]
 
 
-def _repairs() -> tuple[tuple[str, ...], _Rows]:
+def _repairs() -> _Table:
     from tito_audit.repairs import all_repairs
 
     head = ("repair", "safety", "cures", "does")
@@ -70,13 +119,13 @@ def _repairs() -> tuple[tuple[str, ...], _Rows]:
     ]
 
 
-def _reports() -> tuple[tuple[str, ...], _Rows]:
+def _reports() -> _Table:
     from tito_audit.reports import all_reports
 
     return ("report", "writes"), [(one.name, one.title) for one in all_reports()]
 
 
-def _providers() -> tuple[tuple[str, ...], _Rows]:
+def _providers() -> _Table:
     from tito_audit.providers import all_providers
 
     return ("provider", "samples and scores with"), [
@@ -84,17 +133,23 @@ def _providers() -> tuple[tuple[str, ...], _Rows]:
     ]
 
 
-def _parsers() -> tuple[tuple[str, ...], _Rows]:
-    from tito_audit.parser import Reads
+def _parsers() -> _Table:
     from tito_audit.parsers import all_parsers
 
-    words = {Reads.TOOLS: "tools", Reads.REASONING: "reasoning", Reads.TOOLS | Reads.REASONING: "both"}
     return ("parser", "reads", "syntax", "other names"), [
-        (one.name, words[one.reads], one.title, ", ".join(one.aliases)) for one in all_parsers()
+        (one.name, _reads(one), one.title, ", ".join(one.aliases)) for one in all_parsers()
     ]
 
 
-_TABLES: dict[Kind, Callable[[], tuple[tuple[str, ...], _Rows]]] = {
+def _reads(parser: Any) -> str:
+    """What a parser reads: tools, reasoning or both."""
+    from tito_audit.parser import Reads
+
+    words = {Reads.TOOLS: "tools", Reads.REASONING: "reasoning", Reads.TOOLS | Reads.REASONING: "both"}
+    return words[parser.reads]
+
+
+_TABLES: dict[Kind, Callable[[], _Table]] = {
     Kind.FORMATS: _formats,
     Kind.RULES: _rules,
     Kind.REPAIRS: _repairs,
@@ -104,22 +159,59 @@ _TABLES: dict[Kind, Callable[[], tuple[tuple[str, ...], _Rows]]] = {
 }
 
 
-def _markdown(head: Sequence[str], rows: _Rows) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+def _format_objects() -> list[dict[str, Any]]:
+    from tito_audit.formats import all_formats
+
+    return [
+        {"name": one.name, "written_by": one.title, "told_by": one.signature.text, "can_be_audited": one.shows}
+        for one in all_formats()
+    ]
 
 
-def _print(head: Sequence[str], rows: _Rows) -> None:
-    """A table without lines, wrapped to the terminal."""
-    from rich.table import Table
+def _rule_objects() -> list[dict[str, Any]]:
+    from tito_audit.rules import all_rules
 
-    from tito_audit.report import ReportOptions
-    from tito_audit.terminal.page import printed
-    from tito_audit.terminal.terminal import page_width
+    return [
+        {"code": one.code, "name": one.name, "severity": one.severity.word, "title": one.title}
+        for one in all_rules()
+    ]
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for index, name in enumerate(head):
-        table.add_column(name, no_wrap=index == 0)
-    for row in rows:
-        table.add_row(*row)
-    print(printed([table], ReportOptions(width=page_width())))
+
+def _repair_objects() -> list[dict[str, Any]]:
+    from tito_audit.repairs import all_repairs
+
+    return [
+        {"name": one.name, "safety": str(one.safety), "cures": list(one.cures), "title": one.title}
+        for one in all_repairs()
+    ]
+
+
+def _report_objects() -> list[dict[str, Any]]:
+    from tito_audit.reports import all_reports
+
+    return [{"name": one.name, "title": one.title} for one in all_reports()]
+
+
+def _provider_objects() -> list[dict[str, Any]]:
+    from tito_audit.providers import all_providers
+
+    return [{"name": one.name, "where": one.where, "title": one.title} for one in all_providers()]
+
+
+def _parser_objects() -> list[dict[str, Any]]:
+    from tito_audit.parsers import all_parsers
+
+    return [
+        {"name": one.name, "reads": _reads(one), "syntax": one.title, "aliases": list(one.aliases)}
+        for one in all_parsers()
+    ]
+
+
+_OBJECTS: dict[Kind, Callable[[], list[dict[str, Any]]]] = {
+    Kind.FORMATS: _format_objects,
+    Kind.RULES: _rule_objects,
+    Kind.REPAIRS: _repair_objects,
+    Kind.REPORTS: _report_objects,
+    Kind.PROVIDERS: _provider_objects,
+    Kind.PARSERS: _parser_objects,
+}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import named_places
-from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._deliver import named_reports
+from tito_audit.cli._given import Given, Logs, skipped
 from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
 
@@ -34,13 +34,14 @@ def repair(
     provider: str | None,
     worst: int,
     report: list[str],
+    output_format: str | None,
     quiet: bool,
 ) -> None:
-    """Write repaired copies of logs; a row stays as it was unless a repair is proven on it.
+    """Write repaired copies of logs; a row changes only if a repair is proven on it.
 
     The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left.
     """
-    from tito_audit.cli._compare import Repaired
+    from tito_audit.cli._compare import REPORTS, Repaired
     from tito_audit.cli._tally import Tally
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
@@ -57,16 +58,17 @@ def repair(
     settings, how = given.settings(), given.repair()
     settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
     target = None if dry_run else out
-    named, inputs = report or ([] if quiet else ["text"]), given.inputs(settings)
-    wanted = _wanted_reports(named, logs, [target, how.quarantine], inputs, diff=diff)
+    kept = [path for path in (target, how.quarantine) if path]
+    wanted = named_reports(report, output_format, logs, kept, given.inputs(settings), REPORTS, quiet=quiet)
+    if diff:
+        _refuse_mixed(wanted)
     if provider is not None:
         from tito_audit.cli._scored import scored
 
         settings, how = scored(logs, settings, how, provider, silent=quiet)
     tally = Tally(Severity.bar(settings.fail_on), settings)
     run = repair_rollouts(logs, target, settings, how)
-    if (notice := given.notice()) is not None:
-        run.before.notices.append(notice)
+    run.before.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]
     page = ReportOptions(
         color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}
     )
@@ -80,22 +82,14 @@ def repair(
         raise typer.Exit(1)
 
 
-def _wanted_reports(
-    given: Sequence[str], logs: Sequence[str], written: Sequence[str | None], inputs: Sequence[str], *, diff: bool
-) -> list[tuple[str, Path | None]]:
-    """The reports and their paths; SetupError for an unknown report or one that cannot be written."""
-    from tito_audit.cli._compare import REPORTS
-
-    wanted = named_places(given, logs, [path for path in written if path], inputs)
+def _refuse_mixed(wanted: Sequence[tuple[str, Path | None]]) -> None:
+    """SetupError for a report to stdout, where --diff prints too."""
     for name, path in wanted:
-        if name not in REPORTS:
-            raise SetupError(f"--report {name}: no such report.\nReports: {', '.join(REPORTS)}")
-        if diff and name != "text" and path is None:
+        if name != "text" and path is None:
             raise SetupError(
                 f"--report {name}: --diff prints to stdout too, and the two would mix.\n"
                 f"Name a file for the report: --report {name}=FILE"
             )
-    return wanted
 
 
 def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:

@@ -1,16 +1,15 @@
-"""`tito-audit rescore`: what a model says of a log's tokens, and what its drift costs."""
+"""`tito-audit rescore`: a log's logprobs compared with a model's, and what its drift costs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import named_places
+from tito_audit.cli._deliver import named_reports
 from tito_audit.cli._given import Given, Logs
 from tito_audit.errors import SetupError
 
@@ -29,14 +28,15 @@ def rescore(
     unsafe: bool,
     force: bool,
     report: list[str],
+    output_format: str | None,
     worst: int,
     quiet: bool,
 ) -> None:
-    """Score recorded tokens with a model: how far its logprobs are from those recorded, and what drift costs.
+    """Score recorded tokens with a model: how far its logprobs are from the recorded ones, and what drift costs.
 
-    Each drift finding gets its price: the logprob of what was sampled, and of what was trained or would be encoded
-    in its place. Exits 1 if recorded logprobs disagree with the model beyond --tolerance, or if something with ids
-    could not be scored; a price alone never fails a log. A server's key comes from VLLM_API_KEY or SGLANG_API_KEY.
+    Each drift finding gets a price: the logprob of what was sampled, and of what replaced it. Exits 1 if recorded
+    logprobs disagree with the model beyond --tolerance, or if something with ids could not be scored; a price
+    alone never fails a log. A server's key comes from VLLM_API_KEY or SGLANG_API_KEY.
     """
     from tito_audit.cli._exits import FAILED
     from tito_audit.cli._rescored import REPORTS, Details, Rescored, write_reports
@@ -50,9 +50,7 @@ def rescore(
 
     settings = given.settings()
     kept = [path for path in (out, journal) if path is not None]
-    named = report or ([] if quiet else ["text"])
-    wanted = named_places(named, logs, kept, given.inputs(settings))
-    _check_reports([name for name, _ in wanted], REPORTS)
+    wanted = named_reports(report, output_format, logs, kept, given.inputs(settings), REPORTS, quiet=quiet)
     place = _journal_place(journal, out, resume=resume)
     if out is not None:
         check_target(logs, out, force=force)
@@ -83,12 +81,6 @@ def rescore(
         raise typer.Exit(FAILED)
 
 
-def _check_reports(names: Sequence[str], known: Iterable[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise SetupError(f"--report {name}: no such report.\nReports: {', '.join(known)}")
-
-
 def _journal_place(journal: str | None, out: str | None, *, resume: bool) -> Path | None:
     """Where the scores are kept; None: in memory."""
     if journal is not None:
@@ -96,7 +88,5 @@ def _journal_place(journal: str | None, out: str | None, *, resume: bool) -> Pat
     if out is not None:
         return Path(f"{out.rstrip('/')}.scores")
     if resume:
-        raise SetupError(
-            "--resume: there is no journal to go on with.\nName it with --journal FILE, or pass -o OUT."
-        )
+        raise SetupError("--resume: no journal is named.\nName it with --journal FILE, or pass -o OUT.")
     return None

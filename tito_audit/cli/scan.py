@@ -9,10 +9,10 @@ from dataclasses import replace
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._given import Given, Logs, skipped
 
 _AT_ONCE = ("concise", "github", "jsonl")
-"""Reports that write each finding as it is found."""
+"""Reports that print each finding immediately."""
 
 
 @command("scan")
@@ -30,7 +30,7 @@ def scan(
     A finding fails if it is at least as severe as --fail-on and not in the baseline. Findings with a --max-rate
     for their code (the longest prefix counts) are judged together, not one by one: they fail if there are more of
     them per generated token, or per rollout, than the rate. With --fail-on never, rates count findings of every
-    severity.
+    severity. Rules named by --require fail the gate if they could not run, whatever was found.
     """
     from tito_audit.cli._deliver import deliver, wanted_reports
     from tito_audit.cli._exits import FAILED
@@ -52,8 +52,7 @@ def scan(
     live = any(one.path is None and one.report.name in _AT_ONCE for one in wanted) and sys.stdout.isatty()
     pace = RunProgress()
     run = gate_rollouts(logs, settings, gate, pace, observe=any(one.report.observes for one in wanted))
-    if (notice := given.notice()) is not None:
-        run.summary.notices.append(notice)
+    run.summary.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]
     page = ReportOptions(
         color=colors(sys.stdout),
         width=page_width(),

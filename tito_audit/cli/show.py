@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 def show(
     given: Given,
     log: Annotated[
-        str, typer.Argument(metavar="LOG[:ROW[:TURN]]", help="One file, or a place in it as printed in reports.")
+        str,
+        typer.Argument(
+            metavar="LOG[:ROW[:TURN]]",
+            help="One file, or a place in it as printed in reports; - for standard input.",
+        ),
     ],
     row: int | None,
     item: int | None,
@@ -42,8 +46,9 @@ def show(
     full: bool,
     as_json: bool,
     no_pager: bool,
+    shape: str,
 ) -> None:
-    """Show one rollout as tokens, recorded above canonical where they differ, with its findings below.
+    """Show one rollout as tokens, with both sides of each difference and its findings below.
 
     A row that is one call of a conversation shows all of it, with the row of each call.
     """
@@ -62,7 +67,7 @@ def show(
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _result(run, file, wanted, settings)
     spots = _spots(around, wanted, result)
-    if as_json:
+    if as_json or shape == "json":
         _write_object(result, run, wanted, spots)
         return
     look = DrawOptions(
@@ -140,7 +145,7 @@ def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None
     from tito_audit.report_objects import as_json
 
     if spots is not None:
-        raise SetupError("--json writes whole sequences; leave out --around, and the tokens of the place.")
+        raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
     piece = run.vocabulary.piece if run.vocabulary is not None else None
     print(as_json(rollout_object(result, piece, wanted.turn, row=wanted.row)))
 

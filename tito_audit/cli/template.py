@@ -33,8 +33,8 @@ def template(
     """Show what a chat template does: whether it only appends, what it rewrites, adds and refuses. Exits 1 unless
     it only appends.
 
-    It is rendered for built-in conversations with each kind of answer and message. Without a tokenizer,
-    --chat-template FILE shows the same of its text, and nothing of token ids.
+    It is rendered for built-in conversations with each kind of answer and message. --chat-template FILE alone,
+    without a tokenizer, shows the same for text but nothing about token ids.
     """
     from tito_audit.cli._exits import FAILED
     from tito_audit.cli._template_object import as_object
@@ -44,7 +44,7 @@ def template(
         from tito_audit.cli._template_variants import compare, train
 
         if training is not None and against is not None:
-            raise SetupError("template: --training and --against are two questions.\nAsk one at a time.")
+            raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
         settings = _settings(given, named)
         good = (
             train(settings, logs, training, shape, force=force)
