@@ -1,7 +1,6 @@
-"""Token-in-token-out, audited: which rows of a rollout log break it, where, why and how badly.
+"""Audits rollout logs for token-in-token-out: which rows break it, where, why and how badly.
 
-The names below are the whole public surface. Each is imported when it is first used, so that
-`import tito_audit` costs nothing.
+The names below are the whole public API. Each is imported on first use, so `import tito_audit` costs nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +86,9 @@ if TYPE_CHECKING:
     from tito_audit.settings.model import Override as Override
     from tito_audit.settings.model import RepairChoices as RepairChoices
     from tito_audit.settings.model import RepairSettings as RepairSettings
+    from tito_audit.settings.model import Requirement as Requirement
     from tito_audit.settings.model import Settings as Settings
+    from tito_audit.summary import CoverageCount as CoverageCount
     from tito_audit.summary import Fixed as Fixed
     from tito_audit.summary import Gate as Gate
     from tito_audit.summary import RateCount as RateCount
@@ -96,7 +97,15 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
-    "settings.model": ("GateSettings", "MaxRate", "Override", "RepairChoices", "RepairSettings", "Settings"),
+    "settings.model": (
+        "GateSettings",
+        "MaxRate",
+        "Override",
+        "RepairChoices",
+        "RepairSettings",
+        "Requirement",
+        "Settings",
+    ),
     "convert.run": ("Conversion", "convert_rollouts"),
     "errors": (
         "ChoiceError",
@@ -143,7 +152,7 @@ _HOMES = {
     "sessions.multi_turn": ("StoredTurn", "build_multi_turn_ids"),
     "sessions.sequences": ("SequenceNode", "as_group"),
     "run.repair": ("Repairs", "repair_rollouts"),
-    "summary": ("Fixed", "Gate", "RateCount", "Summary"),
+    "summary": ("CoverageCount", "Fixed", "Gate", "RateCount", "Summary"),
     "run.write": ("write_rollouts",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

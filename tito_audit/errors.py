@@ -6,13 +6,13 @@
     ├── StorageError    a file that cannot be opened, or is not what it claims to be (exit 2)
     ├── RecordError     a row that fits no format, or whose values make no sense (REC001)
     ├── RenderError     a chat template that cannot render the messages (TPL211)
-    ├── ProviderError   a model or server that refuses a call, fails, or does not return what was asked (exit 2)
+    ├── ProviderError   a model or server that refuses a call, fails, or returns something else (exit 2)
     ├── ChoiceError     an API answer without logprobs or without ids; also a ValueError
     └── SpliceError     a prompt with no place for the sampled tokens; also a ValueError
 
 `SetupError` and `StorageError` end a run. `RecordError` and `RenderError` never do: they become findings.
-`SpliceError` and `ChoiceError` come only from functions that a program calls itself, for it to catch. A message
-says where, what, why it matters and what to do.
+`SpliceError` and `ChoiceError` come only from functions that a program calls itself, and are for it to catch. A
+message says where, what, why it matters and what to do.
 
 To add one, subclass the branch with the same exit code and document it here.
 """
@@ -25,7 +25,14 @@ class TitoAuditError(Exception):
 
 
 class SetupError(TitoAuditError):
-    """The run cannot start; a setting, a path or an option has to change first."""
+    """The run cannot start until a setting, a path or an option changes.
+
+    flag   the flag whose value is wrong; None where the message names it, or where no flag is to blame
+    """
+
+    def __init__(self, message: str, *, flag: str | None = None) -> None:
+        super().__init__(message)
+        self.flag = flag
 
 
 class TokenizerError(SetupError):
@@ -45,18 +52,18 @@ class RenderError(TitoAuditError):
 
 
 class ChoiceError(TitoAuditError, ValueError):
-    """An answer of an API that cannot become a rollout: it has no logprobs, no tokens, or no ids for them."""
+    """An API response that cannot become a rollout: it has no logprobs, no tokens, or no ids for them."""
 
 
 class SpliceError(TitoAuditError, ValueError):
-    """Sampled tokens that cannot be put into a prompt, because their last turn is not found in it."""
+    """Sampled tokens that cannot be spliced into a prompt, because their last turn is not in it."""
 
 
 class ProviderError(TitoAuditError):
     """A model or server that refuses a call, fails, or does not return ids and logprobs.
 
-    status   the HTTP status that the server answered with; None when it did not answer
-    body     what it answered, bounded; None when it did not
+    status   the HTTP status of the response; None when there was none
+    body     the start of the response body; None when there was none
     """
 
     def __init__(self, message: str, *, status: int | None = None, body: str | None = None) -> None:

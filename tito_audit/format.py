@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 """One row as storage gives it: a JSON object, or a Parquet row in which lists of numbers are one-dimensional
 numpy arrays and everything else is plain Python values."""
 SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sources]]
-"""Where a row holds each of its rollouts, in their order."""
+"""Where a row holds each of its rollouts, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +32,22 @@ class Format:
     """Order of detection: formats are tried from the lowest, and the first that matches wins."""
     matches: Callable[[Row], bool]
     """Whether a row is of this format: checks keys first, then a value that confirms them. Cheap: never walks a
-    token list. It is first asked of a mapping that has only the keys: where no value is needed to decide, that
-    answer holds for all rows with these keys."""
+    token list. It is called first with a mapping of the keys alone: if it looks up no value, its answer counts for
+    all rows with these keys."""
     read: Callable[[Row, Place], Sequence[Rollout]]
     """The rollouts of a row, several when it holds a group; their `place.item` counts from 0. RecordError if
     the row has the shape of the format but its values make no sense."""
     sources: SourcesOf
     """Where the row holds the arrays of its rollouts."""
     update: Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]
-    """The row with the rollouts written into every copy that it holds of them; several rows where a repair
-    forked a rollout. Parts that no rollout changed are the same objects, and an unchanged row is the row
-    itself. RecordError when the format cannot hold the rollouts."""
+    """The row with every copy of the rollouts updated; several rows where a repair forked a rollout. Unchanged
+    parts are the same objects, and an unchanged row is the row itself. RecordError when the format cannot hold the
+    rollouts."""
     shows: str = ""
-    """What can be audited in it and what cannot, for the README's table."""
+    """What can be audited in it and what cannot, for the table of formats."""
     row_is_call: bool = False
     """Whether a row is one call of a conversation, as servers, proxies and gateways log them."""
     conversation: str = ""
-    """The key under which each call surely names its conversation; "" if only its history tells."""
+    """The key that reliably names each call's conversation; "" if only the history shows it."""
     open_object: str = ""
-    """The key of the object that may hold arbitrary keys, if the row itself may not; "" if it may."""
+    """The key of the object that takes arbitrary keys, if the row itself does not; "" if it does."""

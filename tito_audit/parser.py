@@ -16,12 +16,12 @@ class ParsedCall:
 
     name: str
     arguments: str
-    """The JSON text as sampled, to the character; re-written only where the syntax is not JSON (pythonic)."""
+    """The JSON text exactly as sampled; rewritten only where the syntax is not JSON (pythonic)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An answer as a client gets it. What does not parse stays in `content`, to the character."""
+    """An answer as a client gets it. What does not parse stays in `content`, unchanged."""
 
     content: str | None
     reasoning: str | None = None
@@ -42,14 +42,14 @@ class Delta:
 
 
 class ParserRun(Protocol):
-    """The parsing of one answer. However the text is cut into pieces, the deltas add up to the same `Parsed`."""
+    """Parses one answer. However the text is cut into pieces, the deltas add up to the same `Parsed`."""
 
     def feed(self, text: str) -> Sequence[Delta]:
         """What the next piece of text adds; text that may still become something else is held back."""
         ...
 
     def close(self) -> Sequence[Delta]:
-        """What is still held back, at the end of the answer."""
+        """What was still held back when the answer ended."""
         ...
 
 
@@ -65,7 +65,7 @@ class ParseOptions:
     """What a parser may know about the call."""
 
     tools: Sequence[ToolSpec] = ()
-    """Tools of the request; without any, no call is parsed."""
+    """Tools of the request; without tools no call is parsed."""
     prompt_end: str = ""
     """The end of the prompt as text: a generation prompt may have opened the reasoning."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -86,4 +86,4 @@ class Parser:
     start: Callable[[ParseOptions], ParserRun]
     aliases: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
-    """Texts that a chat template of this family contains, all of them; to guess the parser of a tokenizer."""
+    """Texts that every chat template of this family contains, to guess the parser for a tokenizer."""

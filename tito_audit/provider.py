@@ -1,7 +1,7 @@
 """A token provider: ids in, ids and logprobs out; text never passes through it.
 
-The shape follows the TI/TO providers of the field (arb8020/research, `GenerationResult`): a prompt is a list of
-token ids, an answer is the ids that were sampled with the logprob of each, and nothing is ever encoded again.
+The interface follows existing token-in-token-out providers (arb8020/research, `GenerationResult`): a prompt is a
+list of token ids, an answer is the sampled ids with a logprob each, and nothing is ever encoded again.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class SamplingParams:
     top_k: int | None = None
     min_p: float | None = None
     max_tokens: int | None = None
-    """None: as many as the model's context leaves."""
+    """None: as many as still fit in the model's context."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end an answer, besides the end tokens of the model."""
     seed: int | None = None
     n: int = 1
-    """Answers to sample of one prompt."""
+    """Answers to sample for one prompt."""
     top_logprobs: int = 0
-    """How many of the likeliest tokens to return at each position; the sampled one may be among them."""
+    """How many of the likeliest tokens to return at each position, possibly including the sampled one."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that pass through to the server as they are."""
+    """Fields passed through to the server unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class GenerationResult:
     input_ids: Sequence[int]
     """`[P]` the prompt exactly as the sampler was given it: a tuple, or the `PromptIds` of its caller."""
     output_ids: tuple[int, ...]
-    """`[C]` what was sampled, the end token included when it was sampled."""
+    """`[C]` what was sampled, including the end token if it was sampled."""
     logprobs: tuple[float, ...]
     """`[C]` the sampler's logprob of each sampled token."""
     top_logprobs: tuple[TopLogprobs, ...] | None = None
     """`[C]` alternatives at each position; None unless asked for."""
     finish_reason: str | None = None
-    """`stop`, `length` or what else the server says; None when it says nothing."""
+    """`stop`, `length` or whatever else the server says; None when it says nothing."""
     stop_reason: str | int | None = None
-    """The stop text or stop token that ended the answer, if the server says; it is part of `output_ids`."""
+    """The stop text or stop token that ended the answer, if the server reports it; it is part of `output_ids`."""
     weight_version: str | None = None
     """The version of the weights; None when the server does not say."""
 
@@ -80,7 +80,7 @@ class GenerationChunk:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """What a model says about ids that were given."""
+    """A model's logprobs for given ids."""
 
     ids: tuple[int, ...]
     """`[T]` all ids that were scored, context included."""
@@ -95,8 +95,8 @@ class ScoredTokens:
 
 @runtime_checkable
 class TokenProvider(Protocol):
-    """Samples and scores token ids. Every method raises ProviderError for what a server or model refuses or cannot
-    answer; cancelling a call ends its generation."""
+    """Samples and scores token ids. Every method raises ProviderError when the server or model refuses or fails;
+    cancelling a call stops its generation."""
 
     name: str
     """What it is and where, for messages and logs: `vllm=http://127.0.0.1:8000`."""
@@ -104,7 +104,7 @@ class TokenProvider(Protocol):
     """The name of the served model; None when it is not known."""
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt; ValueError if `sampling.n` is not 1."""
+        """The answer to a prompt; ValueError if `sampling.n` is not 1."""
         ...
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
@@ -112,7 +112,7 @@ class TokenProvider(Protocol):
         ...
 
     def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        """The answers token by token as they are sampled; closing the iterator ends the generation."""
+        """The answers, token by token as they are sampled; closing the iterator stops generation."""
         ...
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
@@ -120,13 +120,13 @@ class TokenProvider(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections and memory."""
+        """Release connections and memory."""
         ...
 
 
 @dataclass(slots=True)
 class Waits:
-    """How long one request has waited for servers, for those who measure what is added to that."""
+    """How long one request has waited for servers, to measure the overhead on top of it."""
 
     seconds: float = 0.0
 
@@ -135,7 +135,7 @@ _WAITS: ContextVar[Waits | None] = ContextVar("waits", default=None)
 
 
 def count_waits() -> Waits:
-    """What the running task waits for servers from now on."""
+    """The time that the current task waits for servers from now on."""
     waits = Waits()
     _WAITS.set(waits)
     return waits
@@ -143,7 +143,7 @@ def count_waits() -> Waits:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Time in this block is time that a server takes."""
+    """Count the time in this block as waiting for a server."""
     waits, began = _WAITS.get(), time.perf_counter()
     try:
         yield
@@ -157,12 +157,12 @@ class ProviderOptions:
     """What a user can choose about a provider."""
 
     model: str | None = None
-    """The model to ask for where a server has several; None: its first."""
+    """The model to use where a server has several; None: its first."""
     api_key: str | None = field(default=None, repr=False)
     timeout: float = 600.0
-    """Seconds that one request may take."""
+    """Timeout of one request in seconds."""
     connections: int = 256
-    """Requests at once."""
+    """How many requests may run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,6 @@ class ProviderKind:
     """As in `--provider NAME=WHERE`."""
     title: str
     where: str
-    """What stands after the `=`: `PATH`, `URL`."""
+    """What follows the `=`: `PATH`, `URL`."""
     open: Callable[[str, ProviderOptions], TokenProvider]
-    """The provider of a model or address; imports what it needs. SetupError when that is missing or wrong."""
+    """The provider for a model or an address; imports what it needs. SetupError when that is missing or wrong."""

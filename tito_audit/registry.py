@@ -15,7 +15,7 @@ def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, .
     """The one object of type `kind` in each public module of `package`, in order of module names.
 
     A module whose name starts with an underscore is not a plugin. TypeError, naming the module, if it defines none
-    or several, or one whose name is taken.
+    or several, or if the name is taken.
     """
     found: dict[str, T] = {}
     owners: dict[str, str] = {}
@@ -40,8 +40,8 @@ def module_names(package: str) -> tuple[str, ...]:
 
 
 def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
-    """The plugin that one public module of `package` defines, imported without its siblings; None without such
-    a module."""
+    """The plugin of one public module of `package`, imported without its siblings; None if there is no such
+    module."""
     path = f"{package}.{module}"
     if not module.isidentifier() or module.startswith("_") or importlib.util.find_spec(path) is None:
         return None

@@ -26,21 +26,21 @@ class Proposal:
     """What a repair proposes for one rollout; kept only if auditing the written row proves it."""
 
     rollouts: tuple[RepairedRollout, ...]
-    """What replaces the rollout: one, several for a fork, none to leave it out. All have its place."""
+    """What replaces the rollout: one rollout, several for a fork, none to drop it. All keep its place."""
     safety: Safety = Safety.SAFE
     reason: str = ""
     """Why it is unsafe here, as a sentence without a full stop; "" when it is safe."""
     notes: tuple[str, ...] = ()
-    """For the reader: what was marked. Short sentences without a full stop."""
+    """What was marked, for people: short sentences without a full stop."""
     cost: str = ""
-    """What it costs, as a note; a run sums this up and does not list it row by row."""
+    """What it costs, as a note; a run adds these up instead of listing them row by row."""
     stale: tuple[str, ...] = ()
     """Columns whose values a trainer computed from the old ids; null from the first change on."""
     dropped: tuple[str, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
     """By column: how many entries have no recorded value."""
     more_tokens: int = 0
-    """How many more tokens the rows of a fork hold than one row would: context that is computed again."""
+    """How many more tokens the rows of a fork hold than a single row: context that is computed again."""
     adds: frozenset[str] = frozenset()
     """Codes of findings that the repair may cause on purpose (MSK402 for tokens it takes out of the loss)."""
 
@@ -55,21 +55,21 @@ class Repair:
     name: str
     safety: Safety
     cures: tuple[str, ...]
-    """Prefixes of the codes that it claims; () for one that has to be asked for and cures nothing by itself."""
+    """Prefixes of the codes that it claims; () if it fixes no finding and runs only when asked for."""
     precedence: int
     """The order in which repairs are tried when the user names none, lowest first."""
     doc: str
     mend: _Propose
-    """The repair itself, a pure function: it reads no file and encodes nothing. None when it can do nothing for
-    these findings. RecordError, with the reason, when it should and cannot."""
+    """The repair itself, a pure function: it reads no file and encodes nothing. None when there is nothing to do
+    for these findings. RecordError, with the reason, when there is something that it cannot do."""
     fits: Callable[[Evidence, Finding], bool]
-    """Whether it would take this finding on, judging by the evidence; cheap, for reports."""
+    """Whether it would attempt this finding, judging by the evidence; cheap, for reports."""
     chosen: Callable[[RepairChoices], bool]
     """Whether the user's choices ask for it, even on rows without findings."""
     removes_rows: bool = False
-    """Whether it leaves whole rollouts out: it comes last, and they need another place to go."""
+    """Whether it drops whole rollouts: it runs last, and they need another file to go to."""
     named_only: bool = False
-    """Whether it runs only when it is named; it then needs what all rows of the run show together."""
+    """Whether it runs only when named, and then needs what all rows of the run show together."""
     by_model: bool = False
     """Whether it writes values of a model, which no log can prove; it runs only with `RepairChoices.rescored`."""
 
@@ -95,7 +95,7 @@ def repair(
     named_only: bool = False,
     by_model: bool = False,
 ) -> Callable[[_Propose], Repair]:
-    """A decorator that makes a repair of a function.
+    """A decorator that turns a function into a repair.
 
     The first line of the function's docstring says what the repair does; then come the headings `## What it does`,
     `## When it is safe`, `## What it costs` and `## Example`.

@@ -16,7 +16,7 @@ class Presence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of which a row has one, as paths (`choices[].token_ids`), and the words around them."""
+    """Alternative keys, as paths (`choices[].token_ids`), and the words around them."""
 
     names: tuple[str, ...]
     presence: Presence = Presence.REQUIRED
@@ -43,13 +43,13 @@ class Way:
 
     keys: tuple[Keys, ...] = ()
     words: str = ""
-    """The whole way in words where it is not told by keys."""
+    """The way in words, if it does not go by keys."""
     before: str = "; or "
     """What joins it to the way before."""
 
     @property
     def required(self) -> tuple[Keys, ...]:
-        """The groups of which each has to be there."""
+        """The groups that must each be there."""
         return tuple(one for one in self.keys if one.presence is Presence.REQUIRED)
 
     @property
@@ -59,7 +59,7 @@ class Way:
 
     @property
     def absent(self) -> tuple[Keys, ...]:
-        """The groups of which none may be there."""
+        """The groups that must not be there."""
         return tuple(one for one in self.keys if one.presence is Presence.ABSENT)
 
     @property
@@ -81,7 +81,7 @@ class Signature:
 
     @property
     def by_keys(self) -> tuple[Way, ...]:
-        """The ways that are told by keys."""
+        """The ways that go by keys."""
         return tuple(one for one in self.ways if one.required)
 
     @property
@@ -91,7 +91,7 @@ class Signature:
 
 
 def way(*parts: str | Keys, before: str = "; or ") -> Way:
-    """One way to recognize a format; a plain name is a key that has to be there."""
+    """One way to recognize a format; a plain name is a required key."""
     return Way(tuple(Keys((part,)) if isinstance(part, str) else part for part in parts), before=before)
 
 
@@ -101,12 +101,12 @@ def one_way(*parts: str | Keys) -> Signature:
 
 
 def keys(*names: str, before: str | None = None, after: str = "", value: str = "") -> Keys:
-    """Keys of which one has to be there."""
+    """Alternative keys, one of which is required."""
     return Keys(names, before=before, after=after, value=value)
 
 
 def optional(*names: str, before: str) -> Keys:
-    """Keys of which one may be there."""
+    """Alternative keys, none of which is required."""
     return Keys(names, Presence.OPTIONAL, before)
 
 

@@ -18,7 +18,7 @@ from tito_audit.chains.links import Chain
 from tito_audit.record.rollout import Turn
 
 _HISTORY = 4
-"""A prompt that shares less than one in this many tokens of an earlier prompt is another agent's."""
+"""A prompt that shares less than one in this many of an earlier prompt's tokens belongs to another agent."""
 
 
 @dataclass(eq=False, slots=True)
@@ -29,23 +29,23 @@ class _Call:
     common: int = 0
     """How many tokens its prompt shares with the start of its parent's prompt + completion."""
     size: int = 1
-    """How many calls continue it, itself included."""
+    """How many calls continue it, counting itself."""
 
     @property
     def number(self) -> int:
         return self.history.turn
 
     def has_prompt_of(self, other: _Call) -> bool:
-        """Whether both were given the same prompt."""
+        """Whether both have the same prompt."""
         return np.array_equal(self.history.prompt, other.history.prompt)
 
 
 def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
     """Calls in the order of their conversation, and the places in that order of its main chain.
 
-    The main chain is the one that began first; at each fork, the branch that shares most with its parent, then the
-    longer one. Retries come before the call that was kept, other branches and other agents after the main chain,
-    calls without a prompt last.
+    The main chain is the one that began first; at each fork it follows the branch that shares most with its
+    parent, then the longer one. Retries come before the call that was kept, other branches and other agents after
+    the main chain, calls without a prompt last.
     """
     calls = [
         _Call(History(number, turn.prompt_ids, seen), time)
@@ -63,7 +63,8 @@ def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[in
 
 
 def _trees(calls: Sequence[_Call]) -> list[_Call]:
-    """The calls that continue no other, with those that continue them; `calls` has the shortest prompt first."""
+    """The calls that continue no other call, with the calls that continue them; `calls` starts with the shortest
+    prompt."""
     roots: list[_Call] = []
     by_turn = {call.number: call for call in calls}
     longest_first: list[History] = []
@@ -77,9 +78,9 @@ def _trees(calls: Sequence[_Call]) -> list[_Call]:
 
 
 def _parent(call: _Call, longest_first: Sequence[History]) -> History | None:
-    """The call whose prompt and answer this prompt shares most of; None where it shares too little.
+    """The call whose prompt and answer this prompt shares the most with; None where it shares too little.
 
-    Where an answer comes back in other tokens, what precedes it still identifies its call.
+    Where an answer was re-tokenized, what precedes it still identifies its call.
     """
     prompt = call.history.prompt
     shorter = (one for one in longest_first if len(one.prompt) < len(prompt))

@@ -1,4 +1,4 @@
-"""Doubles: sequences that train tokens which another one trains first, in a few arrays."""
+"""Doubles: sequences that train tokens already trained by another sequence, in a few arrays."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _CAUSES = tuple(Cause)
 
 @dataclass(frozen=True, slots=True)
 class Double:
-    """A sequence that trains tokens which another one trains first."""
+    """A sequence that trains tokens already trained by another sequence."""
 
     sequence: int
     runs: Runs
     first: int
     """The sequence that trains the last of these tokens first."""
     others: int
-    """How many more sequences are the first to train some of them."""
+    """How many other sequences train some of them first."""
     cause: Cause
 
     @property
@@ -52,7 +52,7 @@ class Doubles:
     calls: int = 0
     """How many of them are calls, which have no mask."""
     _fixed: array[int] = field(default_factory=lambda: array("q"))
-    """Sequence, first, others, cause, and where the runs start, for each."""
+    """For each: sequence, first, others, cause, and where its runs start."""
     _runs: array[int] = field(default_factory=lambda: array("I"))
     _order: Numbers | None = None
 

@@ -21,7 +21,7 @@ completion token, may be None."""
 
 @dataclass(frozen=True, slots=True)
 class ForkedRow:
-    """One training row: what the sampler saw and said in a chain of calls, token for token."""
+    """One training row: what the model saw and sampled in a chain of calls, token for token."""
 
     token_ids: list[int]
     """`[T]` prompt and completion of the last call."""
@@ -32,7 +32,7 @@ class ForkedRow:
     calls: tuple[int, ...]
     """Numbers of the calls in the row, each continuing the one before."""
     trained: tuple[int, ...]
-    """Those calls that are trained in this row and in no other."""
+    """The calls that are trained in this row and in no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,17 @@ class _Call:
 def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None] | None = None) -> list[ForkedRow]:
     """The training rows of a rollout's calls, in the order of the first call that each trains.
 
-    A call continues the earlier call whose prompt and completion are the longest prefix of its own prompt, the
-    latest if several are equal; so retries, branches and sub-agents separate by themselves. Each chain from a
-    first call to one that no call continues is a row. A call that is in several rows is trained in the row whose
-    last call came first; in the others it is context. A call that sampled nothing is not trained and ends no row,
-    and a row with nothing to train is left out.
+    A call continues the earlier call whose prompt and completion are the longest prefix of its own prompt, or the
+    latest of several equal ones. This separates retries, branches and sub-agents. Each chain from a first call to
+    one that no call continues is a row. A call that is in several rows is trained in the row whose last call came
+    first; in the others it is context. A call that sampled nothing is not trained and ends no row; a row with
+    nothing to train is left out.
 
     `sampled` has a mask over each call's completion, 1 where the model sampled the token, or None if it sampled
     all of them. Tokens that an environment wrote inside a completion are then never trained and have no logprob.
 
-    NeMo-RL and Gym require one growing sequence per rollout and fail a rollout whose prompt breaks it; here a
-    break only starts the next row.
+    NeMo-RL and Gym require one growing sequence per rollout and reject a rollout with a prompt that breaks it;
+    here a break just starts the next row.
 
     ValueError if a call is not such a tuple, if logprobs or a mask do not have one entry for each completion
     token, or if a mask holds anything but 0 and 1; RecordError if ids are not token ids or logprobs not numbers.
@@ -94,7 +94,7 @@ def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None]
 def fork_cost(calls: Sequence[SampledCall], rows: Sequence[ForkedRow]) -> tuple[int, int]:
     """How many rows there are, and how many more tokens they hold than a single row would.
 
-    That row is the longest call, prompt and completion: the shortest that holds the whole conversation.
+    That single row is the prompt and completion of the longest call.
 
         >>> calls = [([1], [2, 3]), ([1, 9, 4], [5])]
         >>> fork_cost(calls, fork_rows(calls))
@@ -151,7 +151,7 @@ def _parents(calls: Sequence[_Call]) -> dict[int, int]:
 
 
 def _leaves(calls: Sequence[_Call], parents: Mapping[int, int]) -> list[int]:
-    """The calls that sampled something and that no such call continues, directly or indirectly."""
+    """The calls that sampled something and are continued, directly or indirectly, by no other such call."""
     sampled = [k for k, call in enumerate(calls) if call.sampled.any()]
     kept = set(sampled)
     for k in reversed(range(len(calls))):

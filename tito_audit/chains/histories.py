@@ -1,4 +1,4 @@
-"""Histories: what earlier calls saw and said, found by the start of a prompt."""
+"""Histories: what earlier calls saw and sampled, looked up by the start of a prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tito_audit.record.arrays import Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """What one call saw and said."""
+    """What one call saw and sampled."""
 
     turn: int
     """The number of the call."""
@@ -32,7 +32,7 @@ class Histories:
         self._all: list[History] = []
         self._lengths = array("q")
         self._hashes = array("Q")
-        """Hashes of the first histories, computed when needed: calls that all continue the last one need none."""
+        """Hashes of the first histories, computed on demand: calls that all continue the last one need none."""
         self._powers: NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def __len__(self) -> int:
@@ -51,7 +51,8 @@ class Histories:
         self._all.append(history)
 
     def longest_prefix(self, prompt: Ids) -> History | None:
-        """The longest history that a prompt starts with, the latest of equals; None if it starts with none.
+        """The longest history that a prompt starts with, the latest of several equal ones; None if it starts with
+        none.
 
         All prefixes of the prompt are looked up by hash among all histories at once, then compared.
         """
@@ -69,14 +70,14 @@ class Histories:
         return next((one for one in candidates if starts_with(prompt, one.seen)), None)
 
     def longest_prefix_or_closest(self, prompt: Ids) -> History:
-        """The longest history that a prompt starts with; if none, the one that it shares most with.
+        """The longest history that a prompt starts with, else the one that it shares the most with.
 
         Tokens that two branches share after their fork (the next message's header) are not history.
         """
         return self.longest_prefix(prompt) or self.closest(prompt)
 
     def closest(self, prompt: Ids) -> History:
-        """The history that a prompt shares most with, the latest of equals."""
+        """The history that a prompt shares the most with, the latest of several equal ones."""
         best, _ = closest(prompt, reversed(self._all))
         assert best is not None, "no call came before"
         return best
@@ -93,9 +94,9 @@ class Histories:
 def closest(
     prompt: Ids, histories: Iterable[History], *, longest_first: bool = False
 ) -> tuple[History | None, int]:
-    """The first of the histories that a prompt shares most with, and how many tokens they share.
+    """The first of the histories that a prompt shares the most with, and how many tokens they share.
 
-    With `longest_first` the histories come in that order, so that most of them can be skipped.
+    `longest_first` promises that order of the histories, in which most of them can be skipped.
     """
     best, most = None, -1
     for one in histories:

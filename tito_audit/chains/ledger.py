@@ -1,4 +1,4 @@
-"""The ledger: what every row of a run trains, in a few arrays, never an object for each row."""
+"""The ledger: what every row of a run trains, in a few arrays instead of an object per row."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tito_audit.record.trainings import SEQUENCE, SPAN, Spans, Trainings
 
 Numbers = NDArray[np.int64]
 BLOCK = 1 << 20
-"""About how many spans or sequences are looked at at once."""
+"""Roughly how many spans or sequences are processed at once."""
 
 
 class _Sparse:
-    """A column that most rows leave at 0: it takes memory from its first other value on."""
+    """A column that is 0 in most rows: it takes memory only from its first other value on."""
 
     def __init__(self, code: str) -> None:
         self._values = array(code)
 
     def set(self, number: int, value: int) -> None:
-        """The value of a sequence; those before it without one get 0."""
+        """Set the value of a sequence; earlier sequences without one get 0."""
         if value:
             self._values.frombytes(bytes(self._values.itemsize * (number - len(self._values))))
             self._values.append(value)
@@ -41,7 +41,7 @@ class _Sparse:
 
 
 MOST_BYTES = 1 << 30
-"""How many bytes of records are held; rollouts after that are left out."""
+"""How many bytes of records are kept; later rollouts are left out."""
 
 
 class Ledger:
@@ -49,7 +49,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.rollouts = self.left_out = 0
-        """How many rollouts came, and for how many of them there was no room."""
+        """How many rollouts there were, and how many did not fit."""
         self.files: list[str] = []
         self._starts = array("q")
         """The first sequence of each file."""
@@ -65,14 +65,14 @@ class Ledger:
         self._call_rows = _Sparse("I")
         """The rows of calls that were joined, from 1 on."""
         self._call_files = _Sparse("I")
-        """Their files, from 1 on, where it is not that of the rollout."""
+        """Their files, from 1 on, where these are not the rollout's."""
         self._named: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def add(self, trainings: Trainings, place: Place) -> None:
-        """Take down what one rollout trains if there is room; those of a file come one after the other."""
+        """Record what one rollout trains, if there is room; the rollouts of a file come in a row."""
         self.rollouts += 1
         if len(self._spans) >= MOST_BYTES:
             self.left_out += 1
@@ -106,7 +106,7 @@ class Ledger:
         return file, self._rows[number], self._items[number], *own, number
 
     def row_place(self, number: int) -> Place:
-        """Where the row of a sequence is: of a call that was joined to others, its own."""
+        """Where the row of a sequence is; for a joined call, its own row."""
         place, row, file = self.place(number), self._call_rows[number], self._call_files[number]
         if not row:
             return place
@@ -128,7 +128,7 @@ class Ledger:
 
     def sequences_of(self, spans: Numbers) -> Numbers:
         """`[K]` the sequence that each of these spans is in."""
-        # Of one type, or the whole index would be converted.
+        # The same type, or the whole index would be converted.
         return np.searchsorted(self.first_spans, spans.astype(np.uint32), "right").astype(np.int64) - 1
 
     def sequences(self, file: str, rows: Sequence[int]) -> Iterator[int]:
@@ -141,7 +141,7 @@ class Ledger:
                 yield from range(at, bisect_right(self._rows, row, at, end))
 
     def answer_id(self, number: int) -> int:
-        """The hash of the id that the server gave to the answer; 0 where there is none."""
+        """The hash of the server's id of the answer; 0 where there is none."""
         return self._ids[number]
 
     @property
@@ -156,7 +156,7 @@ class Ledger:
 
     @cached_property
     def first_spans(self) -> NDArray[np.uint32]:
-        """`[N+1]` the first span of each sequence, and the end of the last; asked for once all are there."""
+        """`[N+1]` the first span of each sequence, and the end of the last; call it once all are in."""
         counts = np.frombuffer(self._counts, np.uint32)
         first = np.zeros(len(counts) + 1, np.uint32)
         np.cumsum(counts, out=first[1:], dtype=np.uint32)
@@ -182,7 +182,7 @@ class Ledger:
         return out
 
     def trained(self, left_out: NDArray[np.bool_]) -> int:
-        """How many tokens all sequences train, without those `[N]` that are left out."""
+        """How many tokens all sequences train, except those left out, `[N]`."""
         tokens, first, total = self.spans["tokens"], self.first_spans, 0
         for at in range(0, len(self), BLOCK):
             end = min(at + BLOCK, len(self))
@@ -192,12 +192,12 @@ class Ledger:
         return total
 
     def shared(self) -> Numbers:
-        """`[K]` the spans whose context and tokens another sequence has too, in order."""
+        """`[K]` the spans whose context and tokens another sequence shares, in order."""
         found = [np.empty(0, np.int64), *self._shared()]
         return np.sort(np.concatenate(found))
 
     def _shared(self) -> Iterator[Numbers]:
-        """The same, for one part of all hashes after the other."""
+        """The same, one part of the hashes after another."""
         hashes = self.spans["hash"]
         bits = (len(hashes) // BLOCK).bit_length()
         part = np.empty(len(hashes), np.uint16)

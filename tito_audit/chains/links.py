@@ -20,7 +20,7 @@ Chain: TypeAlias = tuple[int, ...]
 class LinkKind(StrEnum):
     """How a call relates to the calls before it."""
 
-    CONTINUES = "continues"  # its prompt starts with everything its parent saw and said
+    CONTINUES = "continues"  # its prompt starts with everything its parent saw and sampled
     RETOKENIZED = "retokenized"  # the same text, other ids
     TEMPLATE = "template"  # the same messages, other text
     REWRITTEN = "rewritten"  # the history itself was changed, cut or compacted
@@ -30,7 +30,7 @@ class LinkKind(StrEnum):
 
     @property
     def continues(self) -> bool:
-        """Whether the prompt starts with everything its parent saw and said."""
+        """Whether the prompt starts with everything its parent saw and sampled."""
         return self in _WHOLE
 
     @property
@@ -62,13 +62,17 @@ class Link:
     seen_at: int = 0
     """The same position in the parent's prompt + completion."""
     detail: str = ""
-    """What was found, in words, where neither the kind nor a cause says it."""
+    """What was found, in words, where kind and cause do not say it."""
+
+
+TEXT_UNKNOWN = "re-tokenized or re-rendered; the tokenizer of the log would tell which"
+"""The detail of a link broken by ids whose text is unknown."""
 
 
 def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
     """The link of a call that continues the last one or repeats an earlier prompt.
 
-    None where the ids differ, so that only their text shows what became of the history.
+    None where the ids differ: only their text shows what happened to the history.
     """
     last = earlier.last
     if starts_with(prompt, last.seen):
@@ -85,8 +89,7 @@ def link_without_text(turn: int, prompt: Ids, earlier: Histories) -> Link:
     parent = earlier.longest_prefix_or_closest(prompt)
     if parent is not earlier.last and starts_with(prompt, parent.seen):
         return sibling_link(turn, prompt, parent, earlier.last)
-    detail = "no tokenizer given, so whether the text is the same is unknown"
-    return broken_link(turn, prompt, parent, LinkKind.TEMPLATE, detail)
+    return broken_link(turn, prompt, parent, LinkKind.TEMPLATE, TEXT_UNKNOWN)
 
 
 def sibling_link(turn: int, prompt: Ids, parent: History, last: History) -> Link:
@@ -96,7 +99,7 @@ def sibling_link(turn: int, prompt: Ids, parent: History, last: History) -> Link
 
 
 def broken_link(turn: int, prompt: Ids, parent: History, kind: LinkKind, detail: str = "") -> Link:
-    """The link of a call whose prompt departs from what its parent saw and said."""
+    """The link of a call whose prompt departs from what its parent saw and sampled."""
     at = common_prefix(prompt, parent.seen)
     return Link(turn, None if kind is LinkKind.ORPHAN else parent.turn, kind, at, at, detail)
 

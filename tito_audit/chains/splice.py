@@ -1,11 +1,10 @@
-"""Splice: what the model saw and said, put back into a prompt that was rendered again.
+"""Splice: what the model saw and sampled, put back into a re-rendered prompt.
 
-A chat server renders and tokenizes the whole conversation again for every call. Where that gives other
-tokens than the model was given and sampled, the next call is made on a history that never existed. NeMo-RL
-repairs it while serving (`replace_prefix_tokens`): it counts the end-of-sequence ids of the re-tokenized
-history and cuts the new prompt after that many. `splice_prefix` takes the same three sequences but finds the
-place by aligning turns, so that several stop ids, turns cut by length, turns that the template drops and stop
-tokens spelled in a text do not move it.
+A chat server re-renders and re-tokenizes the whole conversation for every call. Where that yields tokens other
+than those given and sampled, the next call continues a history that never existed. NeMo-RL repairs this while
+serving (`replace_prefix_tokens`): it counts the end-of-sequence ids in the re-tokenized history and cuts the new
+prompt after that many. `splice_prefix` takes the same three sequences but finds the cut by aligning turns. So it
+copes with several stop ids, turns cut by length, turns that the template drops, and stop tokens spelled in a text.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids
 
 _PAIRS = 250_000
-"""Up to this many pairs of turns all are compared; beyond it, only turns near the diagonal."""
+"""Up to this many pairs of turns, all are compared; beyond it, only turns near the diagonal."""
 _MOST_PAIRS = 1_000_000
 _MATCH, _SKIP, _LAST = 10_000, 10, 15_000
 """The score of an alignment: as many turns as possible, then few turns skipped in the new prompt, then how
@@ -31,10 +30,10 @@ alike they are. A pair for the last turn counts for more than one other: a templ
 turn keeps this one too, and what looks like a dropped end is then a dropped beginning."""
 _SAME, _INSIDE, _ALIKE, _UNLIKE = 3, 2, 1, 0
 _JOINED = 8
-"""Pieces of one turn, cut at stop tokens spelled in it, that are joined to find it without its middle."""
+"""How many pieces of a turn, cut at stop tokens spelled in it, are joined to find it without its middle."""
 _SHORTEST, _TELLING, _LONG = 2, 3, 8
-"""Tokens: a turn shorter than the first matches only if equal; an end of the second length is no accident; a
-turn of the third length matches without a common start."""
+"""In tokens: a turn shorter than the first matches only if equal; a common end of the second length is no
+accident; a turn of the third length matches without a common start."""
 
 
 def splice_prefix(
@@ -56,17 +55,17 @@ def splice_prefix(
                          `<|return|>` and `<|call|>`)
 
     The ids are lists, tuples or integer arrays. A plain list is returned, for a server to send on; it starts
-    with `seen_ids` and ends with the rest of `template_ids`. A sampled stop token stays as sampled, without the
-    template's after it; a turn that was cut by length gets the template's. With nothing seen, or where
-    `template_ids` already starts with `seen_ids`, it is `template_ids`.
+    with `seen_ids` and ends with the rest of `template_ids`. A sampled stop token is kept and the template's
+    dropped; a turn that was cut by length gets the template's. With nothing seen, or where `template_ids` already
+    starts with `seen_ids`, it is `template_ids`.
 
     The turn is looked for at its own position first. Where the template writes an earlier turn differently
     (reasoning removed, an empty message dropped), both prompts are cut at the stop ids and the turns aligned in
     order; the place is after the last turn's counterpart or, when the template dropped that turn, after that of
     the turn before. SpliceError when there is none, RecordError if an argument is not token ids.
 
-    It cannot see a dropped last turn in a template that ends only the assistant's turns (Mistral, DeepSeek), where
-    the question before it has no end of its own and would appear twice.
+    It cannot detect a dropped last turn in a template that ends only the assistant's turns (Mistral, DeepSeek):
+    there the preceding question has no end of its own and would appear twice.
 
     With 9 ending a turn, the model sampled 5, 6 where the tokenizer writes 7:
 
@@ -149,8 +148,8 @@ def _cut(ids: Ids, stops: frozenset[int]) -> _Turns:
 def _is_open(seen: _Turns, prefix: _Turns) -> bool:
     """Whether what follows the prefix's last end is the last turn, still without its end.
 
-    If not, it is scaffolding or a generation prompt. Decided by which of the two looks like what was seen last;
-    where that is no help, by the number of ends.
+    If not, it is scaffolding or a generation prompt. Whichever looks like what was seen last decides, or else the
+    number of ends.
     """
     after = prefix.rest()
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
@@ -163,7 +162,7 @@ def _is_open(seen: _Turns, prefix: _Turns) -> bool:
         # As a generation prompt is.
         return as_many_ends and sum(in_rest) >= sum(in_turn)
     if in_rest[1] >= in_turn[1] + _TELLING:
-        # What was said last ends like this, so the stop before it was spelled in the turn.
+        # The last answer ends like this, so the stop before it was spelled in the turn.
         return True
     return sum(in_rest) > sum(in_turn) or (as_many_ends and sum(in_rest) == sum(in_turn))
 
@@ -210,7 +209,7 @@ def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
 
 
 def _bodies(old: _Turns, new: _Turns, same: int) -> tuple[list[_Body], list[_Body]]:
-    """The turns of both from the first that differs on; SpliceError for more than can be aligned."""
+    """The turns of both from the first difference on; SpliceError if there are too many to align."""
     olds, news = len(old.ends) - same, max(len(new.ends) - same, 0)
     if olds * min(news, abs(news - olds) + 2 * _width(olds)) > _MOST_PAIRS:
         raise SpliceError(
@@ -222,7 +221,7 @@ def _bodies(old: _Turns, new: _Turns, same: int) -> tuple[list[_Body], list[_Bod
 
 
 def _width(turns: int) -> int:
-    """How far from the diagonal this many turns are compared."""
+    """How far from the diagonal turns are compared, for this many turns."""
     return max(16, _PAIRS // max(1, turns))
 
 
@@ -247,7 +246,7 @@ def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
             likeness = _likeness(turn, new[j])
             score = earlier[-1][j] + worth + likeness
             if not likeness and (back := _joined(old, i, new[j])):
-                # Worth less than any pair of whole turns: a last resort.
+                # A last resort, worth less than any pair of whole turns.
                 likeness, score = _ALIKE, earlier[-1 - back][j] + _MATCH
             if likeness and score >= scores[j + 1]:
                 scores[j + 1], places[j + 1] = score, (j, is_last)
@@ -257,11 +256,11 @@ def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
 
 
 def _likeness(a: _Body, b: _Body) -> int:
-    """How much two turns look like one turn written twice.
+    """How much two turns look like one turn written in two ways.
 
-    A template takes a piece out of a turn or puts one in; its start and its end stay. So one is the other without
-    a piece, or both share start and end and little else. A common start alone shows only that the same role
-    speaks.
+    A template takes a piece out of a turn or puts one in; its start and its end stay. So one turn is the other
+    without a piece, or they share start and end and little else. A common start alone only shows that the same
+    role speaks.
     """
     if a.data == b.data:
         return _SAME
@@ -279,7 +278,7 @@ def _likeness(a: _Body, b: _Body) -> int:
 
 
 def _joined(old: list[_Body], i: int, turn: _Body) -> int:
-    """How far before the i-th piece the one lies that, joined with its end, makes up `turn`; 0 if none does.
+    """How far before the i-th piece lies the one that makes up `turn` when joined with its end; 0 if none does.
 
     Reasoning with a stop token spelled in it is cut there, and the template removes both sides of the cut.
     """
@@ -296,7 +295,7 @@ def _joined(old: list[_Body], i: int, turn: _Body) -> int:
 
 
 def _no_place(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int]) -> SpliceError:
-    """The error that says what was looked for and how far it got."""
+    """The error, with what was looked for and how far it got."""
     last = old.body(len(old.ends) - 1)
     shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last.ids[-6:].tolist()))}"
     ids = ", ".join(map(str, sorted(stops)))

@@ -1,11 +1,11 @@
-"""Which sampled tokens the rows of a run train more than once, and which calls none of them trains.
+"""Which sampled tokens the rows of a run train more than once, and which calls no row trains.
 
-Two rows that train the same tokens after the same context train one sampling event twice, or two events that gave
-the same tokens by chance, as the samples of a group may. An independent sample repeats tokens with the probability
-that they had, exp(sum of their logprobs). So chance is ruled out below exp(PROOF): a log of 10 million rows in
-groups of 16 has about 10^8 pairs with the same prompt, and 10^-5 of them agree by chance in such tokens. Clearly
-different logprobs are those of two events. Less is needed for rows with the same id of the server, and in a log
-with one row a step, most of whose rows continue the row before them.
+Two rows that train the same tokens after the same context either train one sampling event twice, or two events
+that gave the same tokens by chance, as samples of a group may. An independent sample repeats tokens with
+probability exp(sum of their logprobs), so below exp(PROOF) chance is ruled out: a log of 10 million rows in groups
+of 16 has about 10^8 pairs with the same prompt, of which 10^-5 are expected to agree by chance in such tokens.
+Clearly different logprobs mean two events. Less proof is needed for rows with the same server id, and in logs with
+one row per step, where most rows continue the row before them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tito_audit.chains.doubles import Cause, Double, Doubles, merged
 from tito_audit.chains.ledger import BLOCK, Ledger, Numbers
 
 PROOF = -30.0
-"""Tokens whose logprobs add up to this or less are not sampled twice by chance."""
+"""Tokens whose logprobs add up to this or less are never sampled twice by chance."""
 _STEPS = 3
-"""How many rows at least continue the row before them in a log with one row a step."""
+"""The fewest rows that continue the row before them in a log with one row per step."""
 _LEADERS = 8
-"""With how many events of the same tokens a row is compared."""
+"""How many events of the same tokens a row is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class Settled:
     """What the ledger of a run shows."""
 
     trained: int
-    """Tokens that are trained, each time counted."""
+    """Trained tokens, counted each time they are trained."""
     doubles: Doubles
     never: Numbers
-    """`[M]` calls whose tokens no row trains, in logs of which rows train others."""
+    """`[M]` calls whose tokens no row trains, in logs whose rows train other calls."""
     undecided: Numbers
-    """`[U]` sequences that train the tokens of another, and nothing shows whether these were sampled twice."""
+    """`[U]` sequences that train the tokens of another; whether these were sampled twice is unknown."""
 
 
 def settle(ledger: Ledger) -> Settled:
-    """What of the run is trained more than once, and what never."""
+    """What the run trains more than once, and what it never trains."""
     if not len(ledger):
         return Settled(0, Doubles(), np.empty(0, np.int64), np.empty(0, np.int64))
     shared = ledger.shared()
@@ -77,19 +77,19 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
 
 
 def _each_once(ledger: Ledger, numbers: Numbers) -> Numbers:
-    """The sequences without those that have the same tokens as one before them."""
+    """The sequences, without repeats of the same tokens."""
     hashes = ledger.spans["hash"][ledger.first_spans[numbers + 1].astype(np.int64) - 1]
     return np.sort(numbers[np.unique(hashes, return_index=True)[1]])
 
 
 def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
-    """`[F]` which logs have one row a step: most rows of several spans continue the row before them, whole."""
+    """`[F]` which logs have one row per step: most rows with several spans continue the whole row before them."""
     counts = [_links(ledger, start, end) for start, end in ledger.file_ranges()]
     return np.array([links >= _STEPS and 2 * links > several for links, several in counts], np.bool_)
 
 
 def _links(ledger: Ledger, start: int, end: int) -> tuple[int, int]:
-    """How many of some sequences continue the one before them, whole, and how many have several spans."""
+    """How many of these sequences continue the whole sequence before them, and how many have several spans."""
     hashes, links, total = ledger.spans["hash"], 0, 0
     for at in range(start, end, BLOCK):
         last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
@@ -153,7 +153,8 @@ def _labels(count: int, place: Numbers, nodes: Numbers) -> Numbers:
 
 
 def _totals(logprobs: NDArray[np.float32]) -> list[float]:
-    """The logprob of each span and all before it; unknown ones count as certain, NaN where nothing is known."""
+    """The logprob of each span and all before it; unknown logprobs count as certain, and NaN means that none is
+    known."""
     unknown = np.isnan(logprobs)
     known = np.cumsum(np.where(unknown, 0.0, logprobs), dtype=np.float64)
     known[np.logical_and.accumulate(unknown)] = np.nan
@@ -166,7 +167,7 @@ class _Member:
 
     number: int
     steps: int
-    """The file with one row a step that it is in; -1: another file."""
+    """Its file, if that has one row per step; else -1."""
     ends: list[int]
     tokens: list[int]
     totals: list[float]
@@ -183,13 +184,13 @@ class _Member:
     """Tokens that another sequence trains first."""
     leaders: dict[int, None] = field(default_factory=dict)
     history: bool = False
-    """Whether another sequence, whole, is its start."""
+    """Whether it starts with another whole sequence."""
     event: dict[int, int] = field(default_factory=dict)
-    """By span: the event that it was last found to be one of."""
+    """By span: the event that it was last assigned to."""
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The shortest sequence of a chain trains its tokens; of equal ones, the first."""
+        """Sort key: the shortest sequence of a chain trains its tokens first; of equal ones, the first."""
         return self.ends[self.last], self.ends[-1], *self.at
 
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
@@ -227,7 +228,8 @@ class _Family:
 
 
 def _events(held: Sequence[_Held]) -> list[list[_Held]]:
-    """Those of the sequences that share one sampling of the same tokens, the one first that trains them."""
+    """Groups of these sequences that share one sampling event, each led by the one that trains the tokens
+    first."""
     if any(member.totals[span] <= PROOF for member, span in held):
         return _grouped(held, ())
     answers: dict[int, list[_Held]] = {}
@@ -253,7 +255,7 @@ def _grouped(held: Sequence[_Held], leaders: Sequence[_Held]) -> list[list[_Held
 
 
 def _agree(one: _Held, other: _Held) -> bool:
-    """Whether nothing shows two sampling events: other ids of the server, or clearly other logprobs."""
+    """Whether they may be one sampling event: no different server ids, no clearly different logprobs."""
     (a, at), (b, bt) = one, other
     if a.answer_id and b.answer_id and a.answer_id != b.answer_id:
         return False
@@ -264,7 +266,7 @@ def _agree(one: _Held, other: _Held) -> bool:
 
 
 def _count(event: Sequence[_Held], number: int) -> None:
-    """Note for each sequence of an event which of its tokens sequences before it train."""
+    """Note for each sequence of an event which of its tokens earlier sequences train."""
     before = {(span, member.event.get(span - 1)) for member, span in event}
     # Up to the span before, these sequences were compared as one event already.
     compared = len(before) == 1 and None not in next(iter(before))
@@ -284,7 +286,7 @@ def _count(event: Sequence[_Held], number: int) -> None:
 
 
 def _open(held: Sequence[_Held]) -> set[int]:
-    """The sequences after the first of which nothing shows whether the tokens were sampled twice."""
+    """The sequences after the first for which it is unknown whether the tokens were sampled twice."""
     if not all(math.isnan(member.totals[span]) for member, span in held):
         return set()
     ids = [member.answer_id for member, _ in held]
@@ -304,7 +306,7 @@ def _double(member: _Member) -> Double:
 
 
 def _intersection(runs: Sequence[tuple[int, int]], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What of runs lies in others; both in order."""
+    """The parts of runs that lie in others; both in order."""
     out, at = [], 0
     for start, end in runs:
         while at < len(covered) and covered[at][1] <= start:

@@ -1,1 +1,1 @@
-"""Logs of one format written as another, with a list of what is lost."""
+"""Converts logs from one format to another, and lists what is lost."""

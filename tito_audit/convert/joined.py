@@ -1,4 +1,4 @@
-"""What the rows of a joined conversation say, call by call: what a new row keeps of it, and what it loses."""
+"""The rows of a joined conversation, call by call: what a new row keeps of them, and what it loses."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class CallsOfConversation:
-    """The calls of a conversation as their own rows have them, in the order of its turns."""
+    """The calls of a conversation as their own rows hold them, in the order of its turns."""
 
     each: Sequence[Rollout]
     """The rollout of each row alone."""
     facts: Sequence[Mapping[str, Any]]
-    """What each row says besides it."""
+    """What else each row says."""
     unread: tuple[str, ...]
-    """Paths of values of which only a part was read, in any of the rows."""
+    """Paths of values that were read only in part, in any of the rows."""
 
     @classmethod
     def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
@@ -60,7 +60,7 @@ class CallsOfConversation:
     def with_ids(
         self, whole: Rollout, refuse: Callable[[Place, str], None]
     ) -> tuple[CallsOfConversation, Rollout]:
-        """The same without the calls that lack ids, each of which is refused with its place."""
+        """The same without the calls that lack ids; each of those is refused with its place."""
         kept: list[int] = []
         for k, own in enumerate(self.each):
             try:
@@ -72,7 +72,8 @@ class CallsOfConversation:
         return replace(self, each=[self.each[k] for k in kept], facts=[self.facts[k] for k in kept]), rest
 
     def as_rows(self, whole: Rollout) -> tuple[list[ConvertedPart], list[str]]:
-        """A training row for each unbroken run of calls, and the names of what is lost; RecordError as `as_rows`.
+        """A training row for each unbroken run of calls, and the names of what is lost; RecordError as in
+        `as_rows`.
 
         Each has the messages, tools and model of its last call, and what all the calls say that it trains.
         """
@@ -94,9 +95,10 @@ class CallsOfConversation:
         return parts, lost
 
     def as_calls(self, whole: Rollout, taken: Set[str] | None) -> tuple[list[ConvertedPart], list[str]]:
-        """A row that lists all calls, and the names of what is lost; RecordError as `as_calls`.
+        """A row that lists all calls, and the names of what is lost; RecordError as in `as_calls`.
 
-        Its calls have a place for what only some of the rows say, but for names that are `taken`; None: no place.
+        Its calls have a place for what only some of the rows say, except under names that are `taken`; None: no
+        place.
         """
         facts, lost = self.shared(range(len(self.each)))
         own: list[dict[str, Any]] = []
@@ -114,7 +116,7 @@ class CallsOfConversation:
         return all(name in said and _same(said[name], value) for said in self.facts)
 
     def _lost_in_row(self, row: Rollout, calls: Sequence[int]) -> Iterator[str]:
-        """What a training row does not hold of the messages, texts and tools of the calls that it trains."""
+        """What a training row loses of the messages, texts and tools of the calls that it trains."""
         texts = {message.text for message in row.messages}
         for own in (self.each[k] for k in calls):
             said = _said(own)
@@ -125,14 +127,14 @@ class CallsOfConversation:
             yield from _lost_context(own, row)
 
     def _lost_in_calls(self, whole: Rollout) -> Iterator[str]:
-        """What the calls of a conversation do not hold of the messages and tools in the rows."""
+        """What the calls of a conversation lose of the messages and tools in the rows."""
         for own, turn in zip(self.each, whole.turns, strict=True):
             if not same_messages(_sent_and_said(turn, whole.messages), _said(own)):
                 yield MESSAGES_LOST
             yield from _lost_context(own, whole)
 
     def shared(self, calls: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
-        """What the rows of these calls all say, and the names of what only some of them say, or say otherwise.
+        """What the rows of these calls all say, and the names of what only some say or say differently.
 
         A reward that only the last of them has is the reward of all.
         """
@@ -156,7 +158,7 @@ def _said(one: Rollout) -> tuple[Message, ...]:
 
 
 def _sent_and_said(turn: Turn, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages that a call of a conversation was sent, and its answer where it is one of `messages`."""
+    """The messages sent to a call of a conversation, and its answer if that is one of `messages`."""
     index = turn.message_index
     if index is None:
         return turn.prompt_messages or ()
@@ -164,7 +166,7 @@ def _sent_and_said(turn: Turn, messages: Sequence[Message]) -> Sequence[Message]
 
 
 def _lost_context(own: Rollout, whole: Rollout) -> Iterator[str]:
-    """What a new row says once for all of its calls, and this call otherwise."""
+    """What a new row says once for all of its calls but this call says differently."""
     if own.tools != whole.tools:
         yield "tools"
     if own.template_kwargs != whole.template_kwargs:
@@ -174,7 +176,7 @@ def _lost_context(own: Rollout, whole: Rollout) -> Iterator[str]:
 
 
 def _common(values: Sequence[Any], path: str, lost: list[str]) -> Any:
-    """What all values have in common, `_MISSING` if nothing; the paths of the rest are added to `lost`."""
+    """What all values have in common, `_MISSING` if nothing; adds the paths of the rest to `lost`."""
     first = values[0]
     if all(value is not _MISSING and _same(value, first) for value in values):
         return first
@@ -190,5 +192,5 @@ def _common(values: Sequence[Any], path: str, lost: list[str]) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are written alike: 1, 1.0 and true are three."""
+    """Whether two values are written the same way: 1, 1.0 and true all differ."""
     return one is other or dump_row({"": one}) == dump_row({"": other})

@@ -1,4 +1,4 @@
-"""What became of the rows of a log that was converted."""
+"""What happened to the rows of a converted log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tito_audit.record.rollout import Place
 
 _NAMED = 1000
-"""How many rows that could not be converted are kept with their places; the rest are only counted."""
+"""How many of the rows that could not be converted are kept with their places; the rest are only counted."""
 
 
 @dataclass(slots=True)
@@ -19,21 +19,21 @@ class ConversionOutcome:
     rows_read: int = 0
     rollouts: int = 0
     joined: int = 0
-    """How many of the rollouts are conversations whose calls have a row each."""
+    """How many of the rollouts are conversations with a row for each call."""
     rows_made: int = 0
     lost: dict[str, int] = field(default_factory=dict)
-    """What has no place in the new form, by its name or path in the log, with the number of rows that have it."""
+    """What has no place in the new form, by name or path in the log, with the number of rows that have it."""
     repeated: Counter[str] = field(default_factory=Counter)
-    """What the log says once and several new rows hold, with the number of rollouts affected."""
+    """What the log says once and several new rows repeat, with the number of rollouts affected."""
     missing: Counter[str] = field(default_factory=Counter)
-    """What the new form has a place for but the log does not have, with the number of rollouts that lack it; no
-    value is invented for it."""
+    """What the new form has a place for but the log lacks, with the number of rollouts that lack it; no value is
+    made up."""
     forked: int = 0
     """Rollouts that became several rows because their calls do not all continue one another."""
     refused: list[tuple[Place, str]] = field(default_factory=list)
     """The first rows and rollouts that could not be read or converted, with the reason."""
     not_converted: int = 0
-    """How many there are in all."""
+    """How many there are in total."""
     _last: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     @property

@@ -1,8 +1,7 @@
-"""Rows made from samples, each proven: read back, it has the same tokens, mask and logprobs."""
+"""Rows made from samples, each read back to prove that tokens, mask and logprobs are the same."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,9 +17,10 @@ from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage.row import RawRow, parse_json
 from tito_audit.storage.row_text import dump_row
+from tito_audit.unknown import unknown
 
 GROUPS = ("group_id", "group", "group_index", "_ng_task_index")
-"""Keys under which logs say which rollouts were sampled for the same prompt."""
+"""Keys under which logs group the rollouts that were sampled for the same prompt."""
 
 
 def all_makers() -> dict[str, tuple[Format, Maker]]:
@@ -39,14 +39,12 @@ def maker_named(name: str) -> tuple[Format, Maker]:
     if name in makers:
         return makers[name]
     form = next((form for form in all_formats() if form.name == name), None)
-    close = difflib.get_close_matches(name, makers, n=3)
-    said = "no such form."
-    if form is not None and makers_of(form):
+    if form is None:
+        raise unknown("form", name, makers, flag="--to")
+    if makers_of(form):
         said = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
-    elif form is not None:
-        said = f"{form.title} are read and repaired, not made: they hold what only their own writer knows."
-    elif close:
-        said += f" Did you mean {' or '.join(close)}?"
+    else:
+        said = f"{form.title} can be read and repaired, but not made: they hold what only their own writer knows."
     raise SetupError(f"--to {name}: {said}\nForms that can be made: {', '.join(makers)}.")
 
 
@@ -63,7 +61,7 @@ class RowBuilder:
     def sample(
         self, rollout: Rollout, facts: Mapping[str, Any], of_calls: Sequence[Mapping[str, Any]] = ()
     ) -> Sample:
-        """The rollout with the facts that its row has a place for; the others are counted as lost."""
+        """The rollout with the facts that its row has a place for; all others are counted as lost."""
         kept: dict[str, Any] = {}
         lost: list[str] = []
         for name, value in facts.items():
@@ -80,7 +78,7 @@ class RowBuilder:
     def row(self, samples: Sequence[Sample]) -> tuple[Row, int] | None:
         """The row of one sample or of a group, with its digest; None when no sample is left.
 
-        Samples that it cannot hold are noted as refused.
+        Samples that it cannot hold are recorded as refused.
         """
         fitting: list[Sample] = []
         made: Row = {}
@@ -112,7 +110,7 @@ class RowBuilder:
             return sample, *self._proven([sample])
         except RecordError:
             names = _names(sample, self.maker)
-            # What fails without them too fails for another reason.
+            # What fails even without them fails for another reason.
             self._proven([_stripped(sample, names)])
         kept: set[str] = set()
         for name in names:
@@ -130,7 +128,7 @@ class RowBuilder:
         return _stripped(sample, present) if present else sample
 
     def _proven(self, samples: Sequence[Sample]) -> tuple[Row, Sequence[Rollout]]:
-        """A row, and the rollouts that are read back from it; RecordError when they differ."""
+        """A row, and the rollouts read back from it; RecordError when they differ."""
         row = self.maker.make(samples)
         back = parse_json(dump_row(row))
         form = pick_format(back)

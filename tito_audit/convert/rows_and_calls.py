@@ -25,13 +25,13 @@ class ConvertedPart:
 
     rollout: Rollout
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What its calls said that holds for the whole training row, which has no place for it."""
+    """What its calls say that applies to the whole training row, which has no place for it."""
     used_facts: frozenset[str] = frozenset()
     """Facts of the log that its calls now hold."""
     calls: tuple[int, ...] = ()
     """The numbers of the calls that a training row made of calls trains."""
     of_calls: tuple[Mapping[str, Any], ...] = ()
-    """What the log says of each call alone."""
+    """What the log says about each single call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Converted:
 def as_rows(rollout: Rollout) -> Converted:
     """The rollout as training rows: its own, or one for each chain of calls (`fork_rows`).
 
-    Its own row is kept as it is, whatever its calls say. RecordError when ids are missing or nothing was sampled.
+    Its own row is kept unchanged, whatever its calls say. RecordError when ids are missing or nothing was sampled.
     """
     row, alone = rollout.training_row, replace(rollout, turns=())
     if row is not None and not rollout.turns:
@@ -64,10 +64,10 @@ def as_rows(rollout: Rollout) -> Converted:
 
 
 def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
-    """The rollout as calls: its own, or one for each trained stretch of its training row.
+    """The rollout as calls: its own, or one for each trained run of its training row.
 
-    RecordError where that would lose a token, a logprob or a loss weight. The calls get what the row says of them
-    (`finish_reason`, `finish_reasons` in their order, `weight_versions`).
+    RecordError where that would lose a token, a logprob or a loss weight. The calls get what the row says about
+    them (`finish_reason`, `finish_reasons` in their order, `weight_versions`).
     """
     row = rollout.training_row
     if rollout.turns:
@@ -80,7 +80,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     columns, lost_columns = _columns_to_cut(row)
     logprobs = known_logprobs(row)
     answers: list[int | None] = [i for i, one in enumerate(rollout.messages) if one.sampled]
-    # With as many answers as trained stretches, each stretch is an answer.
+    # With as many answers as trained runs, each run is an answer.
     wrote = answers if len(answers) == len(runs) else [None] * len(runs)
     turns = [
         _turn(row.token_ids, start, end, logprobs, columns, index)
@@ -107,7 +107,7 @@ def sampled_calls(rollout: Rollout) -> list[SampledCall]:
 
 
 def known_logprobs(row: TrainingRow) -> Logprobs | None:
-    """The row's logprobs `[T]`, NaN also where an untrained token has the fill; None without a column."""
+    """The row's logprobs `[T]`, NaN where untrained tokens have the fill too; None without a column."""
     if row.logprobs is None:
         return None
     if row.sentinel is None or row.loss_mask is None:
@@ -170,7 +170,7 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
 
 
 def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
-    """Why each call that a row trains ended, and the weights if one version sampled all of them."""
+    """Why each call that a row trains ended, and the version of the weights if one version sampled them all."""
     reasons = [turn.finish_reason for turn in trained]
     facts: dict[str, Any] = {}
     if any(reason is not None for reason in reasons):
@@ -186,7 +186,7 @@ def _start(turn: Turn) -> int:
 
 
 def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> Iterable[Column]:
-    """The other per-token columns of the calls of a row, each over all its tokens."""
+    """The other per-token columns of a row's calls, each over all tokens of the row."""
     names: dict[str, MovePolicy] = {}
     for k in forked.calls:
         names |= {c.name: c.policy for c in turns[k].columns if c.role is ColumnRole.OTHER and c.alignment}
@@ -202,9 +202,11 @@ def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> It
 
 def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
     """The messages of a chain that ends with a call; () when the log does not say which they are."""
-    if turn.message_index is not None:
+    if turn.message_index is None:
+        return turn.prompt_messages or ()
+    if turn.prompt_messages is None:
         return rollout.messages[: turn.message_index + 1]
-    return turn.prompt_messages or ()
+    return (*turn.prompt_messages, rollout.messages[turn.message_index])
 
 
 def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[str]:
@@ -219,14 +221,15 @@ def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[st
         ends = [_start(turns[k]) + _size(turns[k]) for k in row.calls]
         if any(_start(turns[k]) == end for k, end in zip(row.calls[1:], ends, strict=False)):
             yield "where one call ends and the next begins"
+        messages = rollout.messages if len(forked) == 1 else _messages_up_to(rollout, turns[row.calls[-1]])
+        sent = [turns[k].prompt_messages for k in row.calls]
+        if any(one is not None and one != messages[: len(one)] for one in sent):
+            yield MESSAGES_LOST
     for turn in turns:
         if turn.completion_text is not None and turn.completion_text not in said:
             yield TEXTS_LOST
         if turn.prompt_text is not None:
             yield "text of prompts"
-        sent = turn.prompt_messages
-        if sent is not None and sent != rollout.messages[: len(sent)]:
-            yield MESSAGES_LOST
         yield from (column.name for column in turn.columns if column.alignment is None)
 
 
@@ -235,7 +238,7 @@ def _size(turn: Turn) -> int:
 
 
 def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
-    """Whether the calls give exactly this row."""
+    """Whether the calls yield exactly this row."""
     try:
         made = fork_rows(sampled_calls(rollout))
     except RecordError:
@@ -252,7 +255,7 @@ def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
 
 
 def _runs(row: TrainingRow) -> list[tuple[int, int]]:
-    """The trained stretches; RecordError where calls could not hold everything in the row."""
+    """The trained runs; RecordError where calls could not hold everything in the row."""
     weights = loss_weights(row)
     if row.loss_mask is None or weights is None:
         raise RecordError("it has no loss mask, so what a call sampled is unknown")
@@ -273,7 +276,7 @@ def _runs(row: TrainingRow) -> list[tuple[int, int]]:
 
 
 def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
-    """The columns that calls can hold, each over all tokens, and the names of the others."""
+    """The columns that calls can hold, each over all tokens, and the names of the rest."""
     kept: dict[str, tuple[NDArray[Any], MovePolicy]] = {}
     lost: list[str] = []
     for column in row.columns:
@@ -314,7 +317,7 @@ def _turn(
 
 
 def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn], frozenset[str]]:
-    """The calls of a row with what the row says of them, and the names of those facts."""
+    """The calls of a row with what the row says about them, and the names of those facts."""
     used: set[str] = set()
     reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
     if (
@@ -326,7 +329,7 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
         used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
     versions = facts.get(_WEIGHTS)
     known = isinstance(versions, list) and all(isinstance(one, str) for one in versions)
-    # With several versions, which one sampled which call is unknown.
+    # With several versions it is unknown which one sampled which call.
     if isinstance(versions, list) and known and (len(turns) == 1 or len(versions) == 1):
         turns = [replace(turn, weight_versions=tuple(versions)) for turn in turns]
         used.add(_WEIGHTS)

@@ -1,6 +1,6 @@
-"""Logs converted: calls to training rows, training rows to calls, one format to another.
+"""Converts logs: calls to training rows, training rows to calls, one format to another.
 
-Every row is made, read back and compared before the first is written, so that what would be lost is known.
+Every row is made, read back and compared before the first is written, so losses are known up front.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Conversion:
         self.carried = ConversionOutcome()
         """What the survey found."""
         self.notices: list[str] = []
-        """Which rows were joined, once the survey is through."""
+        """Which rows were joined, once the survey is done."""
         self.written: Path | None = None
         """The new log, once it has its name."""
         self._flow: RowFlow | None = None
         self._size = 0
-        """Bytes of the logs at the survey: rows that are added do not move the places of joined ones."""
+        """Bytes of the logs at the survey: rows added later do not move the joined ones."""
         self._shapes: ColumnTypes | None = None
         if self.out is not None and kind_of_name(self.out)[0] == "table":
             self._shapes = ColumnTypes()
@@ -76,13 +76,13 @@ class Conversion:
 
     @property
     def named(self) -> str:
-        """The logs in words: the name of the only one, or how many there are."""
+        """The logs in words: the name of a single log, or how many there are."""
         return self.logs[0] if len(self.logs) == 1 else f"{len(self.logs)} logs"
 
     def survey(self) -> Iterator[Place]:
-        """The places of the logs' rows as they are converted; then `carried` is complete. Nothing is written.
+        """The places of the logs' rows as they are converted; afterwards `carried` is complete. Writes nothing.
 
-        StorageError when a log cannot be read, or the target exists and may not be replaced.
+        StorageError when a log cannot be read, or the target exists and must not be replaced.
         """
         files = find_logs(self.logs)
         self.logs = [str(file) for file in files]
@@ -105,9 +105,10 @@ class Conversion:
         self.notices = said.notices
 
     def write(self) -> Iterator[Place]:
-        """The places of the logs' rows as they are written; then the file has its name. Call it after `survey`.
+        """The places of the logs' rows as they are written; afterwards the file is in place. Call it after
+        `survey`.
 
-        The file is read back and compared first; StorageError when that fails, and nothing is left of it.
+        The file is first read back and compared; if that fails, StorageError, and no file is left.
         """
         if self.out is None or self._flow is None:
             raise ValueError("a conversion without a target or a survey has nothing to write")
@@ -122,7 +123,7 @@ class Conversion:
             if again != self.carried or self._flow.size != self._size:
                 raise StorageError(
                     f"{self.named}: {'the log' if len(self.logs) == 1 else 'a log'} changed while it was "
-                    "converted, so nothing was written.\nConvert it when nothing writes to it any more."
+                    "converted, so nothing was written.\nConvert it again once nothing is writing to it."
                 )
             self._compare(target.finish(), digests)
         self.written = self.out
@@ -220,7 +221,7 @@ class Conversion:
     def _joined(
         self, rollout: Rollout, calls: CallsOfConversation, builder: RowBuilder
     ) -> Iterator[tuple[object, Sample]]:
-        """The samples that a joined conversation becomes: what all calls of one say is kept in it."""
+        """The samples that a joined conversation becomes; each keeps what all of its calls say."""
         tally, place = builder.tally, rollout.place
         tally.rollouts += 1
         tally.joined += 1
@@ -254,8 +255,8 @@ def convert_rollouts(
 ) -> Conversion:
     """Logs converted to the form `to` (`rows`, `calls`, `atropos_group`, …) and written to `out`, if given.
 
-    Its `carried` says what became of every row. RecordError, and nothing is written, when something would be lost
-    and `lossy` is False; with `lossy`, rows that cannot be converted are left out.
+    Its `carried` says what happened to every row. RecordError, and nothing is written, when something would be
+    lost and `lossy` is False; with `lossy`, rows that cannot be converted are left out.
     """
     conversion = Conversion(logs, to, out, settings, overwrite=overwrite, progress=progress)
     for _ in conversion.survey():
@@ -292,7 +293,7 @@ def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) ->
 
 
 def _group_key(facts: Mapping[str, Any], place: Place) -> object:
-    """What adjacent samples of a group share; the number of a group means another group in another log."""
+    """What adjacent samples of a group share; the same group number in another log is another group."""
     group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
     return ("row", place) if group is None else ("group", place.file, repr(group))
 
@@ -310,7 +311,7 @@ def _refuse_log(file: Path, settings: Settings) -> None:
 
 
 def _refuse_target(out: Path, files: Sequence[Path], *, overwrite: bool) -> None:
-    """SetupError or StorageError where the new log may not be written."""
+    """SetupError or StorageError where the new log must not be written."""
     if any(same_place(out, file) for file in files):
         which = "the log" if len(files) == 1 else "one of the logs"
         raise SetupError(f"-o {out}: this is {which}, and a log is never overwritten.\nName another file.")

@@ -1,7 +1,7 @@
-"""What a row of a log holds that its rollouts do not: unread values (facts), and unread parts of values.
+"""What a row holds that its rollouts do not: unread values (facts) and unread parts of values.
 
 A value counts as read where a rollout holds it: ids as ids, per-token columns by their name, text and numbers of
-messages and tools under the same kind of key. Everything else is named, so that nothing is lost silently.
+messages and tools under the same kind of key. Everything else is named, so nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class RowFacts:
     """What a row holds besides what was read."""
 
     facts: tuple[Mapping[str, Any], ...]
-    """For each rollout, the row's values of which nothing was read, by key."""
+    """For each rollout, the row's values that were not read at all, by key."""
     shared: tuple[str, ...]
     """Keys with one value for all rollouts."""
     unread: tuple[str, ...]
-    """Paths of values of which only a part was read, `response.choices[].index`."""
+    """Paths of values that were read only in part: `response.choices[].index`."""
 
 
 def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequence[Sources]) -> RowFacts:
-    """The facts of a row and what of it was not read; null and empty values are ignored.
+    """The facts of a row and its unread parts; null and empty values are ignored.
 
     `sources` says where the columns of the rollouts were read.
     """
@@ -72,7 +72,7 @@ def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequ
 
 
 class _HeldValues:
-    """The values that rollouts hold, to look up parts of a row in."""
+    """The values that rollouts hold, for looking up the parts of a row."""
 
     def __init__(self, rollouts: Sequence[Rollout], places: set[Path]) -> None:
         self.hits = 0
@@ -94,7 +94,8 @@ class _HeldValues:
         self.hits, self.misses = 0, []
 
     def look(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
-        """Count the parts of a value that are held, and collect the paths of the rest; `path`: `place` as text."""
+        """Count the parts of a value that are held, and collect the paths of the rest; `path` is `place` as
+        text."""
         if isinstance(value, Mapping):
             for inner, entry in value.items():
                 name = str(inner)
@@ -109,7 +110,7 @@ class _HeldValues:
             self._note(self._scalar(value, key, nested=len(path) > 1), path)
 
     def _tells_nothing(self, value: Any, key: str, *, nested: bool) -> bool:
-        """Whether a value is a word of the format, or a count of what the rollouts hold."""
+        """Whether a value is one of the format's keywords, or a count of what the rollouts hold."""
         if isinstance(value, str):
             return key in SHAPE and nested
         return key in COUNTS and type(value) is int and value in self._counts
@@ -121,7 +122,7 @@ class _HeldValues:
             self.misses.append("".join(path))
 
     def _json(self, text: str, key: str, path: tuple[str, ...], place: Path) -> None:
-        """Look into a string that is JSON, as tables hold what they have no type for."""
+        """Look into a string that is JSON, which tables use for what they have no type for."""
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
@@ -155,7 +156,7 @@ class _HeldValues:
             name = key.split(".")[-2]
         pair = _kind(name), _hashable(value)
         if not nested:
-            # A text at the top of a row is a fact unless a call is known to have written it.
+            # Text at the top of a row is a fact unless a call is known to have written it.
             return pair in self._pairs and (pair[0] in ("finish", "weights") or key in TEXTS_OF_CALLS)
         return pair in self._pairs
 
@@ -229,7 +230,7 @@ class _HeldValues:
         self._counts.update(len(ids) for ids in sequences)
 
     def _say(self, value: Any, key: str) -> None:
-        """Add every scalar of a value under the kind of its key."""
+        """Add every scalar of a value under its key's kind."""
         if isinstance(value, Mapping):
             for name, entry in value.items():
                 self._say(entry, str(name))
@@ -241,17 +242,17 @@ class _HeldValues:
 
 
 def _short(key: str) -> str:
-    """A key shortened for a path: some logs have whole texts as keys."""
+    """A key shortened for a path: some logs use whole texts as keys."""
     return key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 1]}…"
 
 
 def _kind(key: str) -> str:
-    """The common name of keys that formats use for the same thing."""
+    """The common name of keys that mean the same in different formats."""
     return KINDS.get(key, key)
 
 
 def _hashable(value: Any) -> object:
-    """A scalar as a hashable value, numbers as text, since some logs write them so."""
+    """A scalar as a hashable value; numbers as text, since some logs write them that way."""
     return value if isinstance(value, str | bool) else str(value)
 
 
@@ -273,7 +274,7 @@ def _is_wrapped(row: Mapping[str, Any], count: int) -> bool:
 
 
 def _is_packed(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
-    """Whether one list of ids of the row holds those of several training rows."""
+    """Whether one list of ids in the row holds several training rows."""
     if len(rollouts) < 2 or any(rollout.training_row is None for rollout in rollouts):
         return False
     total = _row_tokens(rollouts)

@@ -1,4 +1,4 @@
-"""Keys that rows of many formats have, and what their values are, to find what of a row was not read."""
+"""Keys common to many formats and what their values mean, to find the unread parts of a row."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ KINDS = {
     **dict.fromkeys(("finish_reason", "stop_reason"), "finish"),
     **dict.fromkeys(("weight_version", "weight_versions", "model_version", "weight_step"), "weights"),
 }
-"""Keys that formats use for the same thing."""
+"""Keys that mean the same in different formats."""
 LONGEST_KEY = 40
 SHAPE = {"type", "object"}
-"""Keys whose values are words of the format."""
+"""Keys whose values are the format's keywords."""
 BOUNDS = {"cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k"}
 """Keys of token counts up to the end of each sample."""
 COUNTS = {

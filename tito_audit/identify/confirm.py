@@ -1,4 +1,4 @@
-"""What a way writes exactly of the rows that confirm it, and which other ways write the same."""
+"""Which of the confirming rows a way writes exactly, and which other ways write the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Confirmed:
     written: frozenset[int]
     """The positions of these observations."""
     read: Mapping[int, str] = field(default_factory=dict)
-    """The system prompts that were read from them, where each has its own."""
+    """The system prompts read from them, if each has its own."""
 
     @property
     def name(self) -> str:
@@ -35,18 +35,18 @@ class Confirmed:
         return self.writer.tokenizer.name
 
     def rank(self, seen: Sequence[Observation]) -> tuple[int, int, int]:
-        """How good it is: first prompts written, then all prompts, then how little it claims."""
+        """A sort key: first prompts written, then all prompts, then how little it claims."""
         first = sum(seen[at].first for at in self.written)
         return first, len(self.written), -self.way.cost - self.read_cost
 
     @property
     def read_cost(self) -> int:
-        """How much it claims by what it reads from each prompt, on the scale of the cost of a way."""
+        """How much it claims by reading values from each prompt, in units of a way's cost."""
         return sum(1 + len(text) // CHARACTERS for text in self.read.values())
 
 
 def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[Observation]) -> Confirmed:
-    """What a way writes; with values that vary from row to row, if that writes more."""
+    """The prompts that a way writes; with values that vary from row to row, if that writes more."""
     best = Confirmed(writer, template, way, _written(writer, way, seen))
     for other in _varied(best):
         if len(best.written) == len(seen):
@@ -71,7 +71,7 @@ def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset
 
 
 def _varied(best: Confirmed) -> Iterator[Way]:
-    """The ways in which something that was read from a prompt is read from each of them."""
+    """The ways in which a value that was read from one prompt is read from each of them."""
     way = best.way
     if way.clock is not None:
         yield replace(way, clock=None, varies=way.varies | {CLOCK})
@@ -84,7 +84,7 @@ def _varied(best: Confirmed) -> Iterator[Way]:
 
 
 def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
-    """Prompts, turns and tokens that are written exactly, out of all."""
+    """How many prompts, turns and tokens are written exactly, out of all."""
     share = Share()
     for at, one in enumerate(seen):
         first, exact = one.first, at in written
@@ -101,9 +101,9 @@ def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
 
 
 def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: bool) -> tuple[list[Way], list[str]]:
-    """Other values of arguments that write the same, and the arguments of which every value does.
+    """Other argument values that write the same, and the arguments that make no difference.
 
-    With `calls_tools`, how the arguments of tool calls are given is such an argument too.
+    With `calls_tools`, the form of tool call arguments counts as such an argument too.
     """
     writer, way = best.writer, best.way
     few = for_search([seen[at] for at in sorted(best.written)], _NEIGHBOURS)
@@ -134,7 +134,7 @@ def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> 
 
 
 def _same_date(best: Confirmed) -> Iterator[Way]:
-    """The date as an argument where it is the clock's, and the other way round."""
+    """The same date as an argument instead of the clock's, and vice versa."""
     way = best.way
     for argument in best.writer.arguments.arguments:
         form, value = argument.clock_format, dict(way.args).get(argument.name)

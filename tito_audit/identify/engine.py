@@ -1,4 +1,4 @@
-"""The search over all candidates: what explains a log best, and whether that is sure."""
+"""The search over all candidates: what explains a log best, and whether that is certain."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ _CONFIRMED, _CONFIRMED_IDS = 240, 2_000_000
 _TESTED = 16
 """How many rollouts decide whether a tokenizer fits."""
 _AUDITED = 48
-"""How many rollouts are audited to say what is left."""
+"""How many rollouts are audited to name what is unexplained."""
 _NEARLY_ALL = 0.95
-"""The share of the prompts that an explanation has to write to be sure."""
+"""The share of the prompts that an explanation must write to be certain."""
 _RIGHT = 0.8
-"""The share of the prompts that a renderer has to write for nothing to be looked for."""
+"""If a renderer writes this share of the prompts, no search is needed."""
 _SECONDS, _CHARACTERS = 2.0, 8 * 1024 * 1024
 """Limits of time and size for one rendering in a search."""
 _AGAIN = 2
-"""How often the rows that are not explained are searched again."""
+"""How often unexplained rows are searched again."""
 
 
 def identify(
     rollouts: Sequence[Rollout], candidates: Sequence[Candidate], *, audit: Audit | None = None
 ) -> Identified:
-    """What explains the recorded ids of these rollouts, a few hundred of a log, the first ones among them.
+    """What explains the recorded ids of these rollouts: a few hundred of a log, including its first.
 
-    With `audit`, what the best explanation leaves is counted by the findings of an audit with it.
+    `audit` counts what the best explanation leaves unexplained, by the findings of an audit with it.
     """
     rows = tested(rollouts[: 4 * _TESTED])[:_TESTED]
     if not rows:
@@ -98,10 +98,10 @@ def identify(
 
 
 def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
-    """What explains the first rollouts of a log with this tokenizer and template, but other arguments, another
-    date or no tools; None if the renderer explains them as it is, or nothing surely does.
+    """What explains the first rollouts of a log with this tokenizer and template but other settings.
 
-    That costs a rendering of each if the renderer is right.
+    Other settings are arguments, the date, or no tools. None if the renderer already explains the rollouts, or
+    nothing does with certainty. If the renderer is right, this costs one rendering of each rollout.
     """
     seen = observations(rollouts)
     first = [one for one in seen if one.first] or seen
@@ -129,7 +129,7 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
 
 
 def _fits(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[TokenizerFit]:
-    """Whether each tokenizer can have written the ids; those that clearly cannot are not loaded."""
+    """Whether each tokenizer can have written the ids; clear misfits are not loaded."""
     whys = not_read(rows, tokenizers)
     return [
         _fit(rows, one) if why is None else TokenizerFit(one.name, False, why)
@@ -151,7 +151,7 @@ def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
 
 
 def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:
-    """What writes with a template; None if the tokenizer has none, or it does not compile."""
+    """A writer for a template; None if the tokenizer has none, or it does not compile."""
     try:
         renderer = make_renderer(
             tokenizer,
@@ -189,7 +189,7 @@ def _explained(
     searched: Sequence[Observation],
     rest: Sequence[Observation],
 ) -> list[Confirmed]:
-    """The best way to write with a template, and others for the rows that it does not explain."""
+    """The best way to write with a template, and other ways for the rows that it does not explain."""
     found = [_searched(writer, template, start, searched, rest)]
     for _ in range(_AGAIN):
         known = frozenset().union(*(one.written for one in found))
@@ -217,7 +217,7 @@ def _searched(
 
 
 def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: Sequence[Observation]) -> str:
-    """Why the first of these is not sure to be the explanation; "" if it is."""
+    """Why the first of these is not certain to be the explanation; "" if it is."""
     best = found[0]
     basis = [at for at, one in enumerate(rest) if one.first] or list(range(len(rest)))
     written = sum(at in best.written for at in basis)
@@ -225,22 +225,22 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
         return f"it writes {written:,} of {len(basis):,} prompts exactly"
     prompts = {rest[at].ids.tobytes() for at in best.written}
     if best.way.departs and len(prompts) < 2:
-        return "there is only one prompt, which could be explained in many ways"
+        return "there is only one prompt, which many settings could explain"
     because = doubt_of_systems(best, found[1:], rest) or _other_opening(best, rest) or _other_history(best, rest)
     if because:
         return because
     for other in found[1:]:
         does = sum(at in other.written for at in basis)
         if does >= written and not other.written <= best.written:
-            return "another explanation writes as many prompts, but not the same ones"
+            return "another explanation writes as many prompts, but different ones"
     return ""
 
 
 def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
-    """Why the template may be another one, by how it opens conversations; "" if it may not.
+    """Evidence for another template in how conversations open; "" if there is none.
 
     Two templates of a family often differ only for conversations that few rows have, such as those without a
-    system message. A row whose text is right and whose tokens are not says nothing of the template.
+    system message. A row with the right text and wrong tokens says nothing about the template.
     """
     right: set[str] = set()
     wrong: Counter[str] = Counter()
@@ -257,10 +257,10 @@ def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
 
 
 def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
-    """Why the template may be another one, by prompts with answers in them; "" if it may not.
+    """Evidence for another template in prompts with answers; "" if there is none.
 
-    Answers that the log shows to be the sampled ones may have drifted; nothing else may, at least not in most
-    prompts of a kind: another template may write answers in another way.
+    Only answers known to be sampled may have drifted. If anything else differs in most prompts of a kind, another
+    template may have written them.
     """
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
@@ -271,7 +271,7 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
             (right if same else wrong)[one.kind] += 1
     for kind, number in wrong.items():
         if not right[kind] or number > right.total() + wrong.total() / 2:
-            return f"it writes another text for {many(number, 'prompt')} with {kind}"
+            return f"it writes different text for {many(number, 'prompt')} with {kind}"
     return ""
 
 
@@ -315,7 +315,7 @@ def _identified(
 
 
 def _found(one: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation], *, calls_tools: bool) -> Found:
-    """An explanation with what else writes the same."""
+    """An explanation with the others that write the same."""
     ways, undetermined = equal_ways(one, rest, calls_tools=calls_tools)
     equal = [explanation_of(way, one.writer, one.template, rest) for way in ways]
     equal += [explanation_of(other.way, other.writer, other.template, rest) for other in same]
@@ -335,7 +335,7 @@ def _left(
     rollouts: Sequence[Rollout],
     audit: Audit | None,
 ) -> tuple[Left, ...]:
-    """What the best explanation does not write, by cause."""
+    """The prompts that the best explanation does not write, counted by cause."""
     missing = {rest[at].place for at in range(len(rest)) if at not in best.written}
     if not missing or audit is None:
         return _unwritten(best, rest)
@@ -358,7 +358,7 @@ def _left(
 
 
 def _own_dates(best: Confirmed, rest: Sequence[Observation]) -> dict[Place, datetime | None]:
-    """The date of each rollout, where dates vary."""
+    """The date of each rollout, if dates vary."""
     if CLOCK not in best.way.varies:
         return {}
     own = ((one.place, best.writer.resolved(best.way, one)) for one in rest)
@@ -366,7 +366,7 @@ def _own_dates(best: Confirmed, rest: Sequence[Observation]) -> dict[Place, date
 
 
 def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]:
-    """The same without an audit: whether the template refuses, or writes another text or other tokens."""
+    """The same without an audit: the template refuses, or text or tokens differ."""
     numbers: Counter[str] = Counter()
     first: dict[str, Observation] = {}
     for at, one in enumerate(rest):
@@ -374,7 +374,7 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
             text = best.writer.text(best.way, one)
             refusal = best.writer.refusal(best.way, one) if text is None else None
             sampled = differs_in_answers(best.writer, best.way, one)
-            what = "other tokens of the same text" if best.writer.spells(best.way, one) else "another text"
+            what = "the same text in other tokens" if best.writer.spells(best.way, one) else "another text"
             cause = f"{what}, in answers" if sampled else what
             cause = f"the template refuses the messages: {refusal}" if refusal is not None else cause
             numbers[cause] += 1

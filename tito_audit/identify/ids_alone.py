@@ -1,7 +1,7 @@
-"""What recorded ids say without a tokenizer: range, openings of prompts, ends of turns, whose control ids occur.
+"""What recorded ids show without a tokenizer: range, openings of prompts, ends of turns, known control ids.
 
-A family of tokenizers is named only if its control ids are where its chats have them, in nearly every sequence,
-and no id lies outside its vocabulary. Several families may pass; all of them are named.
+A family of tokenizers is named only if nearly every sequence has its control ids where its chats have them, and no
+id is outside its vocabulary. All families that pass are named.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tito_audit.record.rollout import Rollout, trained_runs
 _NEARLY_ALL = 0.9
 """The share of the sequences that must look like a family's chats."""
 _OPENING = 8
-"""Most ids to show of what all prompts open with."""
+"""The most ids shown of a common opening."""
 _ENDS = 4
-"""Most ids to name that end sampled turns."""
+"""The most end-of-turn ids named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ class Family:
     size: int
     """Every id is below this."""
     opens: tuple[tuple[int, ...], ...]
-    """The ids that a chat may open with, its BOS once, twice or missing; low ids are too common to stand alone."""
+    """The ids that a chat may open with, its BOS once, twice or missing; low ids alone are too common to prove
+    anything.
+    """
     marks: Mapping[int, str]
     """Control ids that every chat holds, with their texts."""
 
@@ -72,8 +74,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("Gemma 3", 262_145, ((2, 105), (2, 2, 105), (105,)), {105: "<start_of_turn>", 106: "<end_of_turn>"}),
 )
 """Sources: the `tokenizer.json` of SmolLM2, Llama 3.1, DeepSeek-V3, Qwen2.5, Qwen3, gpt-oss and Gemma 3, which a
-test compares with this table where they are at hand; the published `tokenizer_config.json` of Qwen2, Phi-4,
-GLM-4.5, Kimi K2 and Gemma 2; `mistral-common` for both kinds of Mistral."""
+test compares with this table where available; the published `tokenizer_config.json` of Qwen2, Phi-4, GLM-4.5, Kimi
+K2 and Gemma 2; `mistral-common` for both kinds of Mistral.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,12 @@ class FamilySeen:
 
     family: Family
     sequences: int
-    """How many of them do."""
+    """How many sequences do."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdsAlone:
-    """What the ids of a log say by themselves."""
+    """What the ids of a log show by themselves."""
 
     sequences: int
     ids: int
@@ -95,7 +98,7 @@ class IdsAlone:
     smallest: int
     largest: int
     opening: tuple[int, ...]
-    """What all prompts open with, the first ids of it; () if they open differently."""
+    """The first ids common to all prompts; () if they open differently."""
     turns: int
     """Sampled turns."""
     ends: tuple[tuple[int, int], ...]
@@ -125,7 +128,7 @@ def ids_alone(rollouts: Sequence[Rollout]) -> IdsAlone | None:
 
 
 def id_sequences(rollouts: Iterable[Rollout]) -> list[Ids]:
-    """Everything that a model saw or was trained on, each prompt with its completion, without padding."""
+    """All ids that a model saw or was trained on, each prompt with its completion, without padding."""
     sequences = (ids[ids >= 0] for rollout in rollouts for ids in _sequences(rollout))
     return [ids for ids in sequences if len(ids)]
 

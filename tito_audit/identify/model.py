@@ -1,4 +1,4 @@
-"""Explanations of a log: which tokenizer, template and arguments wrote its prompts, and how well that fits."""
+"""Explanations of a log: the tokenizer, template and arguments that wrote its prompts, and how well they fit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class NamedTemplate:
     """A chat template to try."""
 
     label: str
-    """What to call it: "its own template", the name of one of several, or a file."""
+    """Its name: "its own template", one of several named ones, or a file."""
     source: str | None = None
-    """The Jinja text of a file; None: one of the tokenizer's own."""
+    """The Jinja text of a file; None: one of the tokenizer's templates."""
     chat_template: str | None = None
     """The path for `--chat-template`."""
     template_name: str | None = None
@@ -39,9 +39,9 @@ class NamedTemplate:
 
 
 OWN_TEMPLATE = NamedTemplate("its own template")
-"""What a tokenizer uses if nothing else is asked for."""
+"""The tokenizer's default."""
 GIVEN_TEMPLATE = NamedTemplate("the given template")
-"""What a renderer uses that was made before."""
+"""The template of an existing renderer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Candidate:
 
 
 class DepartureKind(StrEnum):
-    """How prompts depart from what the template writes for the logged messages with one set of arguments.
+    """How prompts differ from what the template writes for the logged messages with one set of arguments.
 
-    Only of dates that vary a flag can tell: `--clock recorded`.
+    A flag exists only for dates that vary: `--clock recorded`.
     """
 
     SYSTEM_ADDED = "system prompt not in the messages"
@@ -79,9 +79,9 @@ class Departure:
 
     kind: DepartureKind
     text: str = ""
-    """The text that was added; the name of the argument that varies."""
+    """The added text, or the name of the argument that varies."""
     values: tuple[str, ...] = ()
-    """Some of the values, where they vary."""
+    """Some of the values, if they vary."""
 
     def __str__(self) -> str:
         return self.kind.value
@@ -98,11 +98,11 @@ class Explanation:
     tool_arguments: ToolArguments = "auto"
     clock: datetime | None = None
     without_tools: bool = False
-    """Whether the prompts were written without the tools that the log states."""
+    """Whether the prompts were written without the log's tools."""
     departures: tuple[Departure, ...] = ()
 
     def settings(self, base: Settings) -> Settings:
-        """The settings with everything that a flag can say of it."""
+        """The settings with everything of it that flags can express."""
         given: dict[str, Any] = {}
         if self.template != GIVEN_TEMPLATE:
             given = {
@@ -145,7 +145,7 @@ class Explanation:
         return tuple(words)
 
     def config(self) -> Mapping[str, object]:
-        """The keys of `tito-audit.toml` that say the same."""
+        """The equivalent keys of `tito-audit.toml`."""
         keys: dict[str, object] = {"tokenizer": self.tokenizer}
         if self.template.chat_template is not None:
             keys["chat-template"] = self.template.chat_template
@@ -162,7 +162,7 @@ class Explanation:
         return keys
 
     def renderer(self, tokenizer: Tokenizer, *, time_limit: float = TIME_LIMIT) -> Renderer:
-        """A renderer that writes as it says, as far as flags can say it; SetupError without a template."""
+        """A renderer with its settings, as far as flags can express them; SetupError without a template."""
         return make_renderer(
             tokenizer,
             chat_template=self.template.source,
@@ -175,7 +175,7 @@ class Explanation:
         )
 
     def applied(self, renderer: Renderer) -> Renderer:
-        """A renderer with the same template that writes as it says, as far as flags can say it."""
+        """The same renderer with its settings, as far as flags can express them."""
         return replace(
             renderer,
             template_args=dict(self.template_args),
@@ -209,8 +209,9 @@ class Share:
     """First prompts of rollouts."""
     of_prompts: int = 0
     turns: int = 0
-    """Prompts of later calls, with the answers before them; training rows that do not say where their prompts end
-    count if only their answers differ."""
+    """Prompts of later calls, with the answers before them; training rows without prompt boundaries count if only
+    their answers differ.
+    """
     of_turns: int = 0
     tokens: int = 0
     """Tokens of all these prompts."""
@@ -232,10 +233,10 @@ class Left:
     """What an explanation does not write exactly, by cause."""
 
     cause: str
-    """A code of the audit with its cause, or why no text could be written."""
+    """A rule code with its cause, or why no text could be written."""
     number: int
     place: Place
-    """Where it is the first time."""
+    """Its first place."""
     turn: int | None = None
 
 
@@ -247,20 +248,21 @@ class Ending:
     piece: str
     turns: int
     followed_by: str | None = None
-    """What later prompts hold between it and the next message; None: no later prompt shows it."""
+    """The text between it and the next message in later prompts; None if no later prompt shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An explanation and what it explains of the confirming rows."""
+    """An explanation, and which of the confirming rows it explains."""
 
     explanation: Explanation
     share: Share
     equal: tuple[Explanation, ...] = ()
     """Other explanations that write the same in all these rows, with more flags."""
     undetermined: tuple[str, ...] = ()
-    """Arguments of the template that change nothing in these rows; `tool_arguments`, if no prompt shows those of a
-    call, or the template writes them alike in every form."""
+    """Template arguments that change nothing in these rows; also `tool_arguments`, if no prompt has a tool call or
+    the template writes every form the same.
+    """
 
 
 class Lack(StrEnum):
@@ -281,7 +283,7 @@ class TokenizerFit:
     because: str = ""
     """Why it cannot have written the ids."""
     same: float = 0.0
-    """The share of the ids that were not sampled which encoding their text gives back; 0 if not asked."""
+    """The share of the unsampled ids that re-encoding their text reproduces; 0 if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +293,12 @@ class Identified:
     found: tuple[Found, ...] = ()
     """Explanations with their shares, best first."""
     sure: bool = False
-    """Whether the first is the one: it writes nearly all prompts of rows it was not searched on, and nothing else
-    does as well."""
+    """Whether the first is certain: it writes nearly all prompts of rows outside the search, and nothing else does
+    as well.
+    """
     unsure_because: str = ""
     left: tuple[Left, ...] = ()
-    """What the first explanation does not write, by cause, most frequent first."""
+    """The prompts that the first explanation does not write, by cause, most frequent first."""
     endings: tuple[Ending, ...] = ()
     tokenizers: tuple[TokenizerFit, ...] = ()
     """Every candidate, in the order given."""

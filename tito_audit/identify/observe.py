@@ -1,4 +1,4 @@
-"""What a log shows about its template: messages, and the ids that were made of them."""
+"""Observations: messages of a log with the ids they were rendered and encoded to."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, trained_runs
 
 _LONGEST, _ALL = 32_768, 65_536
-"""Most ids of an observation to search with while there are shorter ones, and of all together."""
+"""The most ids of one observation in a search if there are shorter ones, and of all together."""
 
 
 class Part(IntEnum):
     """What the ids of an observation are."""
 
     FIRST = 0
-    """A prompt before which nothing was sampled: it shows the template alone."""
+    """A prompt without sampled answers: it shows the template alone."""
     START = 1
-    """A whole training row that begins with such a prompt and does not say where that ends: its answer follows."""
+    """A whole training row of such a prompt and its answer, without the boundary between them."""
     LATER = 2
     """A prompt with answers in it, which may have drifted."""
     WHOLE = 3
-    """A whole training row that does not say where its prompt ends."""
+    """A whole training row without prompt boundaries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """Messages and the ids that were made of them."""
+    """Messages with the ids they were rendered and encoded to."""
 
     place: Place
     turn: int | None
@@ -44,9 +44,9 @@ class Observation:
     ids: Ids
     part: Part
     begun: int = 0
-    """How many of the first ids are an earlier prompt with its answer, kept as they were sampled."""
+    """How many leading ids are an earlier prompt with its answer as sampled."""
     answer: str = ""
-    """The text that follows the prompt, where the ids go on after it."""
+    """The text after the prompt, if the ids continue."""
 
     @property
     def first(self) -> bool:
@@ -60,7 +60,7 @@ class Observation:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What the template may treat in another way: roles, tools, tool calls, reasoning."""
+        """What a template may treat differently: roles, tools, tool calls, reasoning."""
         roles = tuple(dict.fromkeys(message.role for message in self.messages))
         first = self.messages[0].role
         calls = any(message.tool_calls for message in self.messages)
@@ -69,13 +69,13 @@ class Observation:
 
     @property
     def opening(self) -> str:
-        """What templates open a conversation by, in words: a system message, tools."""
+        """What the opening depends on, in words: a system message, tools."""
         first = "with" if self.messages and self.messages[0].role in ("system", "developer") else "without"
         return f"{first} a system message, {'with' if self.tools else 'without'} tools"
 
     @property
     def kind(self) -> str:
-        """What of a conversation it holds that templates treat in ways of their own, in words."""
+        """What it holds that templates treat differently, in words."""
         sampled = sum(message.sampled for message in self.messages)
         words = ["answers" if sampled > 1 or self.part is not Part.WHOLE else "one answer"]
         if any(message.role == "tool" or message.tool_calls for message in self.messages):
@@ -86,12 +86,12 @@ class Observation:
 
 
 def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
-    """What rollouts show: their prompts, else the starts of their training rows."""
+    """The observations of rollouts: their prompts, else the starts of their training rows."""
     return [one for rollout in rollouts for one in observations_of(rollout)]
 
 
 def observations_of(rollout: Rollout) -> Iterator[Observation]:
-    """What one rollout shows; nothing without messages or real ids."""
+    """The observations of one rollout; none without messages or real ids."""
     if rollout.stated.dummy_tokens:
         return
     prompts = [(k, ids) for k, turn in enumerate(rollout.turns) if (ids := turn.prompt_ids) is not None]
@@ -104,7 +104,7 @@ def observations_of(rollout: Rollout) -> Iterator[Observation]:
 
 
 def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
-    """The starts of a row before each of its answers; the whole row if it does not say where these are."""
+    """The start of a row up to each of its answers; the whole row if their places are unknown."""
     answers = [index for index, message in enumerate(rollout.messages) if message.sampled]
     starts: list[int] = []
     ends: list[int] = []
@@ -138,7 +138,7 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
 
 
 def _first_text(answer: Message) -> str:
-    """The text that an answer begins with in its ids, whatever the template is; "" if that depends on it."""
+    """The text at the start of an answer's ids with any template; "" if it depends on the template."""
     text = answer.text
     return text if text == text.strip() and not answer.reasoning and "</think>" not in text else ""
 

@@ -1,4 +1,4 @@
-"""Whether a prompt differs from what is written for it only in its earlier answers, which were sampled."""
+"""Whether a prompt differs from the rendered one only in its earlier answers, which were sampled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tito_audit.identify.ways import Way, Writer
 from tito_audit.record.arrays import Ids
 
 _CORE = re.compile(r"[^\n]*?(?=\n|<think|\Z)")
-"""The part of a generation prompt that every answer begins with."""
+"""The common part of all generation prompts."""
 _ROLE = re.compile(r"(?i)\W(user|system|observation|developer|human|assistant)\W")
-"""In control tokens that begin the message of a role."""
+"""Part of control tokens that begin a message with its role."""
 _Spans = list[tuple[int, int]]
 
 
 def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
-    """Whether a prompt holds the tokens that are written for it, except in its answers."""
+    """Whether a prompt holds the rendered tokens, except in its answers."""
     text = writer.text(way, one)
     if text is None:
         return False
@@ -40,7 +40,7 @@ def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
 
 
 def _goes_on(writer: Writer, text: str, one: Observation) -> bool:
-    """Whether a prompt that begins with what was sampled goes on as it is written."""
+    """Whether a prompt that begins with what was sampled continues as rendered."""
     new = one.ids[one.begun :]
     added = writer.tokenizer.vocabulary.text(new)
     return text.endswith(added) and np.array_equal(writer.tokenizer.encode(added), new)
@@ -95,7 +95,7 @@ def _outside(text: str, spans: _Spans) -> list[str]:
 
 
 def _ids_outside(writer: Writer, ids: Ids, text: str, spans: _Spans) -> Ids | None:
-    """The ids that are no part of an answer; None if the ids have other bytes than the text."""
+    """The ids outside answers; None if the ids have other bytes than the text."""
     ends = np.cumsum(writer.tokenizer.vocabulary.byte_lengths(ids))
     sizes = [len(piece.encode("utf-8", "surrogatepass")) for piece in _outside(text, spans)]
     answers = [len(text[start:end].encode("utf-8", "surrogatepass")) for start, end in spans]

@@ -1,7 +1,5 @@
-"""Why system prompts that the messages lack, and which were read from recorded prompts, may be something else.
-
-Reading a text from each prompt proves nothing: whatever another template writes at that place would be read
-as well.
+"""Why system prompts read from recorded prompts, and missing from the messages, may be something else.  Reading a
+text from each prompt proves nothing: whatever another template writes there would be read too.
 """
 
 from __future__ import annotations
@@ -18,15 +16,17 @@ from tito_audit.identify.ways import CHARACTERS, SYSTEM, Writer
 _LEAST = 4
 """How many system prompts with different first messages are needed."""
 _BEGINNING, _END = 24, 16
-"""From so many characters on, a text that all system prompts begin or end with may be a template's."""
+"""A common start or end of all system prompts that is at least this long may be a template's."""
 _SAID = 24
-"""Characters of a message that are no accident in a system prompt."""
+"""A message text of this many characters is not in a system prompt by accident."""
 _LOOKED = 200
 _LIKELIER = "another template is likelier"
 
 
 def doubt_of_systems(best: Confirmed, others: Iterable[Confirmed], rest: Sequence[Observation]) -> str:
-    """Why the system prompts that an explanation reads may be something else; "" if it reads none, or surely."""
+    """Why the system prompts that an explanation reads may be something else; "" if it reads none, or they are
+    certain.
+    """
     if SYSTEM in best.way.varies:
         read: Mapping[int, str] = best.read
     elif best.way.system is not None:
@@ -44,7 +44,7 @@ def _doubt_of_own(best: Confirmed, others: Iterable[Confirmed], rest: Sequence[O
         return "too few prompts open with a system prompt that the messages lack"
     groups = _groups(best, rest)
     if not all(_in_own_message(best, rest[max(group, key=lambda at: len(_first(rest[at])))]) for group in groups):
-        return "the text that the messages lack is not written as a message of its own"
+        return "the text that the messages lack is not written as a separate message"
     texts = [sorted({best.read[at] for at in group}) for group in groups]
     if all(len(group) == 1 for group in texts):
         return f"the system prompts that it needs depend on tools or arguments alone: {_LIKELIER}"
@@ -65,7 +65,7 @@ def _groups(best: Confirmed, rest: Sequence[Observation]) -> list[list[int]]:
 
 
 def _in_own_message(best: Confirmed, one: Observation) -> bool:
-    """Whether a control token ends the system prompt before the first message begins, and one stands before it."""
+    """Whether the system prompt is between control tokens, before the first message."""
     way = best.writer.resolved(best.way.with_system(MARK), one)
     text = best.writer.text(way, one) if way is not None else None
     if text is None:
@@ -103,7 +103,7 @@ def _all_but_one(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _rivals(best: Confirmed, other: Confirmed) -> bool:
-    """Whether another template writes the same prompts with other texts, and not with more text in each."""
+    """Whether another template writes the same prompts with other system prompts that are not all longer."""
     if other.writer is best.writer or not best.written <= other.written:
         return False
     if SYSTEM not in other.way.varies or other.read == best.read:
@@ -114,7 +114,7 @@ def _rivals(best: Confirmed, other: Confirmed) -> bool:
 
 
 def _holds(text: str, one: Observation, best: Confirmed) -> bool:
-    """Whether a text that was read as the system prompt holds the message's own, or tools that are not written."""
+    """Whether a text read as the system prompt holds the message's text, or tools that are not rendered."""
     first = one.messages[0]
     said = first.text.strip()
     if first.role in ("system", "developer") and said and said in text and said != text.strip():
@@ -127,7 +127,7 @@ def _holds(text: str, one: Observation, best: Confirmed) -> bool:
 
 
 def _writes_tool(text: str, written: str, function: Mapping[str, object]) -> bool:
-    """Whether a tool is defined in a system prompt and nowhere else; an example may name it."""
+    """Whether a tool is defined only in a system prompt; an example may name it elsewhere."""
     name, about = function.get("name"), function.get("description")
     if not isinstance(name, str) or f'"{name}"' not in text:
         return False

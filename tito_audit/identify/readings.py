@@ -1,4 +1,4 @@
-"""Values read out of recorded prompts, by what the template writes before and after them."""
+"""Values read from recorded prompts, located by the template's text before and after them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 MARK = "qzvargumentzvq"
-"""What is written in place of a value to be read; no template treats it in a special way."""
+"""A placeholder for a value to be read; no template treats it specially."""
 SAMPLE_DATE = datetime(1987, 11, 28, 17, 43, 21)
-"""The time at which a template is rendered to see where it writes the date."""
+"""The time of a rendering that shows where a template writes the date."""
 _CONTEXTS = (400, 64, 24)
-"""Characters before and after a value that have to be found around it."""
+"""How many characters before and after a value must match."""
 _YEARS = range(2015, 2040)
 """Years to try for a date that names only the weekday."""
 
 
 def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
-    """The values that a recorded text may have where a written one has a mark, the likeliest first."""
+    """The possible values in a recorded text where the rendered one has a mark, the likeliest first."""
     pieces = text.split(mark)
     if len(pieces) < 2:
         return
@@ -34,7 +34,7 @@ def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
 
 
 def _around(before: str, after: str) -> Iterator[tuple[str, str]]:
-    """What may stand around a value: long pieces of the text, then the rest of its line."""
+    """Candidates for the text around a value: long pieces, then the rest of its line."""
     for size in _CONTEXTS:
         yield before[-size:], after[:size]
     yield before[before.rfind("\n") + 1 :], after[: after.find("\n") + 1] or after[:24]
@@ -52,7 +52,7 @@ def _found(before: str, after: str, recorded: str) -> str | None:
 
 
 def date_in(text: str, recorded: str, formats: Sequence[str]) -> datetime | None:
-    """The date of a recorded text, where a text written at SAMPLE_DATE has that; None if it is not found."""
+    """The date in a recorded text, where a text rendered at SAMPLE_DATE has that date; None if not found."""
     values: list[tuple[str, str]] = []
     for form in sorted(formats, key=lambda one: (-one.count("%"), one)):
         sample = SAMPLE_DATE.strftime(form)
@@ -63,13 +63,13 @@ def date_in(text: str, recorded: str, formats: Sequence[str]) -> datetime | None
 
 
 def _covered(form: str, values: Iterable[tuple[str, str]]) -> bool:
-    """Whether a format names nothing that others do not name too."""
+    """Whether everything that a format names is named by others too."""
     known = {part[:1] for other, _ in values for part in other.split("%")[1:]}
     return bool(known) and bool({part[:1] for part in form.split("%")[1:]} & known)
 
 
 def parsed(values: Sequence[tuple[str, str]]) -> datetime | None:
-    """The time that is written in these formats as these texts; None if there is none."""
+    """The time that these formats write as these texts; None if there is none."""
     try:
         whole = datetime.strptime(" ".join(text for _, text in values), " ".join(form for form, _ in values))
     except ValueError:

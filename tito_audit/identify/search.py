@@ -1,4 +1,4 @@
-"""The best way to write a few prompts: one thing is changed at a time, as long as that brings the text nearer."""
+"""The best way to write a few prompts, by hill climbing: one change at a time while the text gets closer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from tito_audit.render.arguments import Argument
 
 _PRODUCT = 128
-"""Most combinations of arguments to try one by one."""
+"""The most combinations of arguments tried exhaustively."""
 _ROUNDS = 6
 _PREFILL = 400
 _MOST_WRITTEN = 20_000_000
-"""Characters to write at most in one search."""
+"""The most characters rendered in one search."""
 _LATER, _FIRST = 2, 5
-"""How much a prompt with answers counts, and one without: only the former may have drifted."""
+"""The weight of a prompt with answers, which may have drifted, and of one without."""
 
 
 class Score(NamedTuple):
@@ -80,7 +80,7 @@ class Search:
         return all(self._writer.spells(way, one) for one in self._seen)
 
     def _climb(self, way: Way) -> Way:
-        """The way after changes of one thing at a time, as long as one of them helps."""
+        """The way after single changes, as long as one helps."""
         for _ in range(_ROUNDS):
             before = way
             for options in self._dimensions():
@@ -92,7 +92,7 @@ class Search:
         return way
 
     def _starts(self, found: Way) -> Iterator[Way]:
-        """Where else to begin: all combinations of arguments if they are few, else each change alone."""
+        """Other starting points: all combinations of arguments if they are few, else each change alone."""
         choices = [[None, *one.values] for one in self._writer.arguments.arguments if one.values]
         names = [one.name for one in self._writer.arguments.arguments if one.values]
         if prod(map(len, choices)) <= _PRODUCT:
@@ -106,7 +106,7 @@ class Search:
             yield from options(found)
 
     def _simplest(self, way: Way) -> Way:
-        """The way without everything that no observation needs to be written exactly."""
+        """The way without everything that no observation needs."""
         exact = self.score(way).exact
         for lighter in _lighter(way) if exact else ():
             if self.score(lighter).exact >= exact and lighter.cost < way.cost:
@@ -116,7 +116,7 @@ class Search:
     # What may be changed
 
     def _dimensions(self) -> Iterator[Callable[[Way], Iterable[Way]]]:
-        """For each thing that may be changed, what makes the changes of a way."""
+        """For each dimension, a function that makes the changed ways."""
         seen, arguments = self._seen, self._writer.arguments
         yield self._bos
         if arguments.reads_clock:
@@ -154,7 +154,7 @@ class Search:
             yield way.without_arg(name)
             for value in argument.values:
                 yield way.with_arg(name, value)
-                if stated:  # what the log states overrides it otherwise
+                if stated:  # else the log's value overrides it
                     yield replace(way.with_arg(name, value), uses_stated=False)
             if argument.written:
                 read = [self._writer.value(way, name, one) for one in self._seen]
@@ -195,7 +195,7 @@ class Search:
                     yield replace(way, bos=more)
 
     def _prefills(self, way: Way) -> Iterator[Way]:
-        """With the text that all recorded prompts have after what is written."""
+        """With the text that all recorded prompts have after the rendered text."""
         plain = replace(way, prefill="")
         yield plain
         for one in self._seen:
@@ -205,10 +205,10 @@ class Search:
                 if 0 < len(rest) <= _PREFILL:
                     yield replace(way, prefill=rest)
 
-    # How near a text is
+    # How close a text is
 
     def _nearness(self, way: Way, one: Observation) -> float:
-        """How much of the recorded text is written: at its start, at its end, and line by line; below 1."""
+        """How much of the recorded text is rendered, at its start, its end and line by line; below 1."""
         text = self._writer.text(way, one)
         recorded = self._writer.recorded(one)
         at = recorded.find(one.answer) if one.answer else -1

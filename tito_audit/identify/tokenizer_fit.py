@@ -1,10 +1,10 @@
-"""Whether a tokenizer can have written the ids of a log, by its first rollouts.
+"""Whether a tokenizer can have written the ids of a log, judged by its first rollouts.
 
-The tests are coarse, so that no fault of a row is mistaken for a misfit: are logged texts found in the decoded
-ids, does encoding the decoded text give the ids back, are the ids in the vocabulary, does the log spell a control
-token of the template in pieces. Measured on real logs of three models with seven tokenizers, each against each:
-the right tokenizer finds at least 99 % of the texts and 98 % of the ids, a wrong one at most 18 % of the texts and
-91 % of the ids. Between the two there is no verdict.
+The tests are coarse, so that no fault of a row is mistaken for a misfit: whether logged texts are found in the
+decoded ids, whether encoding the decoded text reproduces the ids, whether the ids are in the vocabulary, and
+whether the log spells a control token of the template in pieces. Measured on real logs of three models with seven
+tokenizers: the right tokenizer finds at least 99 % of the texts and 98 % of the ids, a wrong one up to 18 % of the
+texts and 91 % of the ids. In between there is no verdict.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Rollout, trained_runs
-from tito_audit.terminal.words import listed, many
+from tito_audit.terminal.words import listed, many, percent
 from tito_audit.tokens.tokenizer import Tokenizer
 
 _TEXT = 8
 """Characters that a text needs to count as found or not found."""
 _TEXTS = 64
-"""Most texts of a row to look for."""
+"""The most texts looked for per row."""
 _LOOKED = 200
 """Characters of a text to look for."""
 _DECODED = 1 << 16
-"""Most ids of a row to decode."""
+"""The most ids decoded per row."""
 _ENCODED = 2_048
-"""Most ids of a row whose text is encoded again."""
+"""The most ids per row whose text is encoded again."""
 _REAL = 12
-"""Different ids that a sequence needs not to be a placeholder."""
+"""A sequence with fewer distinct ids is a placeholder."""
 _FOUND = 0.2
-"""Up to this share of texts found, the texts speak against the tokenizer."""
+"""If no more than this share of the texts is found, they count against the tokenizer."""
 _READ = 0.9
-"""From this share of texts found on, a tokenizer reads the log."""
+"""A tokenizer that finds this share of the texts reads the log."""
 _SAME = 0.95
-"""Up to this share of ids that come back, the ids speak against it too, and together they prove the misfit."""
+"""If no more than this share of the ids comes back, they count against it too; both together prove the misfit."""
 _SAME_ALONE = 0.91
-"""The share for logs without texts, where the ids alone prove it."""
+"""The same for logs without texts, where the ids alone prove it."""
 _LEAST, _LEAST_ALONE = 24, 512
 """Ids needed for such a verdict, with texts and without."""
 _OUTSIDE_ROWS, _OUTSIDE_SHARE = 4, 0.8
-"""How many rows there must be, and in which share of them ids past the end of the vocabulary, to prove a
-misfit."""
+"""How many rows are needed, and the share of them with ids past the end of the vocabulary, to prove a misfit."""
 _IN_PIECES = 4
 """How often the rows, two at least, must spell a token of the template in pieces."""
 
@@ -87,7 +86,7 @@ def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
 def not_read(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
     """For each tokenizer why it cannot have written the ids, if another one reads the texts of the log in them.
 
-    That needs no encoding, so that tokenizers are told apart without being loaded.
+    That needs no encoding, so misfits are found without loading tokenizers.
     """
     seen = [_look(rows, tokenizer) for tokenizer in tokenizers]
     if not any(one.texts > _IN_PIECES and one.found >= _READ * one.texts for one in seen):
@@ -102,7 +101,7 @@ def unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
 
 
 def share_back(rows: Tested, reference: Reference) -> float:
-    """The share of the ids that were not sampled which encoding their text gives back."""
+    """The share of the unsampled ids that re-encoding their text reproduces."""
     return _come_back([ids for rollout, _ in rows for ids in _given(rollout)], reference)
 
 
@@ -111,12 +110,12 @@ def _why_not(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
     words = _counted(seen)
     enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
     if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
-        words = words[-1:] if _reads(seen) else words  # texts that are found do not speak against it
+        words = words[-1:] if _reads(seen) else words  # texts that are found do not count against it
         return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
     same = None if _reads(seen) else _too_few(tested, seen, reference)
     if same is None:
         return _in_pieces(tested, seen, reference)
-    return listed([*words, f"encoding that text again gives {_percent(same)} of the ids back"])
+    return listed([*words, f"encoding that text again gives {percent(same)} of the ids back"])
 
 
 def _counted(seen: _Seen) -> list[str]:
@@ -125,7 +124,7 @@ def _counted(seen: _Seen) -> list[str]:
         are = "is" if seen.texts == 1 else "are"
         words.append(f"{seen.found:,} of {many(seen.texts, 'logged text')} {are} found in what the ids decode to")
     if seen.outside:
-        words.append(f"{_percent(seen.outside / seen.ids)} of the ids lie outside the vocabulary")
+        words.append(f"{percent(seen.outside / seen.ids)} of the ids lie outside the vocabulary")
     return words
 
 
@@ -135,7 +134,7 @@ def _reads(seen: _Seen) -> bool:
 
 
 def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
-    """The share of the ids that come back, if too small for the tokenizer that wrote them; else None."""
+    """The share of the ids that come back, if it is too small for the right tokenizer; else None."""
     alone = seen.texts < 2
     ids = [one for rollout, all_ids in tested for one in (_given(rollout) if alone else all_ids)]
     if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
@@ -177,7 +176,7 @@ def _ids(rollout: Rollout) -> list[Ids]:
 
 
 def _given(rollout: Rollout) -> Iterator[Ids]:
-    """The ids that were not sampled, so a tokenizer must have written them; the whole row if it has no mask."""
+    """The unsampled ids, which a tokenizer must have written; the whole row if it has no mask."""
     row = rollout.training_row
     if row is None:
         prompts = [turn.prompt_ids for turn in rollout.turns[-1:] if turn.prompt_ids is not None]
@@ -189,7 +188,7 @@ def _given(rollout: Rollout) -> Iterator[Ids]:
 
 
 def _real(ids: Ids) -> bool:
-    """Whether ids are not placeholders: enough different ones, and not a mere count upwards."""
+    """Whether ids are not placeholders: enough distinct ids, and not just a sequence that counts up."""
     first = ids[:_ENCODED]
     return len(set(first.tolist())) >= _REAL and not (np.diff(first) == 1).all()
 
@@ -214,7 +213,7 @@ def _plain(text: str) -> str:
 
 
 def _come_back(ids: Sequence[Ids], reference: Reference) -> float:
-    """The share of the ids that encoding their text gives back, in any order."""
+    """The share of the ids that re-encoding their text reproduces, in any order."""
     same = number = 0
     for one in ids:
         recorded = one[:_ENCODED]
@@ -256,7 +255,3 @@ def _in_pieces(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
                     f"{sum(counts):,} times in {many(sum(map(bool, counts)), 'row')}, each time in pieces"
                 )
     return None
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%" if share >= 0.01 else f"{100 * share:.1g}%"

@@ -1,4 +1,4 @@
-"""A way as an explanation: what flags can say of it, and what none can."""
+"""A way as an explanation: the part that flags can express, and the rest."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tito_audit.identify.observe import Observation
 from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer
 
 _VALUES = 8
-"""Most values of what varies to name."""
+"""The most example values named."""
 
 
 def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequence[Observation]) -> Explanation:
-    """The explanation that a way is; what varies from row to row gets its most frequent value."""
+    """The explanation of a way; values that vary from row to row are set to the most frequent one."""
     own = [one for observation in seen if (one := writer.resolved(way, observation)) is not None]
     clock, args = way.clock, dict(way.args)
     if way.varies and own:

@@ -1,4 +1,4 @@
-"""Ways to write a prompt: everything that may change its text, and the text that it then has."""
+"""Ways to write a prompt: everything that may change its text, and the resulting text."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 Reasoning: TypeAlias = Literal["as logged", "dropped", "in content"]
 CLOCK = "strftime_now"
-"""What stands for the clock among the names of things that vary."""
+"""The name of the clock among values that vary."""
 SYSTEM = "system prompt"
-"""What stands for system prompts that the messages lack among these names; no argument can have it."""
+"""The name of system prompts that the messages lack, among these; no argument can have it."""
 _SYSTEM_ROLES = ("system", "developer")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LONGEST_VALUE, _LONGEST_SYSTEM = 4_000, 200_000
-"""Most characters of a value to read, and of a system prompt."""
+"""The longest value that is read, and the longest system prompt, in characters."""
 CHARACTERS = 16
-"""Characters of a text that was read that count as much as a flag."""
+"""This many characters of text that was read cost as much as a flag."""
 _REST = 64
-"""Characters that a template may write after the end of a recorded row."""
+"""How many characters a template may write after the end of a recorded row."""
 _THOUGHT = re.compile(r"\A\s*(<think>)?.*?</think>\s*", re.DOTALL)
 _NO_THOUGHT = re.compile(r"\A<think>\s*</think>\s*")
 _FEW = 1 << 14
@@ -52,14 +52,14 @@ class Way:
     opens: bool = True
     prefill: str = ""
     bos: int = 0
-    """How many BOS tokens are added before the text; -1: the one that the template writes is missing."""
+    """How many BOS tokens are added before the text; -1: the template's own is missing."""
     system: str | None = None
-    """The system prompt in place of that of the messages."""
+    """The system prompt, instead of the messages' own."""
     drops_system: bool = False
     reasoning: Reasoning = "as logged"
     """What becomes of the reasoning of earlier answers."""
     varies: frozenset[str] = frozenset()
-    """Arguments, the clock or the system prompt, that each row has its own value of."""
+    """Names of arguments, the clock or the system prompt, whose values vary from row to row."""
 
     def given(self, name: str) -> bool:
         """Whether it gives an argument."""
@@ -81,13 +81,13 @@ class Way:
 
     @property
     def departs(self) -> int:
-        """How many things it does that no flag can say."""
+        """How many departures it has that no flag can express."""
         told = (not self.uses_stated, not self.opens, self.prefill, self.bos, self.system is not None)
         return sum(map(bool, (*told, self.drops_system, self.reasoning != "as logged"))) + len(self.varies)
 
     @property
     def cost(self) -> int:
-        """How much it claims: flags count once, what no flag can say and text that was read count more."""
+        """How much it claims: a flag counts once; what no flag can express and text that was read count more."""
         flags = (self.tool_arguments != "auto", self.clock is not None, self.without_tools)
         texts = (*(str(value) for _, value in self.args), self.system or "", self.prefill)
         return len(self.args) + sum(flags) + 4 * self.departs + sum(len(text) // CHARACTERS for text in texts)
@@ -116,7 +116,7 @@ class Writer:
 
     @cached_property
     def arguments(self) -> TemplateArguments:
-        """The arguments of the template, of all of them if it depends on the tools which is used."""
+        """The arguments of the template; of all templates, if tools decide which one is used."""
         from tito_audit.render.arguments import TemplateArguments  # imports jinja2
 
         found = [template.arguments for template in self.renderer.templates.values()]
@@ -137,7 +137,7 @@ class Writer:
         return self._recorded[key]
 
     def text(self, way: Way, one: Observation) -> str | None:
-        """What it writes for an observation in this way; None where the template refuses."""
+        """The text of an observation in this way; None if the template refuses."""
         key = way.key, id(one)
         if key not in self._texts:
             self.recorded(one)
@@ -166,10 +166,10 @@ class Writer:
         return list(between(text, MARK, self.recorded(one), _LONGEST_SYSTEM)) if text is not None else []
 
     def own_system(self, way: Way, one: Observation) -> str | None:
-        """The system prompt that a prompt opens with and the messages lack; None if it opens as they say.
+        """The system prompt that a prompt opens with and the messages lack; None if it has none.
 
-        Unlike other texts it is read only where everything before it and after it, up to the end of the first
-        message, is exactly what the template writes, and it holds no control tokens.
+        Unlike other texts it is read only if everything around it, up to the end of the first message, is exactly
+        what the template writes, and it holds no control tokens.
         """
         if one.messages[0].role in _SYSTEM_ROLES:
             return None
@@ -187,7 +187,7 @@ class Writer:
         return found if not any(token in found for token in self.renderer.control_texts) else None
 
     def resolved(self, way: Way, one: Observation) -> Way | None:
-        """The way with what varies read from the observation; None if it is not found there."""
+        """The way with its varying values read from the observation; None if one is not found there."""
         for name in sorted(way.varies - {SYSTEM}):
             if name == CLOCK:
                 date = self.date(way, one)
@@ -212,7 +212,7 @@ class Writer:
         return text is not None and self.cut(text, one) == self.recorded(one)
 
     def alike(self, way: Way, other: Way, one: Observation) -> bool:
-        """Whether an observation cannot tell two ways apart."""
+        """Whether two ways write the same for an observation."""
         if one.part is Part.START and self.spells(way, one) and self.spells(other, one):
             return True
         return self.text(way, one) == self.text(other, one)
@@ -228,7 +228,7 @@ class Writer:
         return cut == self.recorded(one) and _same(self.tokenizer.encode(cut), one.ids)
 
     def cut(self, text: str, one: Observation) -> str:
-        """A text without what a template writes after the last token of a whole row."""
+        """A text without what a template writes after the last token of a row."""
         recorded = self.recorded(one)
         longer = not one.opens and text.startswith(recorded) and len(text) - len(recorded) <= _REST
         return recorded if longer else text
@@ -303,7 +303,7 @@ def _same(ids: Ids, recorded: Ids) -> bool:
 
 
 def _sent(way: Way, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages as the sampler got them."""
+    """The messages as the template gets them in this way."""
     sent = list(messages)
     has_system = bool(sent) and sent[0].role in _SYSTEM_ROLES
     if way.system is not None:
@@ -336,7 +336,7 @@ def _with_reasoning(message: Message, reasoning: Reasoning) -> Message:
 
 
 def plain_value(text: str) -> Sequence[object]:
-    """The values that a template would write as this text: a number where it is one, else a text."""
+    """The value that a template writes as this text: a number if it is one, else a string."""
     try:
         number = json.loads(text)
     except ValueError:

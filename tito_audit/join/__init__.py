@@ -57,7 +57,7 @@ def form_of(row: Row, named: Format | None) -> Format:
 
 
 def shown_by(form: Format, row: Row) -> tuple[Format, Row]:
-    """The format and the row whose keys show what a log was taken for: of calls with a stated key, the first."""
+    """The format and the row whose keys show what a log was read as; of calls with a stated key, the first."""
     if isinstance(row, CallsOfRollout) and row.by_key:
         return format_named(row.form), row.raws[0].value or row
     return form, row
@@ -69,7 +69,7 @@ def lines_of(raw: RawRow) -> Sequence[RawRow]:
 
 
 def is_conversation(raw: RawRow) -> bool:
-    """Whether this row is several rows of the log, each one call."""
+    """Whether this row is several rows of the log, each a single call."""
     return isinstance(raw.value, CallsOfRollout)
 
 
@@ -85,16 +85,16 @@ def contains_row(raw: RawRow, index: int) -> bool:
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
-    """What `Join.apply` says of a rollout, and how many rows it is; {} where nothing was joined."""
+    """What `Join.apply` found for a rollout, and how many rows it has; {} where nothing was joined."""
     rows = len(rollout.stated.calls_at)
     return {**rollout.stated.joined, **({"rows": rows} if rows > 1 else {})}
 
 
 class Join:
-    """Rows that are single calls, joined to conversations; and the messages and tools of other files, found by id.
+    """Joins rows that are single calls into conversations, and finds messages and tools in other files by id.
 
-    The index is built before processes are forked, so that they share it. Where messages are joined, the lines of
-    a NeMo-Gym token capture become one rollout for each rollout id.
+    The index is built before processes are forked, so they share it. Where messages are joined, the lines of a
+    NeMo-Gym token capture become one rollout for each rollout id.
     """
 
     def __init__(self, settings: Settings, logs: Sequence[Path], calls: JoinedCalls | None = None) -> None:
@@ -131,9 +131,9 @@ class Join:
         written: bool = False,
     ) -> Join | None:
         """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible.
+        `decode` gives the bytes of ids, if there is a tokenizer; `mapped` runs the first pass over calls.
 
-        `decode` gives the bytes of ids, where there is a tokenizer; `mapped` runs the first pass over calls. Logs
-        that a repair has `written` may lack all rows with the key of a session.
+        Logs `written` by a repair may have lost all rows with a session key.
         """
         others = settings.messages is not None or settings.tools_file is not None
         if not others and settings.on:
@@ -163,7 +163,7 @@ class Join:
         return chunks_of(log, size) if calls is None else calls.chunks(size)
 
     def output(self, out: Output, log: Log) -> Output:
-        """An output that takes the rows of `rows`."""
+        """An output for the rows that `rows` yields."""
         for calls in (self._captures, self._calls):
             if calls is not None and calls.gathering(log) is not None:
                 return calls.output(out, log)
@@ -172,8 +172,8 @@ class Join:
     def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
         """The rollouts of a row with the messages and tools found for them; their own are kept.
 
-        Each states in `joined`, for messages and tools, the number of the row that was found (`_row`) and again if
-        they are taken from it (`_from`); a negative number instead says why there is none.
+        Each has in `joined`, for messages and for tools, the number of the row found (`_row`), and again if they
+        are taken from it (`_from`); a negative number says why there is none.
         """
         if self._messages is None and self._tools is None and self._list is None:
             return rollouts
@@ -197,7 +197,7 @@ class Join:
                 yield from calls.notices()
 
     def notices(self) -> Iterator[str]:
-        """What other files had for the rollouts, for the summary, once all results were counted."""
+        """What other files had for the rollouts, for the summary, after all results were counted."""
         cut = (self._settings.limit, self._settings.row, self._settings.sample)
         whole = all(one is None for one in cut)
         for tally in self._tallies:
@@ -268,7 +268,7 @@ class Join:
     ) -> tuple[int, int, Conversation | None]:
         """For a rollout: the row found, the row its conversation is taken from, and the conversation.
 
-        A negative code instead of a row says why there is none.
+        A negative code says why there is no row.
         """
         key = partners.keys.of_log(row, place.file, place.row)
         if key is None:
@@ -285,7 +285,7 @@ class Join:
             return at, UNREADABLE, None
         if not said:
             return at, EMPTY, None
-        # One conversation serves several rollouts only if it is what all of them were sent.
+        # One conversation can serve several rollouts only if all of them were sent it.
         answered = bool(said[0].messages) and said[0].messages[-1].sampled
         if len(said) != of and (len(said) != 1 or answered):
             return at, MISFIT, None
@@ -293,14 +293,14 @@ class Join:
 
 
 def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> None:
-    """SetupError where rows cannot be joined by their session, or no row names one."""
+    """SetupError if rows cannot be joined by session, or no row names one."""
     if not settings.join:
         raise SetupError(f"--session {session}: nothing is joined with --no-join; leave one of the two out.")
     for flag, given in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
         if given:
             raise SetupError(
                 f"--session {session}: it cannot be combined with {flag}.\n"
-                "Only whole rows with columns of a known name are joined; leave one of the two out."
+                "Only whole rows with known column names are joined; leave one of the two out."
             )
     refuse_unknown(session, logs, settings.max_row_bytes)
 

@@ -1,4 +1,4 @@
-"""The rows of several logs that are single calls, and the conversations that they belong to."""
+"""Rows of several logs that are single calls, and the conversations that they belong to."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Traced:
     """How many conversations they are."""
     alone: int
     by: Mapping[JoinedBy, int]
-    """How many calls were joined by what."""
+    """How many calls were joined, by what."""
     unsure: int
-    """Calls that could continue several, or of which that could not be decided."""
+    """Calls that could continue several others, or where this could not be decided."""
     first_unsure: int | None
     """The row of the first of them."""
     keys_believed: bool
-    """Whether a key that the log itself has was taken as naming conversations."""
+    """Whether a key found in the log itself was taken to name conversations."""
 
     @classmethod
     def of(cls, found: Conversations, rows: Rows) -> Traced:
-        """The numbers of what was found; `rows` are those of the calls."""
+        """What was found, in numbers; `rows` are the calls' rows."""
         sizes = np.bincount(found.of, minlength=len(found.of))
         several = sizes > 1
         joined = int(sizes[several].sum())
@@ -74,10 +74,10 @@ class Traced:
 
 
 class CallRows:
-    """All rows of some logs, each with the conversation that it is a call of.
+    """All rows of some logs, each with its conversation.
 
-    One pass over the logs keeps some 20 bytes a row and what `HistoryIndex` keeps, however long the rows are; rows
-    of files that cannot be read in place go into a temporary file. Processes that are forked afterwards share it.
+    One pass over the logs keeps some 20 bytes a row plus what `HistoryIndex` keeps, however long the rows are;
+    rows of files that cannot be read in place go into a temporary file. Processes forked afterwards share both.
     """
 
     def __init__(
@@ -98,19 +98,19 @@ class CallRows:
             for log in logs
         ]
         self._index, self._at, self._form = array("I"), array("Q"), array("B")
-        """The format of the calls, by number; 0 for rows that are no call."""
+        """The format of the calls, by number; 0 for rows that are not a call."""
         self.forms: list[str] = [""]
         self._named, self._names = array("I"), array("Q")
-        """Rows that are surely named, and a digest of the name of each."""
+        """Rows with a reliable name, and a digest of each name."""
         self.keys = array("Q")
-        """For each of them, a digest of the name at its key alone."""
+        """For each of them, a digest of the name at its key only."""
         self._traced = array("I")
-        """Rows that go by their history."""
+        """Rows that are joined by their history."""
         self.unnamed = self.others = self.several = 0
-        """Rows without the key that surely names a conversation, rows with it that are not a single call, and rows
-        without it that hold several calls or choices."""
+        """Rows without the key that reliably names a conversation, rows with it that are not a single call, and
+        rows without it that hold several calls or choices."""
         self.cut = False
-        """Whether rows beyond the first `most` were not read."""
+        """Whether there were rows beyond the first `most`, which were not read."""
         self.failed: dict[Path, StorageError] = {}
         """Why files could not be read to their end."""
         self._starts = [0]
@@ -119,14 +119,14 @@ class CallRows:
         self._pass(history, most, mapped)
         self._spool.flush()
         self.root = self._settled(history, decode)
-        """`[R]` for each row the first row of its conversation, by number; itself where it is alone."""
+        """`[R]` for each row the number of the first row of its conversation; its own where it is alone."""
         self._sizes: Rows = np.bincount(self.root, minlength=len(self.root)).astype(np.uint32)
         joined = np.flatnonzero(self._sizes[self.root] > 1).astype(np.uint32)
         self._members: Rows = joined[np.argsort(self.root[joined], kind="stable")]
         self._heads: Rows = self.root[self._members]
 
     def _pass(self, history: HistoryIndex, most: int | None, mapped: Mapped) -> None:
-        """Read all files once and keep what their rows say of themselves."""
+        """Read all files once and keep what their rows say about themselves."""
         parse = self.readers[0].parse
         lines = 0
         with closing(mapped(ReadBatch(self._read, history.tracer, parse), self._batches())) as answers:
@@ -154,7 +154,8 @@ class CallRows:
     def _add(
         self, reader: RandomAccess, said: BatchSaid, lines: int, history: HistoryIndex, room: int | None
     ) -> None:
-        """Keep what the rows of a batch say, as far as there is room; its lines are numbered from `lines`."""
+        """Keep what the rows of a batch say, as far as there is room; the batch's lines are numbered from
+        `lines`."""
         self.unnamed += said.unnamed
         self.others += said.others
         self.several += said.several
@@ -181,7 +182,7 @@ class CallRows:
         root = np.arange(len(self._index), dtype=np.uint32)
         named = np.frombuffer(self._named, np.uint32)
         self.named = len(named)
-        """How many rows are joined by a name that they surely have."""
+        """How many rows are joined by a reliable name."""
         self.conversations_named = 0
         if len(named):
             names = np.frombuffer(self._names, np.uint64)
@@ -189,7 +190,7 @@ class CallRows:
             root[named] = named[first[which]]
             self.conversations_named = len(first)
         self.traced: Traced | None = None
-        """What was found by history; None where no row goes by it."""
+        """What was found by history; None if no row is joined by it."""
         if len(history):
             found = history.settle(self._reread, decode)
             traced = np.frombuffer(self._traced, np.uint32)
@@ -198,7 +199,7 @@ class CallRows:
         return root
 
     def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
-        """What these calls, by their numbers in the history, say of themselves."""
+        """What these calls, given by their numbers in the history, say about themselves."""
         for number in calls:
             raw = self.raw(self._traced[number])
             call = self._read(raw.value).call if raw.value is not None else None
@@ -238,7 +239,7 @@ class CallRows:
         return rows
 
     def form(self, row: int) -> str:
-        """The format of the conversation that begins with this row; "" for a row that stays as it is."""
+        """The format of the conversation that begins with this row; "" for a row that is left as it is."""
         form = self.forms[self._form[row]]
         return form if self._sizes[row] > 1 or not self._read.by_key else ""
 

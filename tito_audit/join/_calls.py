@@ -1,4 +1,4 @@
-"""Rows that are one call each, gathered into the row of one rollout and chained by their tokens."""
+"""Rows that are one call each, gathered into one rollout's row and chained by their tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CAPTURE = "nemo_gym_tokens"
 """The format of a token capture, whose lines name their rollout."""
 CALLS = "calls_of_rollout"
 _TIMES = ("start_time", "started_at", "created_at", "created", "timestamp", "end_time")
-"""When a call was made, the surest name first; an answer may have it too."""
+"""Names for when a call was made, the most reliable first; an answer may have one too."""
 
 
 class CallsOfRollout(dict[str, Any]):
-    """The rows of one rollout as one row, `{"calls_of_rollout": [row, …]}`, with their places and their format."""
+    """The rows of one rollout as a single row, `{"calls_of_rollout": [row, …]}`, with their places and format."""
 
     def __init__(self, raws: Sequence[RawRow], form: str, files: Sequence[str], *, by_key: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class CallsOfRollout(dict[str, Any]):
         self.files = tuple(files)
         """The file of each row."""
         self.by_key = by_key
-        """False for lines of a token capture, which its rollout ids gather."""
+        """False for lines of a token capture, which are gathered by rollout id."""
         self[CALLS] = [raw.value for raw in raws]
 
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
@@ -92,7 +92,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _calls(row: CallsOfRollout, place: Place) -> _Calls:
-    """Every call of the row; RecordError that names the line of one that cannot be read."""
+    """Every call of the row; RecordError, with the line, for one that cannot be read."""
     form, each = format_named(row.form), []
     for raw, file in zip(row.raws, row.files, strict=True):
         where = f"line {raw.index} of the same rollout" if file == place.file else f"{file}:{raw.index}"
@@ -108,7 +108,7 @@ def _calls(row: CallsOfRollout, place: Place) -> _Calls:
 
 
 def _logged(one: Rollout) -> LoggedCall:
-    """The only call of a rollout with what it was sent and what it wrote."""
+    """A rollout's only call, with what it was sent and what it wrote."""
     (turn,) = one.turns
     sent, answer = request_and_answer(one)
     return LoggedCall(
@@ -123,7 +123,7 @@ def _logged(one: Rollout) -> LoggedCall:
 
 
 def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | None]:
-    """What the only call of a rollout was sent, () where the log does not say, and what it wrote."""
+    """What a rollout's only call was sent, () if the log does not say, and what it wrote."""
     (turn,) = call.turns
     index = turn.message_index
     sent = turn.prompt_messages or (call.messages[:index] if index is not None else ())
@@ -152,7 +152,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     form, calls = format_named(row.form), list(row[CALLS])
     for number, turn in zip(read.order, one.rollout.turns, strict=True):
         alone = read.each[number]
-        # The messages of the conversation are not those of the call.
+        # The messages of the conversation are not the call's.
         (was,) = alone.turns
         own = replace(turn, message_index=was.message_index, prompt_messages=was.prompt_messages)
         (calls[number],) = form.update(calls[number], (RepairedRollout(replace(alone, turns=(own,)), (0,)),))
@@ -170,7 +170,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _times(row: CallsOfRollout) -> Sequence[float]:
-    """When each call was made; if the log does not say, numbers that keep the order of rows."""
+    """When each call was made; if the log does not say, numbers in the order of the rows."""
     rows = [(raw.index, raw.value or {}) for raw in row.raws]
     if not row.by_key:
         return [_number(call.get("created_at"), index) for index, call in rows]
@@ -183,7 +183,7 @@ def _times(row: CallsOfRollout) -> Sequence[float]:
 
 
 def _time(holder: object, name: str) -> float | None:
-    """A time in seconds, or in any unit if the log has numbers; None where there is none."""
+    """A time in seconds, or in the log's unit if it has numbers; None if there is none."""
     value = holder.get(name) if isinstance(holder, Mapping) else None
     if isinstance(value, str):
         try:
@@ -196,5 +196,5 @@ def _time(holder: object, name: str) -> float | None:
 
 
 def _number(value: object, otherwise: float) -> float:
-    """When a call ended; if the log does not say, a number that keeps the order of lines."""
+    """When a call ended; if the log does not say, a number in the order of the lines."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float(otherwise)

@@ -1,4 +1,4 @@
-"""Conversations read from rows of other files, and rollouts with one put into them."""
+"""Reads conversations from rows of other files, and puts them into rollouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Conversation:
     tools: tuple[ToolSpec, ...] = ()
     template_kwargs: Mapping[str, object] | None = None
     calls: tuple[tuple[int | None, tuple[Message, ...] | None], ...] = ()
-    """For each call in the row: the index of its message and what it was sent, each None where unknown."""
+    """For each call in the row, the index of its message and what it was sent; None where unknown."""
 
 
 def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
@@ -50,7 +50,7 @@ def has_messages(rollout: Rollout) -> bool:
 
 
 def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
-    """The rollout with these messages, and with each call's own where calls and answers can be paired."""
+    """The rollout with these messages, and each call with its own if calls and answers can be paired."""
     members = rollout.stated.chain
     chain = list(range(len(rollout.turns)) if members is None else members)
     paired = _paired([rollout.turns[number] for number in chain], said)
@@ -82,7 +82,7 @@ def _conversation_of(rollout: Rollout) -> Conversation:
 def _paired(
     turns: Sequence[Turn], said: Conversation
 ) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
-    """Each call's message index and what it was sent; None where calls and answers cannot be paired."""
+    """Each call's message index and what it was sent; None if calls and answers cannot be paired."""
     if not turns:
         return None
     if len(said.calls) == len(turns) and any(index is not None or sent for index, sent in said.calls):
@@ -92,10 +92,10 @@ def _paired(
     if len(turns) == 1 and said.messages and not said.messages[-1].sampled:
         if last and _wrote(turns, said.messages, last):
             return [(last[0], None)]
-        # What the only call was sent; after a tool message, certain only if the call wrote other text.
+        # What the only call was sent; after a tool message, this is certain only if the call wrote other text.
         sure = said.messages[-1].speaker != "tool" or turns[0].completion_text is not None
         return [(None, said.messages)] if sure else None
-    # More answers than calls: the first are examples that were not sampled, or the log holds one of several calls.
+    # More answers than calls: the first ones are examples, not sampled, or the log holds only some of the calls.
     if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, said.messages, last)):
         return None
     return [(index, None) for index in last]
@@ -117,7 +117,8 @@ def _is_another_agent(
     paired: Sequence[tuple[int | None, tuple[Message, ...] | None]],
     said: Conversation,
 ) -> bool:
-    """Whether the messages are another agent's: none has a text that the chain is known to have written."""
+    """Whether the messages are another agent's: none of them has a text that the chain is known to have
+    written."""
     pairs = [
         (rollout.turns[number].completion_text, said.messages[index].text)
         for number, (index, _) in zip(chain, paired, strict=True)
@@ -127,7 +128,7 @@ def _is_another_agent(
 
 
 def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
-    """Set what a retry was sent: a call outside the chain with the prompt of a call in it."""
+    """Set what each retry (a call outside the chain with the prompt of a call in it) was sent."""
     for number, turn in enumerate(turns):
         if number in chain or turn.prompt_ids is None:
             continue

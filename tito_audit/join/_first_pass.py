@@ -1,4 +1,4 @@
-"""The first pass over logs of calls: what is kept of each row, read in any process."""
+"""The first pass over logs of calls, in any process: what is kept of each row."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ BATCH_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class BatchSaid:
-    """What the rows of a batch say of themselves."""
+    """What the rows of a batch say about themselves."""
 
     lines: int = 0
-    """How many lines it has; 0 for rows that are numbered already."""
+    """How many lines it has; 0 if its rows are already numbered."""
     index: array[int] = field(default_factory=lambda: array("I"))
     places: list[int | bytes] = field(default_factory=list)
     """Where each row is: the byte offset of its line, or an entry for the spool."""
     calls: list[tuple[str, int | None, int, Trace | None] | None] = field(default_factory=list)
     """Format, key, name and trace of each row that is a call; None for any other."""
     unnamed: int = 0
-    """Rows without the key that surely names a conversation."""
+    """Rows without the key that reliably names a conversation."""
     others: int = 0
     """Rows with it that are not a single call."""
     several: int = 0
@@ -40,7 +40,7 @@ class BatchSaid:
 Work: TypeAlias = Callable[[Batch], BatchSaid]
 Answers: TypeAlias = Generator[tuple[int, BatchSaid | None], None, None]
 Mapped: TypeAlias = Callable[[Work, Iterable[tuple[int, Batch]]], Answers]
-"""Runs work on the batches of files, given by number, in one process or in several; the answers come in order."""
+"""Runs work on batches of files, given by number, in one process or several; answers come in order."""
 
 
 def one_by_one(work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
@@ -51,7 +51,7 @@ def one_by_one(work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """Reads the rows of a batch and keeps what they say of themselves."""
+    """Reads the rows of a batch and keeps what they say about themselves."""
 
     read: ReadCall
     tracer: Tracer

@@ -1,4 +1,4 @@
-"""A log whose rows are single calls, as a log of conversations."""
+"""A log of single calls, as a log of conversations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tito_audit.storage.spool import row_of, unpacked
 
 
 class Gathering:
-    """The rows of a log: one for each conversation that begins in it, at its first call; other rows as they are.
+    """The rows of a log: one for each conversation that begins in it, at its first call, and all other rows as
+    they are.
 
-    Rows whose conversation began in an earlier log are left out: they are read with it.
+    Rows whose conversation began in an earlier log are left out: they are read there.
     """
 
     def __init__(self, rows: CallRows, log: Log, *, by_key: bool) -> None:
@@ -43,7 +44,7 @@ class Gathering:
         log.left_out = self._left_out
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """The same rows in chunks of about `size` bytes, if rows are about equally long."""
+        """The same rows in chunks of about `size` bytes, if rows are roughly equal in length."""
         log = self._log
         every = self._rows.rows_of(log.path)
         each = max(size * len(every) // max(log.size, 1), 1)
@@ -108,11 +109,11 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """The rows of a conversation as they go to another process."""
+    """The rows of a conversation as sent to another process."""
 
     form: str
     rows: Sequence[tuple[int, Ticket, bytes | None]]
-    """For each the number of its file, its ticket, and its entry in the spool; None where it is read in place."""
+    """For each, the number of its file, its ticket, and its spool entry; None where it is read in place."""
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class _Gathered(Chunk):
     parse: ParseRow
     by_key: bool
     left_out: Sequence[int] = field(default=())
-    """How many conversations are left out before each, and in all; () where none are."""
+    """How many conversations are left out before each, and in total; () if none are."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """One row for each conversation; the size of the reading stays 0: rows are numbered as in the file."""
@@ -149,7 +150,7 @@ class _Gathered(Chunk):
 
 
 def _gathered_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit: int, *, by_key: bool) -> RawRow:
-    """The calls of a conversation as one row; a row that is no call, or cannot be read, as it is."""
+    """The calls of a conversation as one row; a row that is not a call, or cannot be read, as it is."""
     first = raws[0]
     if not form:
         return first

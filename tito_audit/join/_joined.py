@@ -1,4 +1,4 @@
-"""The logs of a run whose rows are single calls, joined when they are first read."""
+"""A run's logs of single calls, joined when they are first read."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tito_audit.storage import Log, Output, RawRow, open_log
 from tito_audit.storage.log import TABLES
 
 _OTHERS = 2
-"""A log without a call before so many rows of formats that hold other things holds none; a table, before one."""
+"""A log without a call before this many rows of other formats holds no calls; for a table, one such row is
+enough."""
 _ASKED = 1024
-"""In how many rows calls are looked for: a log of events may begin with many that are none."""
+"""How many rows are searched for calls: a log of events may begin with many other rows."""
 _HEAD, _HEADS = 64, 256
-"""With how many calls of a log, and of all logs, the first pass begins to learn."""
+"""How many calls of a log, and of all logs, the first pass learns from."""
 _WINDOW = 64, 4096
-"""With a limit on conversations, so many rows for each, and so many more, are looked at."""
+"""With a limit on conversations: how many rows are read for each, and how many more in total."""
 
 
 class JoinedCalls:
-    """Logs whose rows are single calls, as logs of conversations.
+    """Logs of single calls, as logs of conversations.
 
-    All of them are read once when the first is asked for, in this process; processes that are forked later share
-    what was found.
+    All are read once, in this process, when the first is needed; processes forked later share what was found.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class JoinedCalls:
         self._mapped = mapped
         self._named = None if settings.format is None else format_named(settings.format)
         self.heads: dict[Path, Sequence[Row]] = {}
-        """The logs that hold calls, each with some of those among its first rows."""
+        """The logs that hold calls, each with some calls from its first rows."""
         room = _HEADS
         for log in logs:
             head = self._head(log, max(min(room, _HEAD), 1))
@@ -54,7 +54,7 @@ class JoinedCalls:
                 self.heads[log] = head[:room]
                 room -= len(self.heads[log])
         self._joined: dict[Path | None, CallRows] = {}
-        """By file where each is joined by itself; None: all of them together."""
+        """By file if each is joined by itself; None: all together."""
         self._edits: dict[int, CallEdits] = {}
         self._reader = self._new_reader()
         self._cut = 0
@@ -65,7 +65,7 @@ class JoinedCalls:
         return None if rows is None else Gathering(rows, log, by_key=True)
 
     def output(self, out: Output, log: Log) -> Output:
-        """An output that takes the rows of `gathering`."""
+        """An output for the rows of `gathering`."""
         rows = self._rows(log.path)
         if rows is None:
             return out
@@ -82,7 +82,7 @@ class JoinedCalls:
     def _rows(self, path: Path) -> CallRows | None:
         if path not in self.heads:
             return None
-        # A single row is asked for by its place in one file.
+        # A single row is given by its place in one file.
         alone = None if self._settings.row is None else path
         if alone not in self._joined:
             self._joined[alone] = self._read(tuple(self.heads) if alone is None else (alone,))
@@ -122,7 +122,7 @@ class JoinedCalls:
         return None
 
     def _calls_in(self, rows: Iterable[RawRow], most: int, wanted: int) -> list[Row] | None:
-        """The first calls among some rows; None if there are `most` others before them, or none at all."""
+        """The first calls among some rows; None if `most` other rows come before them, or there are none."""
         found: list[Row] = []
         others = 0
         for raw in islice(rows, _ASKED):
@@ -151,7 +151,7 @@ class Captures:
         return None if rows is None else Gathering(rows, log, by_key=False)
 
     def output(self, out: Output, log: Log) -> Output:
-        """An output that takes the rows of `gathering`."""
+        """An output for the rows of `gathering`."""
         rows = self._rows(log)
         if rows is None:
             return out

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
-from tito_audit.storage import open_log
+from tito_audit.storage import open_log, path_of
 
 _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("sample_index",),),
@@ -35,7 +35,7 @@ _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("index",),),
     (("idx",),),
 )
-"""Ids, most likely first; for each, the columns that make it up, with every name of each column."""
+"""Ids, most likely first; for each, its columns, with every name of each column."""
 _SEEN = 16
 """How many rows are read to find a file's columns."""
 _BETWEEN = "\x1f"
@@ -64,7 +64,7 @@ class Keys:
         if self.occurrences is not None:
             known = self.occurrences.get(file)
             parts.append(str(known[index]) if known is not None and index < len(known) else "0")
-        return _joined([_scope_of_log(Path(file)), *parts] if self.scoped else parts)
+        return _joined([_scope_of_log(path_of(file)), *parts] if self.scoped else parts)
 
     def of_other(self, row: Row, file: Path) -> str | None:
         """The id of a row of the other file as text; None when it has none."""
@@ -90,7 +90,7 @@ def keys_for(
 ) -> Keys | None:
     """The columns named with `--on`, else the first id that both have; None when there is no row to join.
 
-    `rows_at` is where the rows of the logs are, not those of the others.
+    `rows_at` says where the rows of the logs are; it does not apply to the other files.
 
     SetupError when a column is missing, or the files share no id.
     """
@@ -192,7 +192,7 @@ def _capture_id(row: Mapping[str, Any]) -> str | None:
 
 
 def id_text(value: object) -> str | None:
-    """An id as text, whole numbers alike whether int or float; None if it is not an id."""
+    """An id as text, the same for a whole number as int or float; None if it is not an id."""
     if isinstance(value, str):
         return value or None
     if isinstance(value, bool | np.bool_):

@@ -21,8 +21,8 @@ from tito_audit.terminal.cut import elided
 class Partners:
     """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
 
-    For each row its place and 64 bits of its id are kept, some 30 bytes; rows of files that are not plain JSONL
-    go into a temporary file. Processes that are forked afterwards share it.
+    For each row its place and 64 bits of its id are kept, some 30 bytes; rows of files that are not plain JSONL go
+    into a temporary file. Processes forked afterwards share it.
     """
 
     def __init__(self, option: str, name: str, files: Sequence[Path], keys: Keys, max_row_bytes: int) -> None:
@@ -61,7 +61,7 @@ class Partners:
         self._refuse_doubles()
 
     def __len__(self) -> int:
-        """Rows that have an id."""
+        """How many rows have an id."""
         return len(self._hashes)
 
     def find(self, key: str) -> tuple[int, Place, Row] | None:
@@ -100,7 +100,7 @@ class Partners:
 
 
 def readable_id(key: str) -> str:
-    """An id as readers see it, short enough for a line."""
+    """An id for people, short enough for a line."""
     return elided(" + ".join(key.split("\x1f")), 60)
 
 

@@ -1,4 +1,4 @@
-"""What a row that is one call says of itself, and the keys under which logs name conversations."""
+"""What a row that is one call says about itself, and the keys under which logs name conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tito_audit.join.history import CallTraits, hash_of
 from tito_audit.record.rollout import Place, Rollout
 
 SEEN = 16
-"""How many rows are read to find out whether a log holds calls, and under which key it names conversations."""
+"""How many rows are read to find out whether a log holds calls, and which key names their conversations."""
 _NOWHERE = Place("", 0)
 NAMES = (
     "session_id",
@@ -28,10 +28,10 @@ NAMES = (
     "thread_id",
     "trace_id",
 )
-"""Keys under which logs name conversations, the surest first."""
+"""Keys under which logs name conversations, the most reliable first."""
 _HOLDERS = ("", "metadata.", "meta.", "extra.", "extra_info.", "info.", "request.", "request.metadata.")
 _CUT = frozenset(("length", "max_tokens", "max_output_tokens"))
-"""Finish reasons of an answer that the model did not end itself."""
+"""Finish reasons of answers that the model did not end itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +41,27 @@ class SingleCall:
     form: str
     """The name of its format."""
     key: int | None = None
-    """A digest of the name at a key that surely names its conversation; None: its history has to tell."""
+    """A digest of the name at a key that reliably names its conversation; None: joined by history."""
     name: int = 0
-    """A digest of all that surely names its conversation, if there is such a key."""
+    """A digest of everything that reliably names its conversation, if there is such a key."""
     traits: CallTraits | None = None
-    """What its history says; None where it is named."""
+    """What its history says; None if it is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSaid:
-    """What a row says of its conversation."""
+    """What a row says about its conversation."""
 
     named: bool
-    """Whether it has the key that surely names one."""
+    """Whether it has the key that reliably names one."""
     call: SingleCall | None
-    """None for a row that stays as it is."""
+    """None for a row that is left as it is."""
     several: bool = False
     """Whether it holds several calls or choices, as rows of calls may."""
 
 
 class ReadCall(Protocol):
-    """Says of a row whether it is a call, and of which conversation; it keeps nothing, so any process may ask."""
+    """Says whether a row is a call, and of which conversation; it keeps no state, so any process may use it."""
 
     @property
     def by_key(self) -> bool:
@@ -73,7 +73,7 @@ class ReadCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
-    """Names the lines of a token capture by their rollout."""
+    """Names each line of a token capture after its rollout."""
 
     by_key: bool = False
 
@@ -105,9 +105,9 @@ class CallReader:
     named: Format | None
     """The format of all rows; None: detected row by row."""
     stated: str | None = None
-    """Where rows name their conversation, as the user says; None: the user does not say."""
+    """Where rows name their conversation according to the user; None: the user does not say."""
     found: str | None = None
-    """Where rows may name it, as the log itself shows; None: nowhere."""
+    """Where rows may name it according to the log itself; None: nowhere."""
     by_key: bool = True
 
     def __call__(self, row: Row) -> RowSaid:
@@ -129,13 +129,13 @@ class CallReader:
 
 
 def single_call(row: Row, named: Format | None) -> tuple[Format, Rollout] | None:
-    """The format and the only call of a row that is nothing else; None for any other row."""
+    """The format and the call of a row that is a single call and nothing else; None for any other row."""
     form, rollouts = _read(row, named)
     return (form, rollouts[0]) if form is not None and len(rollouts) == 1 and _are_calls(rollouts) else None
 
 
 def _read(row: Row, named: Format | None) -> tuple[Format | None, Sequence[Rollout]]:
-    """The format and the rollouts of a row; None and () if it cannot be read, or may not hold keys of others."""
+    """The format and the rollouts of a row; None and () if it cannot be read, or must not hold foreign keys."""
     try:
         form = named or pick_format(row)
         return (None, ()) if form.open_object else (form, form.read(row, _NOWHERE))
@@ -154,9 +154,9 @@ def is_row_of_call(row: Row, form: Format) -> bool:
 
 
 def may_join(row: Row, named: Format | None, *, stated: bool) -> bool | None:
-    """Whether a row is one call that a log of calls would hold; with a `stated` key, any single call.
+    """Whether a row is a call as in logs of calls; with a `stated` key, any single call.
 
-    None for a row that is none, but may lie among such rows: of a format of calls, or of none.
+    None for a row that is not one but may occur among such rows: of a format of calls, or of no format.
     """
     read = single_call(row, named)
     if read is not None:
@@ -170,7 +170,7 @@ def may_join(row: Row, named: Format | None, *, stated: bool) -> bool | None:
 
 
 def key_in(rows: Sequence[Row]) -> str | None:
-    """The surest key under which all of these rows name a conversation; None if there is none."""
+    """The most reliable key under which all of these rows name a conversation; None if there is none."""
     paths = [f"{holder}{name}" for name in NAMES for holder in _HOLDERS]
     return next((path for path in paths if all(name_of(value_at(row, path)) for row in rows)), None)
 
@@ -182,7 +182,7 @@ def name_of(value: object) -> str | None:
 
 
 def digest(text: str) -> int:
-    """A number below 2**64 that stands for a text."""
+    """A number below 2**64 that identifies a text."""
     return hash_of(text.encode("utf-8", "surrogatepass"))
 
 
@@ -197,7 +197,7 @@ def keys_of(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator
 
 
 def _context(form: Format, call: Rollout) -> int:
-    """A number that calls of another format or model, with other tools or template arguments do not have."""
+    """A number that differs for calls of another format or model, or with other tools or template arguments."""
     stated = call.stated
     text = repr((form.name, stated.model, stated.attempt, call.tools, sorted(call.template_kwargs.items())))
     return digest(text)

@@ -1,4 +1,4 @@
-"""What the first rows of a log show about its calls: keys that could name conversations, and what they give."""
+"""What the first rows of a log show about its calls: keys that could name conversations, and what these yield."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ class KeySeen:
     rows: int
     """Calls that have a name there."""
     values: int
-    """How many different names."""
+    """How many different names there are."""
     used: bool
     """Whether calls are joined by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallsJoined:
-    """What joining the calls gives."""
+    """The result of joining the calls."""
 
     rows: int
     """Calls that were joined to others."""
     conversations: int
     """How many conversations they are."""
     alone: int
-    """Calls that were joined to no other."""
+    """Calls that were not joined to any other."""
     said: tuple[str, ...]
-    """The same in words, and by what they were joined."""
+    """The same in words, with what joined them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallsSeen:
-    """The single calls among the rows of a log that were looked at."""
+    """The single calls among the rows of a log that were read."""
 
     rows: int
     """How many rows are one call each."""
@@ -67,7 +67,8 @@ class CallsSeen:
 def calls_seen(
     path: Path, rows: Sequence[Row], count: int, settings: Settings, decode: Decode | None = None
 ) -> CallsSeen | None:
-    """The calls among the first `count` rows of a log, of which `rows` can be read; None if there are not two.
+    """The calls among the first `count` rows of a log, of which `rows` can be read; None if there are fewer than
+    two.
 
     StorageError if the log cannot be read a second time.
     """
@@ -86,7 +87,7 @@ def calls_seen(
 
 
 def _believed(rows: CallRows) -> bool:
-    """Whether the key that the log itself has joins calls."""
+    """Whether the key found in the log itself joins calls."""
     found = rows.traced
     return found is not None and (found.keys_believed or bool(found.by[JoinedBy.KEY]))
 
@@ -100,7 +101,7 @@ def _joined(rows: CallRows, reader: CallReader) -> CallsJoined:
 
 
 def _keys(calls: Sequence[Row], used: str | None) -> Iterator[KeySeen]:
-    """The paths at which calls could name their conversation, the one in use first, then the usual ones."""
+    """Paths that could name the conversations of calls: the one in use first, then the usual ones."""
     paths = dict.fromkeys(path for row in calls for path in keys_of(row))
     usual = [path for path in paths if path.rpartition(".")[2] in NAMES]
     for path in dict.fromkeys([*([used] if used else []), *usual, *filter(_is_like_a_key, paths)]):

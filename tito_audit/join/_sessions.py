@@ -1,4 +1,4 @@
-"""What a summary says of joined calls, and the refusal of a key that no row has."""
+"""What a summary says about joined calls, and the error for a key that no row has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LISTED = 16
 
 
 def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
-    """How many rows became how many conversations, by what, and what was left as it is."""
+    """How many rows became how many conversations, by what, and what was left as it was."""
     where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
     path = read.stated or own_key(rows)
     by_name = [_named(rows, path, stated=read.stated is not None)] if path is not None else []
@@ -30,7 +30,7 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
 
 
 def own_key(rows: CallRows) -> str | None:
-    """The key by which rows were joined because their format says so; None if there are no such rows."""
+    """The key by which rows were joined as their format says; None if there are no such rows."""
     if not rows.named:
         return None
     own = (format_named(form).conversation for form in rows.forms[1:])
@@ -43,13 +43,13 @@ def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
     said = [f"{_rows(rows.named)} read as the calls of {_conversations(conversations)}, by `{path}`"]
     if conversations > names:
         said.append(
-            f"calls of one `{path}` in another format, of another model, or with other tools or template "
-            "arguments are conversations of their own"
+            f"calls with the same `{path}` but another format, model, tools or template arguments are separate "
+            "conversations"
         )
     if not stated:
         return said
     if rows.unnamed and rows.traced is None:
-        said.append(f"{rows.unnamed:,} row{'s' * (rows.unnamed != 1)} without it stay{_s(rows.unnamed)} alone")
+        said.append(f"{rows.unnamed:,} row{'s' * (rows.unnamed != 1)} without it stay{_s(rows.unnamed)} separate")
     if rows.others:
         said.append(
             f"{rows.others:,} row{'s' * (rows.others != 1)} with it {'is' if rows.others == 1 else 'are'} not a "
@@ -59,7 +59,7 @@ def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
 
 
 def _traced(rows: CallRows, read: CallReader) -> list[str]:
-    """What was found by history, and by keys that the log itself has."""
+    """What was found by history, and by keys found in the log itself."""
     found = rows.traced
     if found is None:
         return []
@@ -67,7 +67,7 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
     if not found.joined:
         if read.stated is not None:
             return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
-        # Rows of plain columns are as often whole rollouts of one call.
+        # Rows of plain columns may just as well be whole rollouts of one call.
         told = alone > 1 and (found.unsure or rows.forms[1:] != ["generic"])
         return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if told else []
     ways = [
@@ -81,7 +81,7 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
     by = _listed([word for count, word in ways if count])
     said = [f"{_rows(found.joined)} read as the calls of {_conversations(found.conversations)}, by {by}"]
     if alone:
-        said.append(f"{alone:,} call{'s' * (alone != 1)} belong{_s(alone)} to no other and stay{_s(alone)} alone")
+        said.append(f"{alone:,} call{'s' * (alone != 1)} {'is' if alone == 1 else 'are'} joined to no other")
     if found.first_unsure is not None:
         where = _place(rows, found.first_unsure)
         said.append(f"{found.unsure:,} could continue more than one call (first {where})")
@@ -119,7 +119,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def refuse_unknown(path: str, logs: Sequence[Path], max_row_bytes: int) -> None:
-    """SetupError, with keys that are like it, if no row of the logs has a name at this path."""
+    """SetupError, with similar keys, if no row of the logs has a name at this path."""
     seen: list[Row] = []
     for log in logs:
         for raw in open_log(log, max_row_bytes=max_row_bytes):

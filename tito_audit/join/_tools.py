@@ -16,7 +16,7 @@ _SHAPES = ("parameters", "input_schema", "description")
 
 
 def shared_tools(named: str, settings: Settings) -> tuple[ToolSpec, ...] | None:
-    """The list of tools in a file; None when it has rows with tools instead. SetupError when it is neither."""
+    """The list of tools in a file; None if the file has rows with tools instead. SetupError if it has neither."""
     (file, *more) = find_logs([named])
     rows: list[Row] = []
     for raw in open_log(file, max_row_bytes=settings.max_row_bytes):

@@ -24,7 +24,7 @@ _WHY = {
 
 
 class Tally:
-    """Rollouts by what was found for them in one file."""
+    """Counts rollouts by what was found for them in one file."""
 
     def __init__(self, word: str, partners: Partners, first_id: str | None) -> None:
         self.word = word
@@ -33,14 +33,14 @@ class Tally:
         self._found = 0
         self._missed: dict[int, tuple[int, Place]] = {}
         self._user = np.zeros(len(partners), np.int64)
-        """For each row, the number of the log's row that used it, from 1; 0 if none did."""
+        """For each row, the number (from 1) of the log's row that used it; 0 if none did."""
         self._row: tuple[str, int] | None = None
         self._rows = 0
         self._twice = 0
         self._first_twice: Place | None = None
 
     def add(self, place: Place, counts: Mapping[str, int]) -> None:
-        """Count a rollout by what its counts say of the join."""
+        """Count a rollout by what its counts say about the join."""
         code, row = counts.get(f"{self.word}_from"), counts.get(f"{self.word}_row", NO_ROW)
         if code is None:
             return
@@ -60,7 +60,7 @@ class Tally:
         self._user[row] = self._user[row] or self._rows
 
     def notices(self, *, whole: bool) -> Iterator[str]:
-        """The notices, most important first; `whole` if all of the log was read."""
+        """The notices, most important first; `whole` if the whole log was read."""
         partners = self._partners
         everything = self._found + sum(count for count, _ in self._missed.values())
         parts = [
@@ -75,13 +75,13 @@ class Tally:
         if not self._found and NO_ROW in self._missed and self._first_id and partners.first_id:
             yield (
                 f"{partners.option}: no id of the log is in {partners.name}: the log's first is {self._first_id}, "
-                f"the file's {partners.first_id}. --on names other columns."
+                f"the file's {partners.first_id}. Name other columns with --on."
             )
         if self._twice:
             yield (
                 f"{partners.option}: rows of {partners.name} found for more than one row of the log: "
-                f"{self._twice} times (first {self._first_twice}). If they are not one conversation, --on names "
-                "columns that tell them apart."
+                f"{self._twice} times (first {self._first_twice}). If they are not one conversation, name "
+                "columns that tell them apart with --on."
             )
         unused = len(partners) - int(np.count_nonzero(self._user))
         bad = [

@@ -14,11 +14,11 @@ from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.spool import Spool, unpacked
 
 _OPEN, _KEEP, _DROP, _CHANGED = 0, 1, 2, 3
-"""What to do with a row; from `_CHANGED` on, where its new rows begin in the spool."""
+"""What to do with a row; values from `_CHANGED` on say where its new rows begin in the spool."""
 
 
 class CallEdits:
-    """What to write for each row of some logs, as far as it is known; changed rows wait in a temporary file."""
+    """What to write for each row of some logs, as far as known; changed rows wait in a temporary file."""
 
     def __init__(self, rows: CallRows) -> None:
         self._rows = rows
@@ -30,13 +30,13 @@ class CallEdits:
         self._said[row] = _KEEP
 
     def write(self, row: int, old: Row, new: Sequence[Row]) -> None:
-        """Write `new` in place of a row; [] leaves it out."""
-        # Pickled together, so that objects which both have stay the same objects.
+        """Write `new` instead of a row; [] leaves it out."""
+        # Pickled together, so shared objects stay the same objects.
         packed = pickle.dumps((old, new), pickle.HIGHEST_PROTOCOL) if new else b""
         self._said[row] = _CHANGED + self._spool.add(packed) if new else _DROP
 
     def known(self, row: int) -> bool:
-        """Whether it is known what to write for a row."""
+        """Whether what to write for a row is known."""
         return self._said[row] != _OPEN
 
     def dropped(self, row: int) -> bool:
@@ -44,7 +44,7 @@ class CallEdits:
         return self._said[row] == _DROP
 
     def put(self, row: int, line: RawRow, out: Output) -> None:
-        """Write a row of which that is known."""
+        """Write a row for which this is known."""
         said = self._said[row]
         if said == _KEEP:
             out.keep(line)
@@ -58,7 +58,8 @@ class CallEdits:
 class GatheredOutput:
     """An output that takes conversations and writes their calls in their old places.
 
-    Calls of a conversation that began in an earlier log are known from there; those of later logs wait for them.
+    What to write is already known for calls whose conversation began in an earlier log; calls in later logs wait
+    for it.
     """
 
     def __init__(self, out: Output, log: Log, rows: CallRows, edits: CallEdits) -> None:
@@ -103,7 +104,7 @@ class GatheredOutput:
         return self._rows.members(self._rows.number(self._path, raw.index))
 
     def _write(self) -> None:
-        """Write rows as far as it is known what to write."""
+        """Write the rows for which it is known what to write."""
         while (waiting := self._waiting or next(self._lines, None)) is not None:
             line, row = waiting
             if not self._edits.known(row):

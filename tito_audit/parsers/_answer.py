@@ -1,4 +1,4 @@
-"""A whole answer: reasoning first, tool calls in the rest; and what a client is sent of it."""
+"""A whole answer, parsed into reasoning, content and tool calls, and as OpenAI messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tito_audit.parsers._calls import PlainRun
 
 
 class _Answer:
-    """Reasoning by one parser, tool calls by another in what the first leaves as content."""
+    """One parser reads the reasoning; another reads tool calls in the remaining content."""
 
     def __init__(self, reasoning: ParserRun, tools: ParserRun) -> None:
         self._reasoning = reasoning
@@ -37,9 +37,8 @@ class _Answer:
 def start_answer(
     reasoning: Parser | None = None, tools: Parser | None = None, options: ParseOptions | None = None
 ) -> ParserRun:
-    """The parsing of one answer; None: that part is not parsed.
-
-    One parser that reads both is given once, as either or as both.
+    """Starts to parse one answer; None: that part is not parsed. A parser that reads both may be passed as either
+    or as both.
     """
     options = options or ParseOptions()
     if reasoning is None or tools is None or reasoning is tools:
@@ -49,7 +48,7 @@ def start_answer(
 
 
 def collected(deltas: Iterable[Delta]) -> Parsed:
-    """What the deltas of an answer add up to."""
+    """The deltas of an answer, added up."""
     content, reasoning = [], []
     names: list[str] = []
     arguments: list[list[str]] = []
@@ -116,5 +115,5 @@ def to_delta(delta: Delta, call_id: Callable[[int], str]) -> dict[str, Any]:
 
 
 def finish_reason(parsed: Parsed, sampled: str | None) -> str | None:
-    """The finish reason that a client is told: `tool_calls` where the model stopped after calls."""
+    """The finish reason for a client: `tool_calls` if the model stopped after calls."""
     return "tool_calls" if parsed.tool_calls and sampled == "stop" else sampled

@@ -1,4 +1,4 @@
-"""Content with tool calls in it: what is common to all syntaxes whose calls begin with a mark."""
+"""Content with tool calls: common code of all syntaxes whose calls begin with a mark."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class PlainRun:
 class CallsRun:
     """Content in which marks begin tool calls.
 
-    Text from a mark on is held back until it is a complete call or cannot become one; then it is content, to the
-    character, and the search for marks goes on where the call broke off. So the time is linear. White space alone
-    between calls belongs to the syntax; everything else around them is content.
+    Text from a mark on is held back until it is a complete call or cannot become one. Then it is content,
+    unchanged, and the search for marks continues where the call broke off, so the time is linear. White space
+    alone between calls belongs to the syntax; everything else around them is content.
     """
 
     def __init__(self, marks: Mapping[str, CallReader], *, only_first: bool = False) -> None:
@@ -51,9 +51,9 @@ class CallsRun:
         self._source: Source | None = None
         self._calls: Calls | None = None
         self._taken = 0
-        """How much of the source's text has become calls."""
+        """How much of the source's text was read as calls."""
         self._blank = ""
-        """White space since the last call or the beginning, as long as nothing else came."""
+        """White space since the last call or the beginning, if nothing else came."""
         self._in_text = False
         self._count = 0
         self._deltas: list[Delta] = []
@@ -81,7 +81,7 @@ class CallsRun:
         return found
 
     def _search(self, text: str, last: bool) -> str | None:
-        """Give content up to the next mark; the text from there on, None without a mark."""
+        """Emit content up to the next mark; the text from there on, None without a mark."""
         text = self._held + text
         self._held = ""
         mark = self._first_mark(text)
@@ -105,7 +105,7 @@ class CallsRun:
         return min(found)[2]
 
     def _too_late(self, before: str) -> bool:
-        """Whether no call may follow any more, if this text comes first."""
+        """Whether this text rules out a later call."""
         return self._only_first and (self._in_text or bool(before.strip()))
 
     def _read(self, text: str, last: bool) -> str | None:
@@ -154,7 +154,7 @@ def with_tools(
 def json_call(
     source: Source, members: Mapping[str, Span], arguments: Sequence[str] = ("arguments",)
 ) -> ParsedCall | None:
-    """The call that a JSON object states: a `name` that is a string, and arguments under one of some names."""
+    """The call in a JSON object: a `name` that is a string, and arguments under one of the given names."""
     key = next((key for key in arguments if key in members), None)
     if key is None or "name" not in members:
         return None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tito_audit.errors import SetupError
 from tito_audit.parser import Parser, Reads
+from tito_audit.unknown import unknown
 
 _WORDS = {Reads.TOOLS: ("tool", "--tool-parser"), Reads.REASONING: ("reasoning", "--reasoning-parser")}
 
@@ -18,21 +17,16 @@ class Guess:
 
     parser: Parser | None
     line: str
-    """What was chosen or why nothing was, for the user."""
+    """For the user: what was chosen, or why nothing was."""
 
 
 def named(parsers: Sequence[Parser], name: str, reads: Reads) -> Parser:
-    """The parser of a name or alias; SetupError, with names that are close, if none reads this by that name."""
+    """The parser with a name or alias; SetupError with similar names if there is none."""
     names = {key: parser for parser in parsers if reads & parser.reads for key in (parser.name, *parser.aliases)}
     if name in names:
         return names[name]
     word, option = _WORDS[reads]
-    close = difflib.get_close_matches(name, names, n=3)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    raise SetupError(
-        f"{option} {name}: no such {word} parser.{hint}\n"
-        f"Parsers: {', '.join(sorted(names))} (tito-audit list parsers)."
-    )
+    raise unknown(f"{word} parser", name, sorted(names), flag=option, listed_by="tito-audit list parsers")
 
 
 def guessed(parsers: Sequence[Parser], template: str | None, reads: Reads) -> Guess:
@@ -48,6 +42,6 @@ def guessed(parsers: Sequence[Parser], template: str | None, reads: Reads) -> Gu
             fitting[0], f"{word} parser: {fitting[0].name}, as the chat template suggests ({option} NAME)"
         )
     if not fitting:
-        return Guess(None, f"{word} parser: none, as the chat template suggests none ({option} NAME)")
+        return Guess(None, f"{word} parser: none; the chat template suggests none ({option} NAME)")
     names = " or ".join(parser.name for parser in fitting)
-    return Guess(None, f"{word} parser: none, as the chat template fits {names}; choose with {option} NAME")
+    return Guess(None, f"{word} parser: none; the chat template suggests {names}: choose with {option} NAME")

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from tito_audit.parsers._source import Reader, Source, literal, spaces
 
 _DEEPEST = 200
-"""An object nested deeper is not taken for a call: who reads it next may refuse it or run out of stack."""
+"""An object nested deeper is not a call: the next reader may refuse it or run out of stack."""
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = re.compile(r"[-+.0-9eE]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -22,10 +22,10 @@ Span: TypeAlias = tuple[int, int]
 
 
 def json_object(source: Source) -> Reader[dict[str, Span] | None]:
-    """The members of the JSON object that begins here; None for what is not one.
+    """The members of the JSON object that begins here; None if there is none.
 
     Strict: no NaN, no control characters in strings. Of members with the same name the last counts, as in
-    `json.loads`. The depth costs a list and no recursion.
+    `json.loads`. No recursion.
     """
     if not (yield from source.more()) or source.peek() != "{":
         return None

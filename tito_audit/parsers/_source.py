@@ -1,8 +1,7 @@
 """A text that arrives in pieces, and readers that wait for more of it.
 
-A reader is a generator: it yields when it has read all that there is and the answer goes on, and returns what it
-found, or None for what is not what it looks for. So it is written as if the text were whole, holds no more than it
-has to, and reads each character once, however the text is cut.
+A reader is a generator: it yields when it needs more text, and returns what it found, or None. So it is written as
+if the text were whole, buffers little, and reads each character once, however the text is cut.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Source:
         return self._piece[self._in_piece]
 
     def take(self, pattern: re.Pattern[str]) -> str:
-        """What matches here in the current piece, which is then read; a match may go on in the next piece."""
+        """Reads what matches here in the current piece; a match may continue in the next piece."""
         found = pattern.match(self._piece, self._in_piece)
         if found is None:
             return ""
@@ -87,7 +86,7 @@ class Source:
 
 
 def literal(source: Source, mark: str) -> Reader[bool]:
-    """Whether the text goes on with this mark, which is then read; nothing is read if not."""
+    """Reads this mark if it comes next; whether it did."""
     start = source.at
     for character in mark:
         if not (yield from source.more()) or source.peek() != character:

@@ -10,15 +10,15 @@ from tito_audit.tokens.text_stream import overlap
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _TURNS = ("<|", "<｜", _OPEN)
-"""What is between the end of an earlier turn's reasoning and the answer: control tokens, or an opening tag."""
+"""Control tokens or an opening tag, between an earlier turn's reasoning and the answer."""
 
 
 class ThinkRun:
     """Reasoning up to the closing tag, content after it.
 
-    The opening tag may come first in the answer, after white space, or be missing: a generation prompt may have
-    written it. Where it did not (`must_open`), an answer without one is content. Without a closing tag all is
-    reasoning.
+    The opening tag comes first in the answer, after white space, or is missing because the generation prompt wrote
+    it. If the generation prompt never does (`must_open`), an answer without it is content. Without a closing tag
+    everything is reasoning.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ThinkRun:
         self._opens = opens
         self._must_open = must_open
         self._ends = {closes: len(closes), **dict.fromkeys(ends_at, 0)}
-        """What ends the reasoning, and how much of it is no content."""
+        """What ends the reasoning, and how much of it is not content."""
         self._may_open = True
         self._held = ""
         self._open = True
@@ -80,7 +80,7 @@ def _deltas(reasoning: str, content: str) -> Sequence[Delta]:
 
 
 def think(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[ParseOptions], ParserRun]:
-    """What starts the parsing of reasoning; it is over already where the prompt has closed it in this turn.
+    """Starts to parse reasoning; there is none if the prompt has already closed it in this turn.
 
     `ends_at`: marks of tool calls, which end the reasoning too if the request has tools. `must_open`: whether
     the model opens its reasoning itself, so that an answer without the tag has none. A prompt that is not known

@@ -7,7 +7,7 @@ from tito_audit.parsers._think import think
 
 PARSER = Parser(
     name="deepseek_r1",
-    title="`<think>` reasoning of DeepSeek-R1 and what is distilled from it",
+    title="`<think>` reasoning of DeepSeek-R1 and its distilled models",
     reads=Reads.REASONING,
     start=think(),
     templates=("</think>", "<｜Assistant｜>"),

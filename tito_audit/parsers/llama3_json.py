@@ -24,7 +24,7 @@ def _calls(source: Source) -> Calls:
         members = yield from json_object(source)
         call = json_call(source, members, _ARGUMENTS) if members is not None else None
         if call is None or not call.arguments.startswith("{"):
-            # After a call, what is no other one is not looked at again as a part of it.
+            # After a call, text that is not another one is not searched again.
             return False
         yield call
         end = source.at

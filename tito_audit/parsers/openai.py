@@ -4,8 +4,8 @@
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
     <|start|>assistant<|channel|>final<|message|>…<|return|>
 
-The channel `analysis` is reasoning, `final` and `commentary` are content, and what is addressed to a function is a
-call of it.
+The channel `analysis` is reasoning, `final` and `commentary` are content, and a message addressed to a function is
+a call.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _PIECE = 1024
 
 
 class _Kind(Enum):
-    """What the text of a message is for a client."""
+    """What a message is for a client."""
 
     REASONING = auto()
     CONTENT = auto()
     CALL = auto()
     RAW = auto()
-    """No message that a client has a place for: content, with its control tokens."""
+    """Unknown to clients: passed on as content, with its control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Header:
 
 
 def _header(source: Source, started: bool) -> Reader[_Header | None]:
-    """The header that begins here, up to `<|message|>`; None for what is none. `started`: the answer has begun."""
+    """The header that begins here, up to `<|message|>`; None if there is none. `started`: the answer has begun."""
     if started:
         yield from literal(source, _START)
     yield from spaces(source)
@@ -72,16 +72,16 @@ def _recipient(source: Source) -> Reader[str | None]:
 
 
 class HarmonyRun:
-    """Messages one after the other; each is given as it arrives, as its header has said what it is."""
+    """Messages in sequence; after its header, each is emitted as it arrives."""
 
     def __init__(self, options: ParseOptions) -> None:
         self._names = {tool.get("function", tool).get("name") for tool in options.tools}
         self._kind = _Kind.RAW
         self._calls = 0
         self._given = dict.fromkeys(_Kind, False)
-        """What kinds of text were given."""
+        """The kinds of text emitted so far."""
         self._fresh = False
-        """Nothing of this message was given yet."""
+        """Nothing of this message was emitted yet."""
         self._held = ""
         self._deltas: list[Delta] = []
         self._source: Source | None = None
@@ -159,7 +159,7 @@ class HarmonyRun:
         return (_Kind.CONTENT if header.channel in ("final", "commentary") else _Kind.RAW), None
 
     def _body(self, text: str, last: bool) -> str | None:
-        """Give text up to the next mark; what comes after it, None without a mark.
+        """Emit text up to the next mark; the rest, None without a mark.
 
         As in the reference, only the tokens that end a message end it. Outside of messages the search is for a
         header.
@@ -181,7 +181,7 @@ class HarmonyRun:
         return text[at + len(mark) :]
 
     def _give(self, text: str) -> None:
-        """Give text of the current message; messages of one kind are joined by a line break."""
+        """Emit text of the current message; messages of one kind are joined by a line break."""
         if not text:
             return
         if self._kind is _Kind.CALL:

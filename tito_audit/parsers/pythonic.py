@@ -35,7 +35,7 @@ def _tagged(source: Source) -> Calls:
 
 
 def _calls(source: Source) -> Calls:
-    """The calls of a list; all or none of them are calls of literals."""
+    """The calls of a list; [] unless all of them have literal arguments."""
     start = source.at
     if not (yield from _list(source)):
         return False
@@ -96,7 +96,7 @@ def _string(source: Source, quote: str) -> Reader[bool]:
 
 
 def _parsed(text: str) -> list[ParsedCall]:
-    """The calls of a list as Python writes it; [] if anything in it is not a call of literals."""
+    """The calls of a Python list; [] if anything in it is not a call with literal arguments."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
@@ -109,7 +109,7 @@ def _parsed(text: str) -> list[ParsedCall]:
 
 
 def _call(node: ast.expr) -> ParsedCall:
-    """One call; ValueError for what is none, or has arguments that JSON cannot hold."""
+    """One call; ValueError if it is not a call or has arguments that JSON cannot hold."""
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("a call by names")
     arguments: dict[str, Any] = {}
@@ -133,7 +133,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal; ValueError for what JSON has no value for."""
+    """The value of a literal; ValueError if JSON has no such value."""
     match node:
         case ast.Constant(value=None | str() | int() | float()):
             return node.value

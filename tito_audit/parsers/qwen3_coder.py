@@ -84,7 +84,9 @@ def _opening(source: Source, mark: str) -> Reader[str | None]:
 
 
 def _written(value: str, schema: object) -> str:
-    """A value as JSON: what the schema says is no string stays as sampled if it is JSON of that kind."""
+    """A value as JSON: as sampled if the schema asks for another type than a string and it is JSON of that
+    type.
+    """
     value = value.removeprefix("\n").removesuffix("\n")
     kinds = _kinds(schema)
     if kinds and (kinds != {"string"}):
@@ -111,7 +113,7 @@ def _refuse(name: str) -> None:
 
 
 def _kinds(schema: object) -> set[str]:
-    """The types that a JSON schema allows, as far as it says so."""
+    """The types that a JSON schema states."""
     if not isinstance(schema, Mapping):
         return set()
     said = schema.get("type")

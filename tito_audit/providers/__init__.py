@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from functools import cache
 
 from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderKind, ProviderOptions, TokenProvider
 from tito_audit.registry import plugins
+from tito_audit.unknown import unknown
 
 
 @cache
@@ -20,12 +20,15 @@ def all_providers() -> tuple[ProviderKind, ...]:
 def open_provider(spec: str, options: ProviderOptions | None = None) -> TokenProvider:
     """The provider that `NAME=WHERE` names: `vllm=http://127.0.0.1:8000`, `hf=FOLDER`.
 
-    SetupError for an unknown name, a missing place, or what the provider itself needs and lacks.
+    SetupError for an unknown name, a missing address or folder, or something that the provider lacks.
     """
     name, equals, where = spec.partition("=")
     kinds = {kind.name: kind for kind in all_providers()}
+    written = [f"{kind.name}={kind.where}" for kind in kinds.values()]
+    if name not in kinds and equals:
+        raise unknown("provider", name, kinds, choices=written, flag="--provider")
     if name not in kinds:
-        raise SetupError(f"{spec}: {_unknown(name, kinds, stated=bool(equals))}")
+        raise SetupError(f"{spec}: a provider is written NAME=WHERE. Providers: {', '.join(written)}.")
     kind = kinds[name]
     if not where:
         raise SetupError(f"{spec}: {kind.title} needs a place: {kind.name}={kind.where}")
@@ -35,13 +38,3 @@ def open_provider(spec: str, options: ProviderOptions | None = None) -> TokenPro
 def key_of(spec: str) -> str | None:
     """The key of a provider's server as the environment has it: `VLLM_API_KEY`, `SGLANG_API_KEY`."""
     return os.environ.get(f"{spec.partition('=')[0].upper()}_API_KEY")
-
-
-def _unknown(name: str, kinds: dict[str, ProviderKind], *, stated: bool) -> str:
-    """Why no provider has this name, and which there are."""
-    known = ", ".join(f"{kind.name}={kind.where}" for kind in kinds.values())
-    if not stated:
-        return f"a provider is written NAME=WHERE. Providers: {known}."
-    close = difflib.get_close_matches(name, kinds, n=2, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Providers: {known}."
-    return f"no provider is called {name!r}. {hint}"

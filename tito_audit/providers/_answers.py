@@ -1,4 +1,4 @@
-"""What any server has to answer, checked: ids that are ids, a logprob for each, the prompt that was sent."""
+"""Checks on the answers of any server: token ids, a logprob for each, the prompt that was sent."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs
 from tito_audit.record.prompt_ids import PromptIds
 
 _ROUNDING = 1e-3
-"""A logprob may exceed 0 by so much, of rounding."""
+"""How far rounding may put a logprob above 0."""
 
 
 def plain_ids(ids: Sequence[int]) -> list[int]:
-    """The ids to send as JSON integers; ProviderError, as a server's 400, for values that are none."""
+    """The ids to send as JSON integers; ProviderError with status 400 if not token ids."""
     return list(prompt_ids(ids))
 
 
 def prompt_ids(ids: Sequence[int]) -> PromptIds:
-    """The same as one prompt, an array where they are one already."""
+    """The ids of one prompt; an array is returned as it is."""
     prompt = ids if isinstance(ids, PromptIds) else PromptIds(tuple(int(token) for token in ids))
     if (wrong := prompt.first_below(0)) is not None:
-        raise ProviderError(f"id {prompt[wrong]} at position {wrong} is no token id", status=400)
+        raise ProviderError(f"id {prompt[wrong]} at position {wrong} is not a token id", status=400)
     if not len(prompt):
         raise ProviderError("there are no ids: a model needs at least one token to continue", status=400)
     return prompt
 
 
 def checked_sampling(sampling: SamplingParams, ours: Iterable[str]) -> None:
-    """ProviderError, as a server's 400, for what no server can do, or for an `extra` that would take away what
-    this reads of the answer."""
+    """ProviderError with status 400 if no server can do it, or if `extra` sets a field that the provider needs."""
     if sampling.n < 1:
         raise ProviderError(f"n is {sampling.n}; it has to be at least 1", status=400)
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
@@ -42,7 +41,7 @@ def checked_sampling(sampling: SamplingParams, ours: Iterable[str]) -> None:
 
 
 def answered_ids(value: Any, where: str) -> tuple[int, ...]:
-    """A list of token ids; ProviderError if it is none."""
+    """A list of token ids; ProviderError if not."""
     if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
         raise ProviderError(f"{where} are not token ids: {str(value)[:100]}")
     return tuple(value)
@@ -56,7 +55,7 @@ def answered_logprobs(values: Sequence[Any], where: str, ids: Sequence[int]) -> 
 
 
 def answered_logprob(value: Any, where: str) -> float:
-    """One logprob as a number; ProviderError if it cannot be one."""
+    """One logprob as a number; ProviderError if it is not a possible one."""
     if type(value) not in (float, int) or not math.isfinite(value):
         raise ProviderError(
             f"{where}: the logprob is {'null' if value is None else str(value)[:40]}, not a number"
@@ -70,7 +69,7 @@ def answered_logprob(value: Any, where: str) -> float:
 
 
 def likeliest(candidates: Mapping[int, float], count: int) -> TopLogprobs:
-    """The `count` likeliest of some tokens, the likeliest first: servers add the sampled token to them."""
+    """The `count` likeliest tokens, the likeliest first: servers add the sampled token to them."""
     ordered = sorted(candidates.items(), key=lambda pair: -pair[1])
     return tuple(ordered[:count])
 
@@ -78,20 +77,20 @@ def likeliest(candidates: Mapping[int, float], count: int) -> TopLogprobs:
 def in_order(indexes: Sequence[Any], n: int, where: str) -> None:
     """ProviderError unless these are the indexes of `n` answers, each once."""
     if sorted(index for index in indexes if type(index) is int) != list(range(n)) or len(indexes) != n:
-        raise ProviderError(f"{where}: {n} answers were asked for, and these came: {list(indexes)}")
+        raise ProviderError(f"{where}: {n} answers were requested, and these came: {list(indexes)}")
 
 
 def finished(reason: Any, where: str) -> str:
-    """Why an answer ended; ProviderError if it did not, or if the server gave it up."""
+    """Why an answer ended; ProviderError if it did not, or if the server aborted it."""
     if not isinstance(reason, str):
         raise ProviderError(f"{where}: the answer has no finish_reason: it is not complete")
     if reason in ("abort", "error"):
-        raise ProviderError(f"{where}: the server gave the answer up (finish_reason {reason!r})")
+        raise ProviderError(f"{where}: the server aborted the answer (finish_reason {reason!r})")
     return reason
 
 
 def counted(results: Sequence[GenerationResult], stated: Any, where: str) -> None:
-    """ProviderError if the server says that it sampled another number of tokens than it returned."""
+    """ProviderError if the server states another number of sampled tokens than it returned."""
     found = sum(len(result.output_ids) for result in results)
     if type(stated) is int and stated != found:
         raise ProviderError(f"{where}: the server sampled {stated} tokens and returned {found}")

@@ -1,4 +1,4 @@
-"""Chunks put together to whole answers."""
+"""Chunks joined to whole answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tito_audit.provider import (
 async def one_answer(
     provider: TokenProvider, input_ids: Sequence[int], sampling: SamplingParams
 ) -> GenerationResult:
-    """The only answer to a prompt; ValueError if several are asked for."""
+    """The one answer to a prompt; ValueError if several are requested."""
     if sampling.n != 1:
         raise ValueError(f"generate gives one answer, and n is {sampling.n}: call generate_n")
     (answer,) = await provider.generate_n(input_ids, sampling)
@@ -26,7 +26,7 @@ async def one_answer(
 async def collect(
     chunks: AsyncIterator[GenerationChunk], input_ids: Sequence[int], sampling: SamplingParams
 ) -> tuple[GenerationResult, ...]:
-    """The answers that a stream gives, in the order of their index."""
+    """The answers of a stream, in the order of their index."""
     parts: list[list[GenerationChunk]] = [[] for _ in range(sampling.n)]
     async for chunk in chunks:
         parts[chunk.index].append(chunk)
@@ -35,9 +35,9 @@ async def collect(
 
 
 def _joined(index: int, input_ids: tuple[int, ...], chunks: Sequence[GenerationChunk]) -> GenerationResult:
-    """One answer of its chunks, at least one."""
+    """One answer, from its chunks (at least one)."""
     if not chunks:
-        raise ProviderError(f"no answer {index} came")
+        raise ProviderError(f"answer {index} is missing")
     last = chunks[-1]
     tops = [chunk.top_logprobs for chunk in chunks if chunk.top_logprobs is not None]
     return GenerationResult(

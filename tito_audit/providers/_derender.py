@@ -1,4 +1,4 @@
-"""vLLM's own parsers: ids that were sampled, sent back to be read as reasoning, content and tool calls."""
+"""vLLM's own parsers: sampled ids are sent back and returned as reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "/v1/chat/completions/derender"
 def derender_body(
     model: str, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The request that has the answers to one prompt parsed."""
+    """The request to parse the answers to one prompt."""
     choices = [
         {
             "index": index,

@@ -1,20 +1,20 @@
-"""A prompt that a server's answer repeats, compared as bytes: its ids are not read into numbers once more."""
+"""Compares the prompt that an answer repeats as bytes, which saves parsing its ids."""
 
 from __future__ import annotations
 
 from uuid import uuid4
 
 SAME = f"the ids that were sent: {uuid4().hex}"
-"""What an answer holds in place of `prompt_token_ids` that are those that were sent; no server can know it."""
+"""Replaces `prompt_token_ids` in an answer if they equal the ids that were sent; no server can guess it."""
 _KEY = b'"prompt_token_ids":'
 _MARK = b'"' + SAME.encode() + b'"'
 
 
 def without_echo(data: bytes, ids: bytes) -> bytes:
-    """An answer of JSON in which each `prompt_token_ids` that is this list, as written without spaces, is `SAME`.
+    """A JSON answer in which each `prompt_token_ids` equal to this list, written without spaces, is `SAME`.
 
-    All else stays as it is: lists of other ids, and other keys. A key that a backslash stands before is part of a
-    text; any other quote here begins one, or the answer is no JSON, and stays none.
+    Everything else is unchanged: lists of other ids, and other keys. A key after a backslash is part of a string;
+    any other quote here begins a key, or the answer is not JSON, and remains invalid.
     """
     pieces: list[bytes] = []
     at = 0

@@ -13,25 +13,25 @@ class Ending:
     finish_reason: str
     """`stop` or `length`."""
     stop_reason: str | int | None = None
-    """The stop text or stop token of the request; None for an end token of the model."""
+    """The stop text or stop token of the request that was found; None for an end token of the model."""
 
 
 @dataclass(slots=True)
 class Endings:
-    """The ends of one answer: an end token, a stop token, a stop text, or too many tokens, in this order."""
+    """Decides when one answer ends: at an end token, a stop token, a stop text or the limit, in this order."""
 
     eos_ids: Collection[int]
     stop_ids: Collection[int]
     stop: Sequence[str]
     max_tokens: int
     token_bytes: Callable[[int], bytes]
-    """What a token spells, special tokens included; asked only where there are stop texts."""
+    """The text of a token, special tokens included; called only if there are stop texts."""
     _tokens: int = 0
     _tail: bytes = field(default=b"", repr=False)
-    """The end of the answer, as long as a stop text can reach back."""
+    """The last text of the answer, as far as a stop text can reach back."""
 
     def after(self, token: int) -> Ending | None:
-        """The end that this next token brings; None if the answer goes on."""
+        """The end after this next token; None if the answer goes on."""
         self._tokens += 1
         if token in self.eos_ids:
             return Ending("stop")
@@ -43,7 +43,7 @@ class Endings:
         return Ending("length") if self._tokens >= self.max_tokens else None
 
     def _stop_text(self, token: int) -> str | None:
-        """The first of the stop texts that this token completes; it may end inside the token."""
+        """The first stop text that this token completes; it may end inside the token."""
         if not self.stop:
             return None
         self._tail += self.token_bytes(token)

@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes that are cut anywhere."""
+"""Parses server-sent events from bytes that are split anywhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Events:
         self._bounded(len(self._rest))
 
     def _add(self, line: bytes) -> None:
-        """One line of an event; comments and fields other than `data` are of no interest."""
+        """One line of an event; comments and fields other than `data` are ignored."""
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))

@@ -1,5 +1,6 @@
-"""Requests to a server of models: timeouts, a limit on calls at once, retries that sample nothing twice, one-line
-errors."""
+"""Requests to a model server: timeouts, a limit on concurrent calls, retries that sample nothing twice, one-line
+errors.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +23,26 @@ if TYPE_CHECKING:
     import aiohttp
 
 _ANSWER_BYTES = 1 << 28
-"""An answer of more is not read: no server needs 256 MiB for one call."""
+"""The longest answer that is read: no server needs 256 MiB for one call."""
 _ERROR_BYTES = 1 << 16
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 3.0
-"""Unused connections are closed before servers do it (uvicorn after 5 s), lest a request meets a closing one."""
+"""Idle connections are closed before the server closes them (uvicorn: after 5 s) and a request fails."""
 _READ_OUT_SECONDS = 1.0
 _RETRIES = 4
 _BUSY = {429, 503}
-"""A server that says so has not begun to sample."""
+"""With these statuses a server has not begun to sample."""
 _LONGEST_PAUSE = 10.0
 
 
 class Http:
-    """One server. A request is sent again only if the server cannot have begun with it: nothing listened, or it
-    answered that it is busy (429, 503). What breaks after that is an error."""
+    """One server. A request is sent again only if the server cannot have begun with it: no connection, or the
+    answer 429 or 503. Any later failure is an error.
+    """
 
     def __init__(self, base_url: str, options: ProviderOptions) -> None:
         if not base_url.startswith(("http://", "https://")):
-            raise SetupError(f"{base_url}: this is not a server's address; one begins with http:// or https://")
+            raise SetupError(f"{base_url}: not a server's address, which begins with http:// or https://")
         try:
             import aiohttp
         except ImportError:
@@ -55,8 +57,9 @@ class Http:
     async def json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, sent: PromptIds | None = None
     ) -> Any:
-        """What a request answers, as JSON; ProviderError for any other answer. `sent`: a prompt that the answer
-        repeats, which is `SAME` in what is returned."""
+        """The JSON answer to a request; ProviderError for anything else. `sent`: a prompt that the answer repeats;
+        it is `SAME` in the returned value.
+        """
         async with self._answer(method, path, body) as response:
             with waiting():
                 data = await self._read(response, _ANSWER_BYTES)
@@ -107,7 +110,7 @@ class Http:
     async def _sent(
         self, session: aiohttp.ClientSession, method: str, path: str, body: Mapping[str, Any] | None
     ) -> aiohttp.ClientResponse:
-        """The head of the answer, after as many retries as are safe."""
+        """The head of the answer; retries while that is safe."""
         data = None if body is None else orjson.dumps(body)
         headers = {"Content-Type": "application/json"} if data is not None else {}
         for attempt in range(_RETRIES + 1):
@@ -162,7 +165,7 @@ class Http:
         return b"".join(pieces)
 
     def _parsed(self, data: bytes, path: str, sent: PromptIds | None = None) -> Any:
-        """JSON, also with NaN in it, for the checks of its reader to name."""
+        """JSON; NaN is allowed here, so that a later check names it."""
         data = data if sent is None else without_echo(data, sent.json)
         try:
             return orjson.loads(data)
@@ -175,7 +178,7 @@ class Http:
             raise ProviderError(f"{self.base_url}{path}: the answer is not JSON: {text}") from None
 
     def _checked(self, event: Any, path: str) -> Any:
-        """An event that is no error."""
+        """The event; ProviderError if it is an error."""
         error = event.get("error") if isinstance(event, dict) else None
         if isinstance(event, dict) and event.get("object") == "error":  # older servers
             error = event
@@ -190,7 +193,7 @@ class Http:
         return event
 
     def _opened(self) -> aiohttp.ClientSession:
-        """The session of the running loop."""
+        """The session of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._session is None or self._session.closed or self._loop is not loop:
             aiohttp, options = self._aiohttp, self._options
@@ -208,14 +211,14 @@ class Http:
         """What went wrong with a connection, in one line."""
         where = f"{self.base_url}{path}"
         if isinstance(error, self._aiohttp.ClientConnectorError):
-            return ProviderError(f"{where}: nothing answers here: {one_line(str(error))}")
+            return ProviderError(f"{where}: no server answers here: {one_line(str(error))}")
         if isinstance(error, TimeoutError):
             return ProviderError(f"{where}: no complete answer within {self._options.timeout:g} s")
         return ProviderError(f"{where}: the connection broke: {one_line(str(error)) or type(error).__name__}")
 
 
 async def _read_out(response: aiohttp.ClientResponse) -> None:
-    """Read what follows the last event, so that the connection can be used again; a second at most."""
+    """Read what follows the last event for up to a second, so that the connection can be reused."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_READ_OUT_SECONDS):
             async for _ in response.content.iter_any():
@@ -223,7 +226,7 @@ async def _read_out(response: aiohttp.ClientResponse) -> None:
 
 
 def said(text: str, content_type: str) -> str:
-    """What an error's body says, in one line."""
+    """The message in an error's body, in one line."""
     if content_type == "text/html":
         return "a web page (is this the address of the API?)"
     try:
@@ -243,7 +246,7 @@ def one_line(text: str) -> str:
 
 
 def _pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds until the next attempt: what the server asks for, or twice as long each time."""
+    """Seconds until the next attempt: what the server asks for, or doubled each time."""
     try:
         return min(_LONGEST_PAUSE, max(0.0, float(retry_after or "")))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A causal language model in this process: forward passes with a KV cache, and nothing about asynchrony."""
+"""A causal language model in this process: synchronous forward passes with a KV cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CausalModel:
-    """A model of transformers with what is known about it."""
+    """A transformers model with its tokenizer's folder and its settings."""
 
     model: Any
     """`AutoModelForCausalLM`, in evaluation mode."""
@@ -29,17 +29,17 @@ class CausalModel:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """Ids from here on have no embedding."""
+        """The number of embeddings; ids must be below it."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     @cached_property
     def context(self) -> int | None:
-        """Tokens that fit; None if its configuration does not say."""
+        """Its context length in tokens; None if its configuration does not say."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Its end tokens by its generation settings, else by its configuration."""
+        """Its end tokens, from its generation settings or else its configuration."""
         for settings in (self.model.generation_config, self.model.config):
             found = getattr(settings, "eos_token_id", None)
             if found is not None:
@@ -48,20 +48,21 @@ class CausalModel:
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """What its generation settings state for requests that leave it open, as vLLM takes them."""
+        """Sampling defaults from its generation settings, as vLLM reads them."""
         wanted = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         stated = self.model.generation_config.to_diff_dict() if self.model.generation_config else {}
         return {name: stated[name] for name in wanted if stated.get(name) is not None}
 
     @cached_property
     def token_bytes(self) -> Callable[[int], bytes]:
-        """What each token spells."""
+        """The bytes of each token."""
         return load_tokenizer(self.folder).vocabulary.token_bytes
 
     @cached_property
     def has_cache(self) -> bool:
-        """Whether what it computed of some ids can be kept, split, and continued by any number of ids, as with
-        models of attention alone; if not (Mamba, Qwen3-Next), every pass starts at the first id."""
+        """Whether its cache can be kept, split and continued by any number of ids, as in pure attention models; if
+        not (Mamba, Qwen3-Next), every pass starts at the first id.
+        """
         import torch
 
         with torch.inference_mode():
@@ -71,12 +72,13 @@ class CausalModel:
 
     @cached_property
     def keeps_few(self) -> bool:
-        """Whether it computes logits only where they are wanted."""
+        """Whether it can compute logits for the last positions only."""
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def forward(self, ids_NT: Sequence[Sequence[int]], cache: Any, keep: int) -> tuple[torch.Tensor, Any]:
-        """The logits `[N, keep, V]` float32 at the last of some ids that follow what is in the cache, and the new
-        cache; None where there is none."""
+        """The logits `[N, keep, V]` float32 of the last `keep` ids after the cache, and the new cache; None if it
+        has none.
+        """
         import torch
 
         ids = torch.tensor(ids_NT, device=self.model.device)
@@ -87,7 +89,7 @@ class CausalModel:
         return said.logits[:, -keep:].float().cpu(), said.past_key_values
 
     def checked(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """The ids as plain integers; ProviderError for those that the model cannot be given."""
+        """The ids as plain integers; ProviderError if the model cannot take them."""
         if self.model.training:
             raise ProviderError(
                 "the model is in training mode, where dropout changes its logprobs: call model.eval()"
@@ -98,7 +100,7 @@ class CausalModel:
         wrong = next((at for at, token in enumerate(plain) if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             raise refusal(
-                f"id {plain[wrong]} at position {wrong} is not among the {self.vocabulary_size} of the model"
+                f"id {plain[wrong]} at position {wrong} is outside the vocabulary of {self.vocabulary_size}"
             )
         if self.context is not None and len(plain) > self.context:
             raise refusal(f"{len(plain)} tokens do not fit into the model's context of {self.context}")
@@ -116,7 +118,9 @@ def load_model(name: str, dtype: str, device: str) -> CausalModel:
         import torch
         import transformers
     except ImportError as error:
-        raise SetupError(f"A model in this process needs torch: pip install 'tito-audit[hf]' ({error})") from None
+        raise SetupError(
+            f"A model in this process needs torch and transformers: pip install 'tito-audit[hf]' ({error})"
+        ) from None
     where = str(path) if path.is_dir() else name
     key = "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
     with _no_progress_bars():
@@ -129,7 +133,7 @@ def load_model(name: str, dtype: str, device: str) -> CausalModel:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """For as long as a model is loaded: no bars on stderr."""
+    """No progress bars on stderr while a model loads."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

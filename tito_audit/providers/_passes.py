@@ -1,4 +1,4 @@
-"""Answers that are sampled and ids that are scored by a model in this process, one forward pass at a time."""
+"""Samples answers and scores ids with a model in this process, one forward pass at a time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import torch
 
 _PIECE = 1 << 24
-"""Logits at once when ids are scored: 64 MiB of float32."""
+"""Logits per piece when scoring: 64 MiB of float32."""
 _PIECE_OF_ALL = 1 << 28
-"""The same for a model that computes all ids again for each piece: 1 GiB."""
+"""The same for a model without a cache, which recomputes all ids for each piece: 1 GiB."""
 _TOKENS = 2048
-"""Ids of one forward pass with a cache, at most."""
+"""The most ids of one forward pass with a cache."""
 
 
 @dataclass(slots=True)
 class _Answer:
-    """One of the answers that are being sampled."""
+    """One answer that is being sampled."""
 
     index: int
     endings: Endings
@@ -34,7 +34,7 @@ class _Answer:
 
 
 class Sampling:
-    """The answers to one prompt while they are being sampled; `step` after `step` until `done`."""
+    """The answers to one prompt while they are being sampled; call `step` until `done`."""
 
     def __init__(
         self, model: CausalModel, input_ids: Sequence[int], sampling: SamplingParams, weight_version: str | None
@@ -55,7 +55,7 @@ class Sampling:
         return not self._answers
 
     def step(self) -> list[GenerationChunk]:
-        """The next token of each answer that goes on, by one forward pass."""
+        """One forward pass: the next token of each unfinished answer."""
         import torch
 
         with torch.inference_mode():
@@ -67,7 +67,7 @@ class Sampling:
         return chunks
 
     def _begun(self, sampling: SamplingParams) -> list[_Answer]:
-        """The answers before their first token; answer k of seed s is drawn as the only one of seed s + k."""
+        """The answers before their first token; answer k with seed s equals the first answer with seed s + k."""
         import torch
 
         if sampling.n < 1:
@@ -85,11 +85,11 @@ class Sampling:
         return answers
 
     def _spelled(self, token: int) -> bytes:
-        """What a token spells; the tokenizer is loaded only where stop texts need it."""
+        """The text of a token; the tokenizer is loaded only for stop texts."""
         return self._model.token_bytes(token)
 
     def _room(self, wanted: int | None) -> int:
-        """Tokens that an answer may have."""
+        """The most tokens that an answer may have."""
         if wanted is not None and wanted < 1:
             raise refusal(f"max_tokens is {wanted}; it has to be at least 1")
         if self._model.context is None:
@@ -140,15 +140,15 @@ class Sampling:
 
 
 def _check_tokens(choosing: Choosing, sampling: SamplingParams, size: int) -> None:
-    """ProviderError for a parameter that names a token which the model does not have."""
+    """ProviderError if a parameter names a token that the model does not have."""
     named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
     wrong = next((token for token in named if not 0 <= token < size), None)
     if wrong is not None:
-        raise refusal(f"a sampling parameter names id {wrong}, which is not among the {size} of the model")
+        raise refusal(f"a sampling parameter names id {wrong}, which is outside the model's vocabulary of {size}")
 
 
 def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | None:
-    """The likeliest tokens at each position; None if none are wanted."""
+    """The likeliest tokens at each position; None if `count` is 0."""
     if count < 1:
         return None
     best = logprobs_TV.topk(min(count, logprobs_TV.shape[-1]))
@@ -157,7 +157,7 @@ def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | No
 
 
 class Scoring:
-    """Ids that are scored piece by piece, so that the logits of a long text are never in memory at once."""
+    """Scores ids piece by piece, so that the logits of a long text are never all in memory."""
 
     def __init__(self, model: CausalModel, ids: Sequence[int], start: int, top: int) -> None:
         self._model, self._ids, self._start, self._top = model, model.checked(ids), max(1, start), top
@@ -169,7 +169,7 @@ class Scoring:
         self._tops: list[TopLogprobs] = []
 
     def step(self) -> bool:
-        """Whether there was more to score; scores the next piece."""
+        """Scores the next piece; False if there was none."""
         import torch
 
         begin, end = next(self._pieces, (0, 0))
@@ -185,8 +185,9 @@ class Scoring:
         return True
 
     def _planned(self) -> Iterator[tuple[int, int]]:
-        """Where the pieces begin and end that are computed at once: first those before `start`, for the cache
-        alone, then those that say how likely the id after each of theirs is."""
+        """The start and end of each piece: first those before `start`, which only fill the cache, then those that
+        are scored.
+        """
         model, before = self._model, self._start - 1
         numbers = _PIECE if model.has_cache else _PIECE_OF_ALL
         size = max(1, numbers // model.vocabulary_size)
@@ -198,7 +199,7 @@ class Scoring:
         yield from ((at, min(at + size, last)) for at in range(before, last, size))
 
     def _add(self, logprobs_TV: torch.Tensor, targets_T: torch.Tensor) -> None:
-        """The logprobs of some ids, and what was likeliest in their place."""
+        """Add the logprobs of some ids and the likeliest tokens at their positions."""
         self._logprobs += logprobs_TV.gather(1, targets_T[:, None])[:, 0].tolist()
         self._tops += _tops(logprobs_TV, self._top) or ()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 _NO_EFFECT = {"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "user"}
-"""Fields of servers that change a text and no token."""
+"""Server fields that change the text but no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Choosing:
     allowed_token_ids: tuple[int, ...] | None = None
     """None: any token."""
     min_tokens: int = 0
-    """Before so many tokens, no end token is drawn."""
+    """No end token is drawn before this many tokens."""
     ignore_eos: bool = False
 
 
 def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosing:
-    """What `sampling` asks for, its `extra` included; what it leaves open is as `defaults` has it.
+    """The settings of `sampling`, its `extra` included; `defaults` fill what it leaves unset.
 
-    ProviderError, as a server's 400, for a value that makes no sense or a field that has no meaning here.
+    ProviderError with status 400 for an invalid value or an unknown field.
     """
     given = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     given |= {name: value for name, value in sampling.extra.items() if name not in _NO_EFFECT}
@@ -48,17 +48,17 @@ def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosi
     fields = Choosing.__dataclass_fields__
     unknown = sorted(given.keys() - fields.keys())
     if unknown:
-        raise refusal(f"an in-process model knows no {', '.join(unknown)}; it knows {', '.join(fields)}")
+        raise refusal(f"an in-process model does not support {', '.join(unknown)}; it knows {', '.join(fields)}")
     try:
         found = _typed({name: value for name, value in defaults.items() if name in fields} | given)
     except (TypeError, ValueError, AttributeError) as error:
-        raise refusal(f"a sampling parameter is of the wrong kind: {error}") from None
+        raise refusal(f"a sampling parameter has the wrong type: {error}") from None
     _refuse_nonsense(found)
     return found
 
 
 def refusal(message: str) -> ProviderError:
-    """An error for what a caller asked for, as a server's status 400."""
+    """A ProviderError with status 400, for a bad request."""
     return ProviderError(message, status=400)
 
 
@@ -99,7 +99,7 @@ def choose(
     output_ids: Sequence[int],
     end_ids: Collection[int],
 ) -> int:
-    """The next token; `logits_V` is `[V]` float32 and stays as it is."""
+    """The next token; `logits_V`, `[V]` float32, is not changed."""
     logits = _edited(logits_V, choosing, prompt_ids, output_ids, end_ids)
     if choosing.temperature == 0:
         return int(logits.argmax())
@@ -114,7 +114,7 @@ def _edited(
     output_ids: Sequence[int],
     end_ids: Collection[int],
 ) -> torch.Tensor:
-    """The logits after what allows, favours or penalizes single tokens; the same tensor if nothing does."""
+    """The logits with allowed tokens, biases and penalties applied; the same tensor if there are none."""
     import torch
 
     edited = logits
@@ -137,7 +137,7 @@ def _edited(
 
 
 def _repetition(logits: torch.Tensor, penalty: float, seen: torch.Tensor) -> torch.Tensor:
-    """Tokens that occurred made less likely: positive logits divided by the penalty, negative ones multiplied."""
+    """Makes tokens that occurred less likely: divides positive logits by the penalty, multiplies negative ones."""
     values = logits[seen]
     return logits.index_copy(
         0, seen, values.where(values < 0, values / penalty).where(values > 0, values * penalty)
@@ -145,7 +145,7 @@ def _repetition(logits: torch.Tensor, penalty: float, seen: torch.Tensor) -> tor
 
 
 def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
-    """The logits with -inf for what min_p, top_k and then top_p leave out; the likeliest always stays."""
+    """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
     import torch
 
     nothing = float("-inf")

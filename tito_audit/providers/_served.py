@@ -1,4 +1,4 @@
-"""What a server says that it serves: the model's name and its context, by `/v1/models`."""
+"""The model that a server serves: its name and context length, from `/v1/models`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from tito_audit.providers._http import Http
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model that is asked."""
+    """The served model."""
 
     model: str
     context: int | None
-    """Tokens that fit, prompt and answer; None if not stated."""
+    """Its context length in tokens; None if not stated."""
 
     def room(self, prompt: int, name: str) -> int:
-        """Tokens that a prompt leaves for an answer; at least 1, as servers say themselves what is too long."""
+        """Tokens that a prompt leaves for an answer; at least 1, because servers report themselves what is too
+        long.
+        """
         if self.context is None:
             raise ProviderError(f"{name} does not state its context: max_tokens is needed", status=400)
         return max(1, self.context - prompt)

@@ -1,4 +1,4 @@
-"""The two endpoints of vLLM that take token ids: what to ask, and where in the answer the columns are."""
+"""The two endpoints of vLLM that take token ids: their requests, and where their answers hold the columns."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _completions_logprobs(found: Object, top: int) -> tuple[list[Any], list[dict
 
 
 def _by_id(candidates: Object | None) -> dict[int, float]:
-    """Candidates written `token_id:123` with their logprobs."""
+    """The logprobs of candidates written `token_id:123`, by id."""
     by_id = {}
     for token, value in (candidates or {}).items():
         number = token.removeprefix(_TOKEN_ID)
@@ -104,7 +104,7 @@ TOKENS = Endpoint("/inference/v1/generate", _tokens_body, _tokens_logprobs, Fals
 
 
 def columns(endpoint: Endpoint, choice: Object, top: int, where: str) -> Columns:
-    """What was sampled, checked; ProviderError if ids or logprobs are missing or do not fit together."""
+    """The sampled tokens, checked; ProviderError if ids or logprobs are missing or do not match."""
     ids = choice.get("token_ids")
     if ids is None:
         raise ProviderError(
@@ -113,7 +113,7 @@ def columns(endpoint: Endpoint, choice: Object, top: int, where: str) -> Columns
     ids = answered_ids(ids, f"{where}: token_ids")
     found = choice.get("logprobs")
     if found is None and ids:
-        raise ProviderError(f"{where}: the answer has no logprobs, which were asked for")
+        raise ProviderError(f"{where}: the answer has no logprobs, which were requested")
     try:
         values, candidates = endpoint.logprobs(found or {}, top)
     except (TypeError, KeyError, AttributeError) as error:
@@ -148,9 +148,9 @@ def weight_version(choice: Object) -> str | None:
 def prompt_columns(
     entries: Any, ids: Sequence[int], start: int, top: int, where: str
 ) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...] | None]:
-    """The logprobs of `ids[start:]` out of `prompt_logprobs`, and the alternatives if wanted."""
+    """The logprobs of `ids[start:]` from `prompt_logprobs`, and the alternatives if requested."""
     if not isinstance(entries, list):
-        raise ProviderError(f"{where}: the answer has no prompt_logprobs, which were asked for")
+        raise ProviderError(f"{where}: the answer has no prompt_logprobs, which were requested")
     if len(entries) != len(ids):
         raise ProviderError(f"{where}: {len(ids)} ids were sent, and prompt_logprobs hold {len(entries)}")
     logprobs, tops = [], []

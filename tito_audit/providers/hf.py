@@ -1,4 +1,4 @@
-"""Models in this process, by transformers: the ground truth for logprobs."""
+"""Models in this process, with transformers: the ground truth for logprobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class HuggingFaceProvider:
-    """A causal language model of transformers, in this process and in float32 unless told otherwise.
+    """A causal language model of transformers, in this process, by default in float32.
 
     Logprobs are those of the model's full distribution at temperature 1, before penalties and truncation, as vLLM
     gives them by default (`logprobs_mode` "raw_logprobs"). Temperature 0 samples what `model.generate` gives
@@ -60,7 +60,7 @@ class HuggingFaceProvider:
         return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        """All answers to a prompt, sampled side by side."""
+        """All answers to a prompt, sampled in one batch."""
         return await collect(self.stream(input_ids, sampling), input_ids, sampling)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
@@ -79,12 +79,12 @@ class HuggingFaceProvider:
         return run.scored(version)
 
     async def close(self) -> None:
-        """Let go of the model; a forward pass that runs is waited for."""
+        """Release the model after a running forward pass."""
         self._model = None
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _in_thread(self, work: Callable[[CausalModel], T]) -> T:
-        """What some work with the model returns; it runs in the provider's thread."""
+        """Runs work with the model in the provider's thread; its result."""
         model = self._model
         if model is None:
             raise ProviderError(f"{self.name} is closed")

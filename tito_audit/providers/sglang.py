@@ -66,7 +66,7 @@ class SGLangProvider:
         answer = await self._http.json("POST", _PATH, await self._body(ids, sampling))
         found = answer if isinstance(answer, list) else [answer]
         if len(found) != sampling.n:
-            raise ProviderError(f"{self._where}: {sampling.n} answers were asked for, and {len(found)} came")
+            raise ProviderError(f"{self._where}: {sampling.n} answers were requested, and {len(found)} came")
         return tuple(self._result(one, ids, sampling.top_logprobs) for one in found)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
@@ -79,7 +79,7 @@ class SGLangProvider:
             index = event.get("index", 0) if isinstance(event, dict) else None
             if type(index) is not int or not 0 <= index < sampling.n or index in ended:
                 raise ProviderError(
-                    f"{self._where}: {sampling.n} answers were asked for, and one is number {index}"
+                    f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
                 )
             chunk = self._chunk(index, event, ids, seen[index], sampling.top_logprobs)
             seen[index] += len(chunk.output_ids)
@@ -163,7 +163,7 @@ class SGLangProvider:
         """The `meta_info` of an answer to this prompt."""
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
-            raise ProviderError(f"{self._where}: this is no answer of SGLang: it has no meta_info")
+            raise ProviderError(f"{self._where}: not an answer of SGLang: it has no meta_info")
         used = meta.get("prompt_tokens")
         if type(used) is int and used != len(ids):
             raise ProviderError(f"{self._where}: {len(ids)} ids were sent, and the server used {used}")
@@ -172,7 +172,7 @@ class SGLangProvider:
             status = reason.get("status_code")
             said = str(reason.get("message") or "no reason given")
             raise ProviderError(
-                f"{self._where}: the server gave the answer up: {said}",
+                f"{self._where}: the server aborted the answer: {said}",
                 status=status if type(status) is int else None,
             )
         return meta
@@ -180,9 +180,9 @@ class SGLangProvider:
     def _columns(
         self, meta: _Object, seen: int, top: int
     ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[TopLogprobs, ...] | None]:
-        """The ids, logprobs and alternatives behind the first `seen` tokens.
+        """The ids, logprobs and alternatives after the first `seen` tokens.
 
-        A stream repeats what it said before, or only adds to it; the number of tokens sampled so far tells which.
+        Events of a stream are cumulative or incremental; the number of tokens sampled so far tells which.
         """
         entries = self._entries(meta, "output_token_logprobs")
         total = meta.get("completion_tokens")
@@ -199,16 +199,16 @@ class SGLangProvider:
         return ids, logprobs, tuple(self._likeliest(each, top) for each in tops)
 
     def _scored(self, meta: _Object, ids: list[int], first: int) -> tuple[float, ...]:
-        """The logprobs of `ids[first:]`, each found to be of the id that was sent."""
+        """The logprobs of `ids[first:]`, each checked against the id that was sent."""
         logprobs = []
         for at, entry in enumerate(self._entries(meta, "input_token_logprobs")[first - len(ids) :], first):
             where = f"{self._where}, prompt token {at}"
-            if entry[1] not in (ids[at], 0):  # 0 is also written for the last id of a vocabulary
+            if entry[1] not in (ids[at], 0):  # 0 is also written for the last id of the vocabulary
                 raise ProviderError(f"{where}: id {ids[at]} was sent, and the score is of {entry[1]}")
             logprobs.append(answered_logprob(entry[0], where))
         if len(logprobs) != len(ids) - first:
             raise ProviderError(
-                f"{self._where}: {len(ids) - first} ids are to be scored, and {len(logprobs)} were"
+                f"{self._where}: {len(ids) - first} ids were sent to be scored, and {len(logprobs)} were"
             )
         return tuple(logprobs)
 
@@ -222,7 +222,7 @@ class SGLangProvider:
         return found
 
     def _list(self, meta: _Object, key: str, size: int) -> list[Any]:
-        """The last `size` of a list, at least so long; ProviderError if it is not."""
+        """The last `size` entries of a list; ProviderError if it is shorter."""
         found = meta.get(key)
         if not isinstance(found, list) or len(found) < size:
             raise ProviderError(f"{self._where}: meta_info has no {key} for {size} tokens")

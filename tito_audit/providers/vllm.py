@@ -39,13 +39,14 @@ _LOGITS = ("raw_logits", "processed_logits")
 
 
 class VLLMProvider:
-    """A vLLM server. The prompt is sent as ids; ids and logprobs come back, and the prompt's ids to compare.
+    """A vLLM server. The prompt is sent as ids; the answer holds ids, logprobs, and the prompt's ids for
+    comparison.
 
-    `/v1/completions` is asked: it is in every version that returns ids (0.10.2 and newer). An address that ends in
-    `/inference/v1/generate` chooses that newer endpoint, which states the version of the weights too. Both return
-    the same ids and logprobs. Logprobs are what the server's --logprobs-mode makes of them: by default of the
-    full distribution at temperature 1, before penalties and truncation; under `structured_outputs` of what the
-    grammar allows, which is no model's. -9999.0 is its floor.
+    By default `/v1/completions` is called, which every version that returns ids has (0.10.2 and newer). An address
+    that ends in `/inference/v1/generate` chooses that newer endpoint, which also states the version of the
+    weights. Both return the same ids and logprobs. Logprobs are what the server's --logprobs-mode makes of them:
+    by default of the full distribution at temperature 1, before penalties and truncation; under
+    `structured_outputs` of the tokens that the grammar allows. -9999.0 is the lowest.
 
     `max_tokens` None is what the server's context leaves. A text that stopped an answer stays in `output_ids`,
     whatever `include_stop_str_in_output` does to texts. `extra` passes through.
@@ -115,8 +116,9 @@ class VLLMProvider:
         return ScoredTokens(tuple(plain), first, logprobs, tops, weight_version(choice))
 
     async def _scored(self, ids: list[int], rest: list[int], top: int) -> tuple[Object, Object]:
-        """The answer to ids as a prompt, and its choice. A server samples at least one token: any, or the last of
-        ids that fill its context, which it could not be sent besides."""
+        """The answer to ids as a prompt, and its choice. A server samples at least one token: any, or, if the ids
+        fill its context, the last of them, which then is not sent.
+        """
         extra: dict[str, Any] = {"prompt_logprobs": top}
         if rest:
             extra["allowed_token_ids"] = rest
@@ -129,9 +131,9 @@ class VLLMProvider:
         return answer, choice
 
     def _last(self, choice: Object, token: int, top: int) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
-        """The logprob of the last token of a full context, by the only one that could be sampled."""
+        """The logprob of the last token of a full context, which was the only token allowed to be sampled."""
         ids, logprobs, tops = columns(self._endpoint, choice, top, self._where)
-        if ids != (token,) or logprobs == (0.0,):  # 0: the logprob among the allowed ones, not among all
+        if ids != (token,) or logprobs == (0.0,):  # 0: the logprob among the allowed tokens, not among all
             raise ProviderError(f"{self._where}: the ids fill the context, and the last of them cannot be scored")
         return logprobs, tops or ()
 
@@ -166,7 +168,7 @@ class VLLMProvider:
         return self.model
 
     async def tokenized(self, text: str) -> list[int] | None:
-        """The ids that the server's own tokenizer gives a text; None where it has no endpoint to ask."""
+        """The ids of a text by the server's own tokenizer; None if it has no such endpoint."""
         asked = {"model": await self.find_model(), "prompt": text, "add_special_tokens": False}
         try:
             answer = await self._http.json("POST", "/tokenize", asked)
@@ -229,7 +231,9 @@ class VLLMProvider:
         output_ids, logprobs, tops = columns(self._endpoint, choice, sampling.top_logprobs, self._where)
         index, reason = choice.get("index"), choice.get("finish_reason")
         if type(index) is not int or not 0 <= index < sampling.n:
-            raise ProviderError(f"{self._where}: {sampling.n} answers were asked for, and one is number {index}")
+            raise ProviderError(
+                f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
+            )
         return GenerationChunk(
             index=index,
             output_ids=output_ids,
@@ -241,16 +245,16 @@ class VLLMProvider:
         )
 
     def _same_prompt(self, answer: Object, choice: Object, ids: PromptIds) -> bool:
-        """Whether the answer says which prompt it is to; ProviderError if to another than was sent."""
+        """Whether the answer repeats the prompt; ProviderError if it is not the one that was sent."""
         found = (choice if self._endpoint.prompt_in_choice else answer).get("prompt_token_ids")
         if found is None:
             return False
-        # A list that is written otherwise is compared as numbers.
+        # A list written differently is compared as numbers.
         if found != SAME and found != list(ids):
             size = len(found) if isinstance(found, list) else 0
             raise ProviderError(
-                f"{self._where}: the answer is to another prompt: {len(ids)} ids were sent, and the server used "
-                f"{size}, or other ones"
+                f"{self._where}: the answer belongs to another prompt: {len(ids)} ids were sent, "
+                f"and the server used {size}, or different ones"
             )
         return True
 
@@ -272,7 +276,7 @@ def _endpoint_of(base_url: str) -> tuple[str, Endpoint]:
 def _choices(answer: Any, where: str) -> list[Object]:
     """The choices of an answer."""
     if not isinstance(answer, dict) or "choices" not in answer:
-        raise ProviderError(f"{where}: this is no answer of vLLM: it has no choices")
+        raise ProviderError(f"{where}: not an answer of vLLM: it has no choices")
     return list(objects(answer, "choices"))
 
 

@@ -1,1 +1,1 @@
-"""Messages to text, with the span of each, by a chat template in a sandbox."""
+"""Messages to text by a sandboxed chat template, with the span of each message."""

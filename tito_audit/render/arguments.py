@@ -1,6 +1,6 @@
-"""The arguments that a chat template reads: their names, the values that it tells apart, and its clock.
+"""The arguments that a chat template reads: their names, the values that it distinguishes, and its clock.
 
-All of it is read off the template; nothing is run. This module imports jinja2 and is itself imported late.
+The template is only read, not run. This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jinja2 import meta, nodes
 _OWN = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
 )
-"""What every template is given: no arguments of its own."""
+"""What every template gets; these are not arguments."""
 _CLOCK = "strftime_now"
 _TRUTHS = {"true": True, "false": False, "none": None}
 _PASSES = frozenset(
@@ -33,7 +33,7 @@ _PASSES = frozenset(
         "int",
     )
 )
-"""Filters that write what they are given."""
+"""Filters that pass their input through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Argument:
 
     name: str
     values: tuple[object, ...] = ()
-    """The values that the template tells apart, in the order of the template; also its own defaults."""
+    """The values that the template distinguishes, including its own defaults, in the order of the template."""
     written: bool = False
-    """Whether its value is written into the prompt, so that a prompt shows it."""
+    """Whether its value is written into the prompt, where it can be read."""
     default: object = None
-    """The constant that replaces it where it is not given; None: the template names none."""
+    """The constant that replaces it if it is not given; None: the template names none."""
     clock_format: str | None = None
-    """The format of the date that replaces it where it is not given; None: no date does."""
+    """The format of the date that replaces it if it is not given; None: no date does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _is_argument(name: str) -> bool:
 
 
 class _Unset:
-    """Finds variables that are read before anything in the template could have set them."""
+    """Finds variables that are read before the template can have set them."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
@@ -111,7 +111,7 @@ class _Unset:
     def _visit_scope(
         self, node: nodes.Macro | nodes.CallBlock | nodes.For | nodes.With, known: frozenset[str]
     ) -> None:
-        """A part of the template whose variables end with it."""
+        """A part of the template with a scope of its own."""
         if isinstance(node, nodes.For):
             self._visit(node.iter, known)
             inner = self._visit(node.target, known) | {"loop"}
@@ -144,10 +144,10 @@ class _Seen:
 
     compared: list[object] = field(default_factory=list)
     contained: list[object] = field(default_factory=list)
-    """What it looks for inside of the value."""
+    """What it looks for inside the value."""
     defaults: list[object] = field(default_factory=list)
     truth: bool = False
-    """Whether it asks if the value is true."""
+    """Whether it tests the value for truth."""
     defined: bool = False
     written: bool = False
     clock_format: str | None = None
@@ -162,13 +162,13 @@ class _Reader:
         self._tree = tree
         self._literals = dict(_literals(tree))
         self._carried: dict[str, frozenset[str]] = {}
-        """Variables that hold the value of arguments, by name, those of namespaces as `ns.name`."""
+        """Variables that hold the value of arguments, by name; those of namespaces as `ns.name`."""
         self._follow()
         for node in tree.find_all(nodes.Node):
             self._look(node)
 
     def argument(self, name: str) -> Argument:
-        """What was seen of one argument."""
+        """What is known about one argument."""
         seen = self._seen[name]
         values = [*seen.compared, *([one] for one in seen.contained), *seen.defaults]
         if len(seen.contained) > 1:
@@ -214,7 +214,7 @@ class _Reader:
             parts = [node.node.node, *node.args]
         return frozenset().union(*(self._sources(part) for part in parts))
 
-    # What is done with them
+    # What happens to them
 
     def _look(self, node: nodes.Node) -> None:
         if isinstance(node, nodes.Test):
@@ -248,7 +248,7 @@ class _Reader:
                 yield self._seen[name]
 
     def _asked(self, test: nodes.Node | None) -> None:
-        """Note what a condition asks to be true."""
+        """Record what a condition tests for truth."""
         if isinstance(test, nodes.And | nodes.Or):
             self._asked(test.left)
             self._asked(test.right)
@@ -291,7 +291,7 @@ class _Reader:
                 seen.defaults.append(default.value)
 
     def _assigned(self, node: nodes.Assign) -> None:
-        """Note a constant or date that replaces an argument: `{% set date = '26 Jul 2024' %}`."""
+        """Record a constant or date that replaces an argument: `{% set date = '26 Jul 2024' %}`."""
         if isinstance(node.target, nodes.Name) and node.target.name in self._names:
             seen = self._seen[node.target.name]
             if isinstance(node.node, nodes.Const):
@@ -300,7 +300,7 @@ class _Reader:
             seen.clock_format = seen.clock_format or (_format(call) if call is not None else None)
 
     def _constants(self, node: nodes.Node | None) -> list[object]:
-        """The constants of an expression: one, those of a list, or the keys of a dict."""
+        """The constants in an expression: a constant, the entries of a list, or the keys of a dict."""
         if isinstance(node, nodes.Name):
             return self._literals.get(node.name, [])
         return _plain_constants(node)
@@ -327,7 +327,7 @@ def _literals(tree: nodes.Template) -> Iterator[tuple[str, list[object]]]:
 
 
 def _assigned(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
-    """Each variable with each expression that it is set to; parameters of macros with their arguments."""
+    """Each variable with each expression assigned to it; parameters of macros with their arguments."""
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
     for node in tree.find_all((nodes.Assign, nodes.Call, nodes.With)):
         if isinstance(node, nodes.Assign):
@@ -354,7 +354,7 @@ def _makes_namespace(node: nodes.Node) -> bool:
 
 
 def _around(constants: list[object], operator: str) -> list[object]:
-    """The constants; with one more and one less where numbers are compared by size."""
+    """The constants; where numbers are compared by size, also one more and one less."""
     if operator not in ("lt", "lteq", "gt", "gteq"):
         return constants
     numbers = [one for one in constants if isinstance(one, int) and not isinstance(one, bool)]
@@ -362,7 +362,7 @@ def _around(constants: list[object], operator: str) -> list[object]:
 
 
 def _distinct(values: list[object]) -> tuple[object, ...]:
-    """The values without repeats; 1 and True are two."""
+    """The values without repeats; 1 and True are different."""
     said: dict[str, object] = {}
     for value in values:
         said.setdefault(f"{type(value).__name__} {value!r}", value)

@@ -1,7 +1,7 @@
 """The size of the value that an operator, a filter or a method is about to make.
 
-Estimates err upwards. Whatever makes no large value costs nothing: Jinja limits `range`, and the clock limits the
-rest.
+Estimates err on the high side. What cannot make a large value costs nothing: Jinja limits `range`, and the clock
+limits everything else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dates that templates write by `strftime_now`, found again in recorded text."""
+"""Finds the dates that templates write by `strftime_now` in recorded text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASKED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _FORMAT = re.compile(r"""strftime_now\(\s*(?:"([^"\\]{1,100})"|'([^'\\]{1,100})')\s*\)""")
 _DIRECTIVE = re.compile(r"%([-#]?)(.)", re.DOTALL)
 _WHOLE = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M", "h": "%b", "e": "%d"}
-"""Directives that are short for others, or that `strptime` knows by another name."""
+"""Directives that abbreviate others, or that `strptime` knows by another name."""
 _NUMBER, _NAME = r"[0-9]{1,2}", r"[^\W\d_]{1,20}\.?"
 _WRITTEN = {
     **dict.fromkeys("dmHIMSy", _NUMBER),
@@ -25,12 +25,12 @@ _WRITTEN = {
     "f": "[0-9]{6}",
     "p": "[AaPp][Mm]",
 }
-"""What directives write, in the locale that templates are run in."""
+"""What directives write, in the locale that templates run in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe(Clock):
-    """A clock that shows where a template writes the date: it answers with the format, between two marks."""
+    """A clock that shows where a template writes the date: it returns the format between two marks."""
 
     at: datetime = datetime.min
 
@@ -46,12 +46,12 @@ def reads_clock(source: str) -> bool:
 
 @lru_cache(maxsize=64)
 def formats_of(source: str) -> tuple[str, ...]:
-    """The formats in which a template asks for the date, where it names them."""
+    """The formats in which a template asks for the date, if it names them."""
     return tuple(dict.fromkeys(one[1] or one[2] for one in _FORMAT.finditer(source)))
 
 
 def date_in(probed: str, recorded: str) -> datetime | None:
-    """The date with which a template wrote a recorded text; None if the text has none in these places.
+    """The date on which a template wrote a recorded text; None if the text has no date in these places.
 
     `probed` is what the template writes with a `Probe`. The texts may differ after the last date.
     """
@@ -90,7 +90,7 @@ class _Pattern:
 
 @lru_cache(maxsize=64)
 def _pattern(format: str) -> _Pattern | None:
-    """The expression of a format; None if it has other directives than those of a date and a time."""
+    """The expression for a format; None if it has directives other than those for date and time."""
     whole = _DIRECTIVE.sub(lambda one: _WHOLE.get(one[2], one[0]), format)
     found = [one[2] for one in _DIRECTIVE.finditer(whole)]
     if not found or not _WRITTEN.keys() >= set(found) - {"%"}:

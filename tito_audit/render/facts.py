@@ -1,6 +1,6 @@
-"""What is known about a chat template from reading it, now or in an earlier run.
+"""What reading a chat template shows about it, now or in an earlier run.
 
-Reading a template takes longer than rendering ten rows with it. So the result is noted in the tokenizer's store,
+Reading a template takes longer than rendering ten rows with it. So the result is kept in the tokenizer's store,
 under a hash of everything it depends on: the template, its limits, the code of this room, the versions of Python
 and jinja2.
 """
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 _ABSENT = object()
 _PLAIN = frozenset((object, str, bool, int, type(None)))
-"""Types whose equal values are written alike."""
+"""Types whose equal values are written the same way."""
 LookedFor = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
-"""What a template looks for in texts: whole ones, markers inside of others, and numbers; see
+"""What a template looks for in texts: whole texts, markers inside texts, and numbers; see
 `render/fast/looked_for.py`."""
 _SOUGHT = (str, str, int)
 _MOST_OPENERS = 256
 _MOST_KEPT = 16
 _LONGEST_KEPT = 4_096
-"""How many generation prompts a run remembers, how many of them are stored, and how long these may be."""
+"""How many generation prompts a run remembers, how many of them are stored, and how long stored ones may be."""
 
 
 class Facts(NamedTuple):
@@ -43,7 +43,7 @@ class Facts(NamedTuple):
     longest_constant: int
     """The length of the longest text in the template itself."""
     joins_values: bool
-    """Whether it joins values to texts before it writes them."""
+    """Whether it joins values into texts before it writes them."""
     has_documents: bool
     """Whether it reads `documents`."""
     opener_names: tuple[str, ...] | None
@@ -53,7 +53,7 @@ class Facts(NamedTuple):
 
 
 def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
-    """The facts of a parsed template, and the part of it that writes the generation prompt after any messages."""
+    """The facts of a parsed template, and the part that writes the generation prompt after any messages."""
     from jinja2 import nodes
 
     from tito_audit.render.fast import static_check
@@ -82,18 +82,18 @@ class Known:
         self._name = _name(source, limits) if store is not None else None
         note = store.note(self._name) if store is not None and self._name is not None else None
         self.facts = _facts(note) if note is not None else None
-        """None if nothing was noted; else the template is also known to compile."""
+        """None if nothing is stored; otherwise the template is also known to compile."""
         self._openers: dict[str, str] = _texts(note) if note is not None and self.facts is not None else {}
         self._kept = dict(self._openers)
 
     def note(self, facts: Facts, *, lasting: bool) -> None:
-        """Take the facts of a template that compiles; `lasting`: if it will compile in every run."""
+        """Store the facts of a template that compiles; `lasting`: it will compile in every run."""
         self.facts = facts
         if lasting:
             self._keep()
 
     def opener(self, given: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """The key of the values that the generation prompt depends on, and that prompt; None where not known."""
+        """The key of the values that the generation prompt depends on, and that prompt; None if unknown."""
         names = self.facts.opener_names if self.facts is not None else None
         values = [given.get(name, _ABSENT) for name in names or ()]
         if not _PLAIN.issuperset(map(type, values)):
@@ -102,7 +102,7 @@ class Known:
         return key, self._openers.get(key)
 
     def add_opener(self, key: str, text: str, *, lasting: bool) -> None:
-        """Remember a generation prompt; `lasting`: if it is the same in every run."""
+        """Remember a generation prompt; `lasting`: it is the same in every run."""
         if len(self._openers) >= _MOST_OPENERS:
             return
         self._openers[key] = text
@@ -147,7 +147,7 @@ def _texts(note: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _name(source: str, limits: Sequence[float]) -> str | None:
-    """The name under which the facts of a template are noted; None if what they depend on is not known."""
+    """The name under which the facts of a template are stored; None if what they depend on is unknown."""
     around = _around()
     if around is None:
         return None
@@ -167,7 +167,7 @@ def _around() -> str | None:
         for file in sorted(Path(__file__).parent.rglob("*.py")):
             key.update(file.read_bytes())
         main = Path(found.origin)
-        key.update(main.read_bytes())  # states the version
+        key.update(main.read_bytes())  # contains the version
         with os.scandir(main.parent) as entries:
             files = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
     except OSError:

@@ -1,6 +1,6 @@
 """Which generation prompts are the same after any messages.
 
-That can be read off a template that asks for one in a single place, at its very end, and builds it only from
+This can be seen in a template that writes one in a single place, at its very end, and builds it only from
 variables other than the messages. This module imports jinja2 and is itself imported late.
 """
 
@@ -22,7 +22,7 @@ _PARTS = (
     ),
     *(nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Concat, nodes.CondExpr),
 )
-"""Nodes that always write the same, as long as their names have the same values."""
+"""Nodes that always write the same if their names have the same values."""
 _TESTS = frozenset(("defined", "undefined", "none", "true", "false", "string", "boolean"))
 
 

@@ -1,7 +1,7 @@
 """What chat templates expect besides Jinja itself, the same for every engine.
 
 `raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}`. Nothing here needs an
-engine, so that one can be used without importing the other.
+engine, so one can be used without importing the other.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def strftime_now(format: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A `strftime_now` that stands still, for logs that were written at another time."""
+    """A `strftime_now` fixed at one moment, for logs written at another time."""
 
     at: datetime
 
     def __call__(self, format: str) -> str:
-        """This time, in the format a template asks for."""
+        """This moment, in the format a template asks for."""
         return self.at.strftime(format)
 
 
@@ -51,11 +51,11 @@ def to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as chat templates write it: no HTML escapes, keys in their order."""
+    """JSON as chat templates write it: no HTML escapes, keys in their original order."""
     if (indent if isinstance(indent, int) else length(indent)) > 100:
         raise LimitReached("the template indents JSON by more than 100 characters")
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
-        return _encode(value)  # what json.dumps does, without making an encoder each time
+        return _encode(value)  # json.dumps without making an encoder each time
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

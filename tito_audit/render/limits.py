@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 _WORK = 32
-"""A template may build its output up piece by piece; all pieces together may be this many times the size limit."""
+"""A template may build up its output in pieces, which together may be this many times the size limit."""
 
 
 class LimitReached(Exception):
@@ -18,11 +18,11 @@ class LimitReached(Exception):
 
 
 class TimeUp(BaseException):
-    """The time is up. Not an Exception, so that nothing inside Jinja mistakes it for a missing attribute."""
+    """The time is up. Not an Exception, so nothing inside Jinja mistakes it for a missing attribute."""
 
 
 _GRACE = 0.5
-"""Seconds that the Budget's clock waits longer than the alarm. If both raised TimeUp at once, the second would
+"""How many seconds longer than the alarm the Budget's clock waits. If both raised TimeUp at once, the second would
 interrupt the handling of the first, and the caller's timer would not be restored."""
 
 
@@ -54,9 +54,9 @@ class Budget:
 def alarm(seconds: float) -> Iterator[None]:
     """Raise TimeUp inside the block when the time is up, whatever it is doing.
 
-    This needs a signal, which only the main thread of a Unix process can have. Elsewhere the block runs on until
-    the Budget, which every call, operator and piece of output spends from, ends it. A timer of the caller is
-    restored with its remaining time.
+    This needs a signal, which only the main thread of a Unix process can have. Elsewhere the block runs until the
+    Budget ends it, from which every call, operator and piece of output spends. The caller's timer is restored with
+    its remaining time.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield

@@ -1,9 +1,9 @@
 """Messages to text, as transformers' `apply_chat_template` writes it.
 
-Logs and templates disagree on two points, where inference servers step in. Tool-call arguments are logged as the
-JSON text that was sampled, while most templates expect the object. And an assistant message that only calls tools
-has `content: null`: transformers removes it from the message, a few templates ask for it, and inference servers
-replace it by an empty text. The form that transformers uses is tried first, the others if the template raises.
+Logs and templates disagree on two points, which inference servers paper over. Tool-call arguments are logged as
+the sampled JSON text, while most templates expect an object. And an assistant message that only calls tools has
+`content: null`: transformers removes the key, a few templates ask for it, and inference servers replace it with an
+empty text. The form that transformers uses is tried first, the others if the template raises.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile
 from tito_audit.tokens.tokenizer import Tokenizer
 
 Chat: TypeAlias = list[dict[str, Any]]
-"""Messages in exactly the form that a template gets."""
+"""Messages in the exact form that a template gets."""
 ToolArguments: TypeAlias = Literal["auto", "object", "string"]
-"""The form of tool-call arguments: parsed, as logged, or (`auto`) parsed and, if that raises, as logged."""
+"""The form of tool-call arguments: parsed, as logged, or (`auto`) parsed, else as logged if that raises."""
 
 _NO_CONTENT = ("absent", "null", "empty")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -43,18 +43,18 @@ class Renderer:
     """The template to use; None: `tool_use` when there are tools and it exists, else `default`."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     template_args: Mapping[str, object] = field(default_factory=dict)
-    """Arguments for every rendering; those that a log states override them."""
+    """Arguments for every rendering; those stated in a log override them."""
     tool_arguments: ToolArguments = "auto"
     clock: Clock | None = None
     """What `strftime_now` tells the template; None: the current time."""
     without_tools: bool = False
-    """Whether the template never sees the tools that a log states."""
+    """Whether tools stated in a log are hidden from the template."""
     without_stated: bool = False
-    """Whether the arguments that a log states are ignored."""
+    """Whether arguments stated in a log are ignored."""
     control_texts: tuple[str, ...] = ()
     """The tokenizer's special tokens as text, for finding the end of a turn."""
     end_texts: tuple[str, ...] = ()
-    """Those of them that the tokenizer's files name as end tokens."""
+    """The special tokens that the tokenizer's files name as end tokens."""
 
     def render(
         self,
@@ -77,7 +77,7 @@ class Renderer:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> tuple[Chat, str]:
-        """The form of the messages that the template accepted, and the text it wrote for it."""
+        """The form of the messages that the template accepted, and the text that it wrote for them."""
         first: RenderError | None = None
         for chat in _forms(messages, self.tool_arguments):
             try:
@@ -113,10 +113,10 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
         forms: Forms | None = None,
     ) -> str | None:
-        """The text of these messages by a faster engine; None where it cannot tell.
+        """The text of these messages by a faster engine; None if it does not know.
 
-        A guess at what `render` returns, to be used only where something else confirms it. Pass `forms` where the
-        same messages are rendered again.
+        This is a guess at what `render` returns, to be used only if something else confirms it. Pass `forms` where
+        the same messages are rendered again.
         """
         given = self.variables(tools, template_kwargs)
         return self.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt, forms=forms)[1]
@@ -130,7 +130,7 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
         forms: Forms | None = None,
     ) -> str | None:
-        """The text of these messages, by `render_fast` where that can tell; None where the template refuses."""
+        """The text of these messages, by `render_fast` if possible; None if the template refuses."""
         how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "template_kwargs": template_kwargs}
         fast = self.render_fast(messages, tools, forms=forms, **how)
         if fast is not None:
@@ -148,7 +148,7 @@ class Renderer:
         add_generation_prompt: bool,
         forms: Forms | None = None,
     ) -> tuple[Chat, str | None]:
-        """What `accepted` returns, by a faster engine; no text where it cannot tell."""
+        """What `accepted` returns, by a faster engine; no text if it does not know."""
         template = self.template(bool(given["tools"])).fast
         if template is None:
             return [], None
@@ -182,7 +182,7 @@ class Renderer:
         return self.template(False).opener_after_user(self.variables((), template_kwargs))
 
     def load(self) -> None:
-        """Compile every template now, so that processes forked later share it."""
+        """Compile every template now, so processes forked later share it."""
         for template in self.templates.values():
             template.load()
 
@@ -239,7 +239,7 @@ def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> N
     if not sources:
         raise SetupError(
             f"{where}: no chat template.\n"
-            "Without one the messages cannot be rendered again, so the TPL rules have nothing to compare.\n"
+            "Without one the messages cannot be re-rendered, so the TPL rules have nothing to compare.\n"
             "Pass --chat-template FILE, or leave out the rules that need one."
         )
     if (name or "default") not in sources:
@@ -251,7 +251,7 @@ def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> N
 
 
 class Forms:
-    """Messages in the forms a template might accept, each made once; for the calls of one conversation."""
+    """Messages in the forms that a template might accept, each made once; for the calls of one conversation."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
@@ -262,7 +262,7 @@ class Forms:
             return dict(message.wire)
         key = id(message), parsed, no_content
         made = self._made.get(key)
-        if made is None:  # the message is kept alive, so that no other gets its id
+        if made is None:  # the message is kept alive, so no other can get its id
             wire = _wire(_plain(message.wire), parsed=parsed, no_content=no_content)
             made = self._made[key] = message, wire
         return made[1]
@@ -271,7 +271,7 @@ class Forms:
 def _forms(
     messages: Sequence[Message], tool_arguments: ToolArguments, forms: Forms | None = None
 ) -> Iterator[Chat]:
-    """The messages in each form a template might accept, the usual one first, without repeats."""
+    """The messages in each form that a template might accept, the usual form first, without repeats."""
     if not messages:
         return
     forms = forms or Forms()
@@ -285,7 +285,7 @@ def _forms(
 
 
 def is_plain_text(wire: Mapping[str, Any]) -> bool:
-    """Whether a message has texts only, and none that the forms write under other names: all forms are alike."""
+    """Whether a message has only texts, none of which the forms rename: all its forms are the same."""
     return (
         type(wire) is dict
         and set(map(type, wire.values())) == _TEXT
@@ -327,7 +327,7 @@ def _parsed_call(call: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value in plain JSON types, the value itself if it is one already.
+    """A value in plain JSON types; the value itself if it already is one.
 
     Arrays of a Parquet row become lists; anything else becomes the name of its type.
     """

@@ -1,9 +1,9 @@
 """The Jinja environment that chat templates expect, with resource limits.
 
 It has what transformers provides: trimmed blocks, `{% break %}` and `{% continue %}`, `{% generation %}`, `tojson`
-without HTML escapes, `raise_exception`, `strftime_now`. Chat templates come from strangers: besides Jinja's own
-immutable sandbox, everything that makes a value much larger than its inputs asks the Budget first. This module
-imports jinja2 and is itself imported late.
+without HTML escapes, `raise_exception`, `strftime_now`. Chat templates come from strangers: besides running in
+Jinja's own immutable sandbox, everything that makes a value much larger than its inputs asks the Budget first.
+This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OF_LOOPS = frozenset(("depth", "first", "index", "index0", "last", "length", "r
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` … `{% endgeneration %}`: writes its content, in a scope of its own."""
+    """`{% generation %}` … `{% endgeneration %}`: writes its content, in its own scope."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads a plain set
 
@@ -90,7 +90,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return guarded
 
     def getattr(self, obj: Any, attribute: str) -> Any | Undefined:
-        """What Jinja's sandbox returns for `obj.attribute`, with a short cut for what templates ask most."""
+        """What Jinja's sandbox returns for `obj.attribute`, with a shortcut for the most frequent cases."""
         kind = type(obj)
         if kind is dict and attribute not in _OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -124,12 +124,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _held(value: Any) -> Any:
-    """A generator's items as a list, since they are measured before they are used; other values as they are."""
+    """A generator's items as a list, which can be measured before use; other values unchanged."""
     return list(value) if isinstance(value, GeneratorType) else value
 
 
 class _Dict:
-    """`dict` for templates: makes dicts, but is not a class whose attributes could be walked."""
+    """`dict` for templates: makes dicts, but is not a class with attributes to walk."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -141,7 +141,7 @@ class _Dict:
 class _Namespace(Namespace):
     """`namespace` for templates: holds no names that start with an underscore."""
 
-    # Positional only, so that a template may have an attribute called `self`.
+    # Positional only, so a template may have an attribute called `self`.
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         attributes = dict(*args, **kwargs)
         for name in attributes:

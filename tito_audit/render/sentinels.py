@@ -1,8 +1,8 @@
-"""Private-use characters placed around what the messages say, to find it again in what the template writes.
+"""Marks the texts of messages with private-use characters, to find them in what the template writes.
 
-Each marked text gets a pair of characters of its own from the two private planes of Unicode, inside its outer
-white space, since templates trim. Marks change what some templates do; so a result counts only if the text without
-its marks is exactly the text that the template writes without marks.
+Each marked text gets its own pair of characters from the two private planes of Unicode, inside its outer white
+space, since templates trim. Marks change what some templates do, so a result counts only if removing the marks
+leaves exactly the text that the template writes without them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from tito_audit.render.renderer import Chat
 
 _FIRST = 0xF0000
-_PLANE = 0xFFFE  # the last two code points of a plane are no characters
-_MOST = _PLANE  # pairs that both planes hold together
+_PLANE = 0xFFFE  # the last two code points of a plane are not characters
+_MOST = _PLANE  # how many pairs both planes hold together
 _MARK = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 _THOUGHT = re.compile(r"(?P<before>.*?<think>)?(?P<thought>.*?)(?P<middle></think>\s*)(?P<rest>.*)", re.DOTALL)
 
@@ -33,7 +33,7 @@ class SpanKind(StrEnum):
     TOOL_CALL = "tool_call"  # its tool calls, with the text that wraps them
     GENERATION_PROMPT = "generation_prompt"  # what opens an assistant message
     TURN_END = "turn_end"  # the control token that closes one
-    UNKNOWN = "unknown"  # the template rewrites too much to tell
+    UNKNOWN = "unknown"  # the template rewrites too much
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Marker:
 
 
 def mark(chat: Chat, marking: Marking, answers: Collection[int]) -> tuple[Chat, list[tuple[int, SpanKind]]]:
-    """The messages with marks, and by number of each pair its message and kind.
+    """The messages with marks, and the message and kind of each pair, by number.
 
     `answers` are the messages that were sampled.
     """
@@ -104,7 +104,7 @@ def _marked(
     out = dict(message)
     reasoning = message.get("reasoning_content")
     if isinstance(reasoning, str):
-        # The same reasoning is given under several names, and the template may read any of them.
+        # The same reasoning has several names, and the template may read any of them.
         marked = marker.around(reasoning, index, SpanKind.REASONING)
         out |= {
             key: marked for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) == reasoning
@@ -120,7 +120,7 @@ def _marked(
 
 
 def _marked_content(content: str, index: int, marker: _Marker, answer: bool) -> str:
-    """Content with one pair, or with two if it holds its own reasoning, since templates cut between them."""
+    """Content with one pair of marks, or two if it includes reasoning, since templates cut between them."""
     match = _THOUGHT.fullmatch(content) if answer and "</think>" in content else None
     if match is None:
         return marker.around(content, index, SpanKind.CONTENT)
@@ -145,7 +145,7 @@ def _marked_call(call: Any, index: int, marker: _Marker) -> Any:
 
 
 def has_marks(text: str) -> bool:
-    """Whether a text holds characters that marks are made of."""
+    """Whether a text holds characters used as marks."""
     if text.isascii():
         return False
     data = text.encode("utf-8", "surrogatepass")  # characters of these planes begin with one of two bytes
@@ -191,7 +191,7 @@ def _opened(
 
 
 def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:
-    """Where marks 0 to `count` - 1 are if they come in order, as with most templates; else None."""
+    """Where marks 0 to `count` - 1 are, if they come in order, as in most templates; else None."""
     out: list[tuple[int, int]] = []
     at = 0
     for number in range(count):

@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 class SpanBuilder:
-    """Collects the kind and message of each range of a text; where ranges overlap, the last one put counts."""
+    """Collects the kind and message of each range of a text; where ranges overlap, the last one wins."""
 
     def __init__(self, size: int, roles: list[str | None]) -> None:
         self._size = size
@@ -37,12 +37,12 @@ class SpanBuilder:
             self._labelled.append((start, end, (kind, index), False))
 
     def fill(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
-        """Label what has no label yet in a range."""
+        """Label the parts of a range that have no label yet."""
         if start < end:
             self._labelled.append((start, end, (kind, index), True))
 
     def spans(self, unlabelled: SpanKind) -> tuple[Span, ...]:
-        """The spans in order, adjacent ranges with equal labels merged; `unlabelled` is the kind of all other
+        """The spans in order, with adjacent ranges of equal label merged; `unlabelled` is the kind of all other
         text."""
         if not self._size:
             return ()

@@ -1,9 +1,9 @@
 """A rendered conversation divided into spans: scaffold, contents, tool calls, turn ends.
 
-Contents are found by marks (`sentinels.py`). An assistant message starts with what the template adds there for a
-generation prompt, and ends with the first special token after its contents. Where marks change what the template
-writes, the renderings of the first 1, 2, … messages show where each message begins, as long as each is a prefix of
-the whole. Where that fails too, spans are UNKNOWN: a span is never wrong.
+Contents are found by marks (`sentinels.py`). An assistant message starts with what the template adds there as a
+generation prompt, and ends with the first special token after its contents. If marks change what the template
+writes, renderings of the first 1, 2, … messages show where each message begins, provided that each is a prefix of
+the whole. If that fails too, spans are UNKNOWN: a span is never wrong.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Rendering:
     spans: tuple[Span, ...]
     """In order and adjacent, covering the text; none is empty."""
     sampled: Mapping[int, tuple[int, int] | None]
-    """For each message that was sampled the range `[start, end)` that a model would have generated: from after
-    the generation prompt to the end of the turn end. None where unknown."""
+    """For each sampled message, the range `[start, end)` that a model would have sampled: from after the
+    generation prompt through the turn end. None where unknown."""
     chat: Chat = field(default_factory=list, compare=False, repr=False)
     """The messages in the form that the template accepted."""
 
@@ -73,7 +73,7 @@ def spans(
 
 @dataclass(frozen=True, slots=True)
 class WrittenFast:
-    """A conversation as the fast engine writes it: a guess, until something else confirms its text."""
+    """A conversation as the fast engine writes it: a guess until something else confirms its text."""
 
     renderer: Renderer
     messages: Sequence[Message]
@@ -84,11 +84,11 @@ class WrittenFast:
 
     @property
     def generation_prompt(self) -> str | None:
-        """What a generation prompt adds after any of the messages; None if that may depend on them."""
+        """What a generation prompt adds after any message; None if this may depend on the messages."""
         return self._template.opener(self.given)
 
     def spans(self) -> Rendering | None:
-        """The text with its spans, as `spans` returns them if the text is right; None where marks change it."""
+        """The text with its spans, as `spans` returns them if the text is right; None if marks change it."""
         from tito_audit.render.fast.render import GivenUp
 
         fast = self._template.fast
@@ -128,7 +128,7 @@ def written_fast(
     *,
     add_generation_prompt: bool = False,
 ) -> WrittenFast | None:
-    """What the fast engine writes for these messages; None where it cannot tell, or the text holds marks."""
+    """What the fast engine writes for these messages; None if it does not know, or if the text holds marks."""
     given = renderer.variables(tools, template_kwargs)
     chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
     if text is None or has_marks(text):
@@ -144,9 +144,9 @@ def spans_fast(
     *,
     add_generation_prompt: bool = False,
 ) -> Rendering | None:
-    """What `spans` returns, by a faster engine; None where it cannot tell.
+    """What `spans` returns, by a faster engine; None if it does not know.
 
-    It equals what `spans` returns if its text is right, which the caller has to verify.
+    It equals what `spans` returns if its text is right, which the caller must verify.
     """
     written = written_fast(renderer, messages, tools, template_kwargs, add_generation_prompt=add_generation_prompt)
     return written.spans() if written is not None else None
@@ -157,7 +157,7 @@ def _answers(messages: Sequence[Message]) -> frozenset[int]:
 
 
 def _by_marks(job: Conversation) -> Rendering | None:
-    """The spans as marks show them; None when marks change what the template writes. The text itself holds no
+    """The spans as marks show them; None if marks change what the template writes. The text itself holds no
     marks."""
     for marking in _MARKINGS:
         try:
@@ -203,7 +203,7 @@ def _put_turn(builder: SpanBuilder, job: Conversation, index: int, turn: Turn, o
     said = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
     calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
     if calls:
-        # The markers around the calls belong to them, but the end of the reasoning before them does not.
+        # The markers around the calls belong to the calls, but the end of the reasoning before them does not.
         begin = max([turn.start, *said])
         thought = job.text.rfind("</think>", begin, calls[0])
         if thought >= 0:
@@ -237,13 +237,13 @@ def _by_prefixes(job: Conversation) -> Rendering:
 def _turn_between(
     job: Conversation, builder: SpanBuilder, index: int, begin: int, stop: int
 ) -> tuple[int, int] | None:
-    """The turn of an assistant message within `[begin, stop)`, ending with the last special token there; None
+    """The turn of an assistant message within `[begin, stop)`, which ends with the last special token there; None
     if unknown."""
     start = job.prefix_length(index, opens_answer=True)
     if start is None or not begin <= start <= stop:
         return None
     closer = last_of(job.renderer.control_texts, job.text, start, stop)
-    # A token with more than white space after it is part of what was said.
+    # A token with more than white space after it is part of the answer.
     if closer is None or job.text[closer[1] : stop].strip():
         return None
     builder.put(begin, start, SpanKind.GENERATION_PROMPT, index)

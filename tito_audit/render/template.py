@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class Template:
-    """A chat template, compiled when it is first run. Not for use by two threads at once."""
+    """A chat template, compiled on its first run. Not thread-safe."""
 
     def __init__(
         self, source: str, where: str, *, time_limit: float, size_limit: int, store: Store | None = None
@@ -53,7 +53,7 @@ class Template:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known to compile, from an earlier run."""
+        """Whether an earlier run has shown that it compiles."""
         return self._known.facts is not None
 
     def load(self) -> None:
@@ -61,7 +61,7 @@ class Template:
         self._reference  # noqa: B018 - kept from now on
 
     def plain_tools(self, tools: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
-        """The tools in plain form, converted once for tools that come again: most rows of a log have the same."""
+        """The tools in plain form, converted once: most rows of a log have the same tools."""
         if tools is not self._tools:
             found = plain(list(tools))
             said = _exactly(found)
@@ -88,14 +88,14 @@ class Template:
             return None
 
     def tracer(self) -> Tracer:
-        """The same template, saying which of its tags writes what."""
+        """The same template, tracing which of its tags writes what."""
         from tito_audit.render.traced import Tracer
 
         return Tracer(self.source, self._time_limit, self._size_limit)
 
     @property
     def looked_for(self) -> LookedFor | None:
-        """What it looks for in texts; None if it may decide by something else."""
+        """What it looks for in texts; None if its output may depend on something else."""
         return self._facts.looked_for if self._facts is not None else None
 
     @cached_property
@@ -106,14 +106,14 @@ class Template:
         try:
             with alarm(self._time_limit):
                 return arguments_of(self._reference.environment.parse(self.source))
-        except (Exception, TimeUp):  # too deep or too large to be parsed again
+        except (Exception, TimeUp):  # too deep or too large to parse again
             return TemplateArguments()
 
     def opener(self, given: Mapping[str, Any]) -> str | None:
-        """What a generation prompt adds after any messages; "" if it fails; None if that may depend on the
+        """What a generation prompt adds after any messages; "" if it fails; None if this may depend on the
         messages.
 
-        `given` are the variables except the messages.
+        `given` holds all variables but the messages.
         """
         if self._facts is None or self._facts.opener_names is None:
             return None
@@ -128,7 +128,7 @@ class Template:
         except RenderError:
             text, written = "", False
         if key is not None:
-            # A printed global may contain its address, which differs in every run.
+            # A printed global may contain its address, which differs from run to run.
             bare = self._opener.environment.globals.keys().isdisjoint(self._facts.opener_names)
             self._known.add_opener(key, text, lasting=written and bare and self._reference.has_spare)
         return text
@@ -157,7 +157,7 @@ class Template:
         if self._known.facts is None:
             try:
                 found, self._opener_tree = self._read()
-            except (Exception, TimeUp):  # too deep or too large to be parsed again
+            except (Exception, TimeUp):  # too deep or too large to parse again
                 return None
             self._known.note(found, lasting=self._reference.has_spare)
         return self._known.facts
@@ -213,7 +213,7 @@ class _Reference:
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it fails."""
         if self._timed_out:
-            # Otherwise a template that loops would use up the time limit for every prompt: hours for a log.
+            # Otherwise a looping template would use up the time limit for every prompt: hours for a log.
             raise RenderError(self._too_slow())
         budget = Budget(self._size_limit, self._time_limit)
         self.environment.budget = budget
@@ -248,7 +248,7 @@ def compile_template(
 ) -> Template:
     """A template ready to run; SetupError, naming its origin `where`, when it is not valid Jinja.
 
-    If a store knows that it compiles, it is compiled only when it is run.
+    If the store knows that it compiles, compiling waits until it is run.
     """
     template = Template(source, where, time_limit=time_limit, size_limit=size_limit, store=store)
     if not template.is_known:
@@ -279,7 +279,7 @@ def _compiled(source: str, where: str, time_limit: float, size_limit: int) -> _R
         return _Reference(compiled, environment, time_limit, size_limit, has_spare=has_spare)
     raise SetupError(
         f"{where}: the chat template cannot be used ({reason}).\n"
-        "Without it no messages can be rendered again.\n"
+        "Without it no messages can be re-rendered.\n"
         "Fix the template, or pass another one with --chat-template FILE."
     )
 
@@ -320,7 +320,7 @@ def _template_line(error: Exception) -> int | None:
     line = None
     trace = error.__traceback__
     while trace is not None:
-        # Jinja replaces each frame of compiled template code by one with this variable.
+        # Jinja replaces each frame of compiled template code with one that has this variable.
         if "__jinja_exception__" in trace.tb_frame.f_globals:
             line = trace.tb_lineno
         trace = trace.tb_next

@@ -1,8 +1,8 @@
 """Which tag of a chat template wrote each piece of a text, and what the template decided before it.
 
-The template is compiled a second time, with its outputs and conditions wrapped in calls that note them. What it
-writes then has to equal what it writes without them, or nothing is known. This module imports jinja2 and is itself
-imported late.
+The template is compiled a second time, with its outputs and conditions wrapped in calls that record them. If it
+then writes anything else than without them, nothing is known. This module imports jinja2 and is itself imported
+late.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Tag:
     column: int
     """Its column, counted from 1."""
     source: str
-    """The tag as it stands in the template; shortened if it is long."""
+    """The tag as in the template, shortened if it is long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A condition of a template, and how it came out."""
+    """A condition in a template, and its outcome."""
 
     tag: Tag
     condition: int
     """Which condition of the template it is."""
     occurrence: int
-    """How often the condition was decided before, in the same rendering."""
+    """How often the condition was decided earlier in the same rendering."""
     held: bool
 
 
@@ -64,7 +64,7 @@ class Piece:
 
 
 _Noted = tuple[int, int, bool]
-"""A condition, how often it was decided before, and how it came out."""
+"""A condition, how often it was decided before, and its outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class _Output:
 
 @dataclass(slots=True)
 class _Notes:
-    """What was noted since the last piece."""
+    """What was recorded since the last piece."""
 
     outputs: list[_Output] = field(default_factory=list)
     decisions: list[_Noted] = field(default_factory=list)
 
 
 class Tracer:
-    """A template that notes what it does; None from `trace` where it cannot."""
+    """A template that records what it does; `trace` returns None where it cannot."""
 
     def __init__(self, source: str, time_limit: float, size_limit: int) -> None:
         self._limits = time_limit, size_limit
@@ -103,7 +103,7 @@ class Tracer:
             with alarm(time_limit):
                 text, self._tags, self._firsts = _a_line_each(self._environment, source)
                 self._compiled = self._environment.from_string(self._noting(self._environment.parse(text)))
-        except (Exception, TimeUp):  # a template that was compiled may be too deep with what is added
+        except (Exception, TimeUp):  # a template that compiles may be too deep with the added calls
             return
 
     def trace(self, variables: Mapping[str, Any], wanted: str) -> tuple[Piece, ...] | None:
@@ -112,7 +112,7 @@ class Tracer:
         return pieces if pieces is not None and text_of(pieces) == wanted else None
 
     def turned(self, variables: Mapping[str, Any], decisions: Iterable[Decision]) -> tuple[Piece, ...] | None:
-        """What the template writes if these decisions come out the other way; None if it fails then."""
+        """What the template writes if these decisions go the other way; None if it fails."""
         return self._run(variables, frozenset((one.condition, one.occurrence) for one in decisions))
 
     def _run(
@@ -186,13 +186,13 @@ def text_of(pieces: Iterable[Piece]) -> str:
 
 
 def _parts(text: str, notes: _Notes) -> list[_Output]:
-    """The outputs that a piece is made of: those inside of a macro or block, if they make up all of it."""
+    """The outputs that a piece is made of: those inside a macro or block, if they make up all of it."""
     outputs = [output for output in notes.outputs if output.text]
     whole = outputs[-1] if outputs and outputs[-1].text == text else None
     for parts in (outputs[:-1] if whole is not None else [], outputs):
         if parts and "".join(output.text for output in parts) == text:
             return _with_all_decisions(parts, notes)
-    # What a filter or a call made of several outputs is not what one of them wrote.
+    # What a filter or call made of several outputs was not written by any one of them.
     return _with_all_decisions([_Output(_UNKNOWN if whole is None else whole.line, text, ())], notes)
 
 
@@ -225,7 +225,7 @@ def _as_constant(part: nodes.Expr) -> nodes.Expr:
 
 
 def _a_line_each(environment: ChatEnvironment, source: str) -> tuple[str, list[Tag], list[int]]:
-    """The source with each tag's content on a line of its own, its tags, and the number of each one's line."""
+    """The source with each tag's content on its own line, the tags, and their line numbers."""
     source = "\n".join(_LINES.split(source))
     out: list[str] = []
     tags = [Tag(1, 1, "")]

@@ -1,4 +1,4 @@
-"""The turns of a model in a rendered conversation, found between marked texts."""
+"""The model's turns in a rendered conversation, found between marked texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tito_audit.render.sentinels import Found, Marking
 from tito_audit.render.span_builder import SpanBuilder, common_start, first_of
 
 _ROLE = re.compile(r"assistant|model")
-"""What templates call the role that answers."""
+"""Template names for the role that answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ class Turn(NamedTuple):
 
     @property
     def sampled(self) -> tuple[int, int]:
-        """What a model would have generated: from after the generation prompt to the end of the turn end."""
+        """What a model would have sampled: from after the generation prompt through the turn end."""
         return self.start, self.end
 
 
 class TurnFinder:
-    """Finds what a model would have generated, between the marked texts."""
+    """Finds what a model would have sampled, between the marked texts."""
 
     def __init__(self, job: Conversation, found: list[Found], marking: Marking) -> None:
         self._job = job
@@ -89,7 +89,7 @@ class TurnFinder:
         # Where the first marked text of any later message begins.
         self._next: list[int] = [len(job.text)] * (len(job.chat) + 1)
         for index in range(len(job.chat) - 1, -1, -1):
-            # Marked texts are in the order of the text.
+            # Marked texts are in text order.
             own = self._found[index]
             self._next[index] = min(self._next[index + 1], own[0].start) if own else self._next[index + 1]
 
@@ -117,7 +117,7 @@ class TurnFinder:
             at = self._text.find(opener, earliest, first)
             if at >= 0:
                 return at, at + len(opener)
-            # A past turn may have a shorter opener than a new one, such as without an empty <think> block.
+            # A past turn may have a shorter opener than a new one, for example no empty <think> block.
             head = opener[: opener.find("\n") + 1]
             at = self._text.find(head, earliest, first) if head and first is not None else -1
             if at >= 0:
@@ -130,7 +130,7 @@ class TurnFinder:
     def _opener(self, index: int) -> str:
         """What a generation prompt adds after a message with the role of the previous one.
 
-        If the message has another role than `assistant`, that role replaces it in the opener.
+        If the message's role is not `assistant`, that role replaces it in the opener.
         """
         before = self._job.chat[index - 1].get("role") if index else None
         if before not in self._openers:
@@ -141,7 +141,7 @@ class TurnFinder:
         )
 
     def _spelled(self, opener: str, index: int) -> bool:
-        """Whether an earlier unmarked message contains the opener, so that finding it would prove nothing."""
+        """Whether an earlier unmarked message contains the opener, in which case finding it proves nothing."""
         if not self._marking.assistant_only:
             return False
         head = opener.strip().split("\n")[0]
@@ -151,7 +151,7 @@ class TurnFinder:
     def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
         """The first special token in `[start, stop)`; after tool calls the first end token, if there is one.
 
-        Templates wrap tool calls in special tokens that end no turn.
+        Templates wrap tool calls in special tokens that do not end a turn.
         """
         renderer = self._job.renderer
         ends = first_of(renderer.end_texts, self._text, start, stop) if calls else None

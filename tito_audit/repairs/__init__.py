@@ -1,13 +1,12 @@
-"""Findings to repaired rollouts; one file a repair."""
+"""Findings to repaired rollouts; one file per repair."""
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 
-from tito_audit.errors import SetupError
 from tito_audit.registry import plugins
 from tito_audit.repair import Repair
+from tito_audit.unknown import unknown
 
 __all__ = ["all_repairs", "repair_named"]
 
@@ -24,8 +23,4 @@ def repair_named(name: str) -> Repair:
     names = {repair.name: repair for repair in all_repairs()}
     if name in names:
         return names[name]
-    close = difflib.get_close_matches(name, names, n=3)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    raise SetupError(
-        f"--with {name}: no such repair.{hint}\nRepairs: {', '.join(names)} (tito-audit list repairs)."
-    )
+    raise unknown("repair", name, names, flag="--with")

@@ -1,4 +1,4 @@
-"""Which token of an old row each new token is, and a training row rebuilt from the calls that sampled it."""
+"""Which token of the old row each new token is, and a training row rebuilt from the calls that sampled it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tito_audit.record.moved import Moved, moved_row
 from tito_audit.record.rollout import TrainingRow, Turn
 
 _ROUNDING = 1e-3
-"""Values this close count as equal, and the row keeps its own spelling of them."""
+"""Values this close count as equal, and the row keeps its own."""
 _MOST = 4096
-"""A gap between sampled runs is paired token by token up to this many tokens."""
+"""Up to this many tokens, a gap between sampled runs is paired token by token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,7 @@ class ChainTokens:
 def chain_tokens(turns: Sequence[Turn], chain: Sequence[int], tail: Ids) -> ChainTokens:
     """The last call's prompt and completion, then `tail`, with the turn of the chain that sampled each token.
 
-    Each prompt of the chain has to start with everything before it, so that a completion begins where its prompt
-    ends.
+    Each prompt of the chain must start with everything before it, so a completion begins where its prompt ends.
     """
     seen = turns[chain[-1]].seen_ids
     assert seen is not None
@@ -58,8 +57,8 @@ def rebuilt_row(
 ) -> Moved:
     """The training row on the tokens of a chain: the `trained` turns in the mask, each with its logprobs.
 
-    A value of the old row stays with its token unless the calls say otherwise. Where the row has a logprob column,
-    a restored token whose call recorded no logprob leaves the loss.
+    A value of the old row stays with its token unless the calls say otherwise. If the row has a logprob column, a
+    restored token whose call recorded no logprob leaves the loss.
     """
     source = _sources(row.token_ids, view, target)
     mask = np.isin(target.turn, np.fromiter(trained, np.int64)) & (target.turn >= 0)
@@ -79,9 +78,9 @@ def rebuilt_row(
 
 
 def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]) -> set[int]:
-    """Turns of which the row holds tokens and trains none: a choice, which a repair keeps.
+    """Turns of which the row holds tokens but trains none: a deliberate choice, which repairs respect.
 
-    A mask that trains other tokens but no sampled one is not a choice; it is wrong as a whole.
+    A mask that trains tokens but none that were sampled is not a choice but wrong as a whole.
     """
     if row.loss_mask is None or view is None:
         return set()
@@ -96,7 +95,7 @@ def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]
 
 
 def mask_is_wrong(findings: Sequence[Finding]) -> bool:
-    """Whether the mask is wrong as a whole, so that what it leaves out means nothing."""
+    """Whether the mask is wrong as a whole, in which case what it leaves out means nothing."""
     return any(
         # A mask that trains nothing may have been emptied on purpose.
         (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid")
@@ -113,7 +112,7 @@ def stop_ids(evidence: Evidence) -> frozenset[int]:
 
 
 def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Sequence[Turn]) -> Logprobs:
-    """`[T]` the calls' values where they have some, else those of the row for the same token."""
+    """`[T]` the calls' values where they have any, else the row's for the same token."""
     old = np.full(len(target.ids), np.nan)
     if row.logprobs is not None:
         old = np.where(source >= 0, row.logprobs[source], np.nan)
@@ -129,7 +128,7 @@ def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Seq
             continue
         mine = values[target.offset[at]]
         held = ~np.isnan(old[at]) & ~np.isnan(mine)
-        # Values near the calls' count as rounded only if all of the turn are: a shifted column has some by chance.
+        # Values near the calls' count as rounded only if the whole turn's do: a shifted column has some by chance.
         rounded = bool((np.abs(mine - old[at])[held] <= _ROUNDING).all())
         out[at] = np.where(held & rounded, old[at], mine)
         off |= not rounded
@@ -137,7 +136,7 @@ def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Seq
 
 
 def _without_strays(values: Logprobs, row: TrainingRow, target: ChainTokens, turns: Sequence[Turn]) -> Logprobs:
-    """The values of a shifted column, without those that had moved onto tokens that were not sampled.
+    """The values of a shifted column, except those that moved onto tokens that were not sampled.
 
     The most frequent entry there is what the log writes for no logprob. If there is none, only values that equal a
     call's are known to have moved.
@@ -154,7 +153,7 @@ def _without_strays(values: Logprobs, row: TrainingRow, target: ChainTokens, tur
 
 
 def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:
-    """`[T]` the position in the old row of each new token; -1 for one that was not there."""
+    """`[T]` the position of each new token in the old row; -1 if it was not there."""
     source = np.full(len(target.ids), -1, np.int64)
     anchors = [(-1, -1)]
     if view is not None:
@@ -168,7 +167,7 @@ def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:
                 anchors.append((int(position), new))
     anchors.append((len(old), len(target.ids)))
     for (o1, n1), (o2, n2) in pairwise(anchors):
-        # Between two sampled tokens, equal ones are paired in order: from both ends, then what is between.
+        # Between two sampled tokens, equal tokens are paired in order: from both ends, then in between.
         for start, other, size in paired_runs(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], longest=_MOST):
             first = n1 + 1 + other
             source[first : first + size] = o1 + 1 + start + np.arange(size)

@@ -12,13 +12,13 @@ from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.record.arrays import Logprobs, Mask
 
 _PROOF = 2
-"""This many known values have to agree to count as proof."""
+"""This many known values must agree to count as proof."""
 
 
 def fillers(values: Logprobs, sentinel: float | None) -> Mask:
     """`[N]` True where an entry is a fill value and not a logprob: null, 1.0, -9999, the sentinel.
 
-    0.0 counts where the log has no sentinel of its own.
+    0.0 counts if the log has no sentinel of its own.
     """
     marks = (*IMPOSSIBLE, 0.0 if sentinel is None else sentinel)
     return np.asarray(np.isnan(values) | np.isin(values, marks))
@@ -27,8 +27,8 @@ def fillers(values: Logprobs, sentinel: float | None) -> Mask:
 def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
     """The column made as long as `known` `[N]`, if its numbers then equal the known ones; else None.
 
-    An extra entry is removed, or a missing one inserted with its known value, where all other entries then agree.
-    NaN in `known` is not compared.
+    An extra entry is removed, or a missing entry inserted with its known value, where all other entries then
+    agree. NaN in `known` is not compared.
     """
     extra = len(values) - len(known)
     if np.isfinite(known).sum() < _PROOF or abs(extra) != 1:
@@ -36,14 +36,14 @@ def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
     size = min(len(values), len(known))
     front = _agree(values[:size], known[:size])
     back = _agree(values[len(values) - size :], known[len(known) - size :])
-    # At place j, everything before j agrees in place, and everything after it one place further.
+    # At place j: everything before j agrees in place, and everything after it one place further on.
     before = np.concatenate(([True], np.logical_and.accumulate(front)))
     after = np.concatenate((np.logical_and.accumulate(back[::-1])[::-1], [True]))
     places = np.flatnonzero(before & after)
     if not len(places):
         return None
     if extra > 0:
-        # Where several places are left, take one at an end, else any of entries that are equal.
+        # If several places are left, take one at an end, else any one if the entries are equal.
         ends = places[(places == 0) | (places == len(known))]
         fitted = [np.delete(values, place) for place in (ends if len(ends) else places)]
         return fitted[0] if all(_alike(fitted[0], one, known) for one in fitted[1:]) else None
@@ -55,7 +55,7 @@ def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> L
     """The column without its first or last entry, if that is a fill value and the rest then lie exactly under the
     mask.
 
-    Inside a trained run a fill value is accepted, not at its ends: 0.0 may also be a certain token's logprob.
+    A fill value is accepted inside a trained run but not at its ends: 0.0 may also be a certain token's logprob.
     """
     if len(values) != len(trained) + 1 or not trained.any() or trained.all():
         return None
@@ -82,7 +82,7 @@ def fitted_by_null(values: Logprobs, length: int, sentinel: float | None) -> Log
 
 def unprovable(name: str) -> RecordError:
     """The refusal for a column in which the wrong entry cannot be identified."""
-    return RecordError(f"column {name!r}: which entry is too many or missing is not provable from this log")
+    return RecordError(f"column {name!r}: this log does not prove which entry is extra or missing")
 
 
 def _agree(values: Logprobs, known: Logprobs) -> Mask:

@@ -1,4 +1,4 @@
-"""A training row whose tokens stay and whose mask or logprobs change."""
+"""A training row with new mask or logprobs on the same tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import TrainingRow
 
 UNTRAINED = frozenset({"MSK402", "MSK404"})
-"""Rules that report sampled tokens which a repair took out of the loss on purpose."""
+"""Rules that report sampled tokens that a repair took out of the loss on purpose."""
 
 
 def with_row(evidence: Evidence, row: TrainingRow) -> tuple[RepairedRollout, ...]:
@@ -32,7 +32,7 @@ def column_of(row: TrainingRow, role: ColumnRole) -> Column | None:
 def restated(row: TrainingRow, *, loss_mask: Mask | None = None, logprobs: Logprobs | None = None) -> TrainingRow:
     """The row with this mask or these logprobs `[T]`; everything else stays.
 
-    RecordError when a column that has entries for trained tokens only would need entries for others.
+    RecordError when a column with entries only for trained tokens would need entries for others.
     """
     mask = row.loss_mask if loss_mask is None else loss_mask
     compact = [column.name for column in row.columns if column.alignment is Alignment.SAMPLED]

@@ -30,7 +30,7 @@ class MovedBack:
 def moved_back(evidence: Evidence) -> MovedBack | None:
     """The logprobs of the row back on their tokens; None when they are not shifted.
 
-    RecordError when they are wrong and no provable offset puts them right.
+    RecordError when they are wrong and no offset is proven to put them right.
     """
     found, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
     if not found or row is None or row.logprobs is None:
@@ -39,7 +39,7 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     if found[0].undecided:
         raise RecordError("the row alone does not show how far its logprobs are shifted")
     if not offset:
-        raise RecordError("the row's logprobs are other values than the calls recorded, at every offset")
+        raise RecordError("the row's logprobs do not match the calls' at any offset")
     source = np.arange(len(row.logprobs)) + offset
     inside = (
         (source >= first_covered(row)) & (np.arange(len(source)) >= first_covered(row)) & (source < len(source))
@@ -67,7 +67,7 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
 
 
 def _take_rolled(evidence: Evidence, row: TrainingRow, offset: int, source: Offsets, inside: Mask) -> None:
-    """Take the values that were rolled over an end of the row from its other end, where nothing was sampled."""
+    """Take values that were rolled past one end of the row from its other end, where nothing was sampled."""
     judged = judgement(evidence)
     if judged is None or judged.values is None:
         return
@@ -79,7 +79,7 @@ def _take_rolled(evidence: Evidence, row: TrainingRow, offset: int, source: Offs
 
 
 def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bool:
-    """Whether all turns are shifted by the same offset, so that the whole column is."""
+    """Whether all turns, and so the whole column, are shifted by the same offset."""
     assert view.expected_logprobs is not None
     together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
     together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
@@ -94,7 +94,7 @@ def _turn_by_turn(
     assert view.expected_logprobs is not None
     mine = np.isin(view.turn, [shift.turn for shift in found if shift.turn is not None])
     values = row.logprobs.copy()
-    # A value that was outside its turn leaves a fill value behind.
+    # A value outside its turn leaves a fill value behind.
     vacated = source[mine & right]
     values[vacated[~view.sampled[vacated]]] = fill
     values[mine] = np.where(right, row.logprobs[source], view.expected_logprobs)[mine]
@@ -102,8 +102,7 @@ def _turn_by_turn(
 
 
 def _filler(evidence: Evidence, row: TrainingRow) -> float:
-    """The fill value of the column for tokens without a logprob: the sentinel, else the most frequent value
-    there."""
+    """The column's fill value for tokens without a logprob: the sentinel, else the most frequent value there."""
     if row.sentinel is not None:
         return row.sentinel
     judged, view = judgement(evidence), evidence.row

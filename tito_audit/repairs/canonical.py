@@ -1,4 +1,4 @@
-"""canonical: today's tokens replace the recorded ones."""
+"""canonical: replaces recorded tokens with today's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tito_audit.record.rollout import TrainingRow
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, with_row
 from tito_audit.settings.model import RepairChoices
+from tito_audit.terminal.words import many
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether it is a difference of the row, in a log without calls."""
+    """Whether it is a difference in the row of a log without calls."""
     return finding.hit.where is Where.ROW and not _has_calls(evidence)
 
 
@@ -28,14 +29,14 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     """Adopts the tokens that template and tokenizer write today.
 
     ## What it does
-    In a row whose log holds no calls, the tokens of each difference are replaced by those that the template writes
-    for the messages, or that encoding the row's text gives. Tokens before the first change keep their logprobs.
-    From there on every logprob is unknown and its token leaves the loss: a logprob belongs to a token in its
-    context, so logprobs are never added up or copied.
+    If the log holds no calls, the tokens of each difference in the row are replaced with those that the template
+    writes for the messages, or that re-encoding the row's text gives. Tokens before the first change keep their
+    logprobs. From there on every logprob is unknown and its token leaves the loss: a logprob belongs to a token in
+    its context, so logprobs are never added up or copied.
 
     ## When it is safe
-    Never: nothing in such a log says what was sampled, so it needs `--unsafe`. A log with calls does say, and
-    there it refuses; `splice` puts the sampled tokens back.
+    Never: nothing in such a log says what was sampled, so it needs `--unsafe`. It refuses logs with calls, which
+    do say; there, `splice` puts the sampled tokens back.
 
     ## What it costs
     Every trained token from the first change on; the repair says how many. Values that a trainer computed from the
@@ -63,7 +64,7 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     if row.loss_mask is not None and column_of(row, ColumnRole.LOSS_MASK) is not None:
         mask = (source >= 0) & row.loss_mask[source] & ~unknown
     elif row.logprobs is not None or row.loss_mask is not None:
-        raise RecordError("there is no loss mask to leave out the tokens whose logprob is unknown")
+        raise RecordError("there is no loss mask to take the tokens with unknown logprobs out of the loss")
     if mask is not None and not mask.any():
         raise RecordError("nothing would be left to train: the first change comes before every trained token")
     logprobs = None
@@ -73,7 +74,7 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     return Proposal(
         with_row(evidence, moved.row),
         Safety.UNSAFE,
-        reason="no call says what was sampled, and today's tokens take the place of what may have been",
+        reason="no call says what was sampled, so today's tokens may replace sampled ones",
         notes=_notes(row, moved.row, len(differences)),
         stale=moved.stale,
         dropped=moved.dropped,
@@ -87,7 +88,7 @@ def _has_calls(evidence: Evidence) -> bool:
 
 
 def _covered(evidence: Evidence, findings: Sequence[Finding]) -> list[Difference]:
-    """The row's differences that these findings report, in order."""
+    """The differences in the row that these findings report, in order."""
     places = {(one.hit.start, one.hit.end) for one in findings if one.hit.where is Where.ROW}
     found = [one for one in evidence.differences if one.where is Where.ROW and (one.start, one.end) in places]
     return sorted(found, key=lambda one: (one.start, one.end))
@@ -111,7 +112,7 @@ def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Of
 
 
 def _notes(before: TrainingRow, after: TrainingRow, differences: int) -> tuple[str, ...]:
-    said = f"{differences} stretch{'es' * (differences != 1)} of the row replaced"
+    said = f"{many(differences, 'span')} of the row replaced"
     if before.loss_mask is None or after.loss_mask is None:
         return (said,)
     lost, trained = int(before.loss_mask.sum()) - int(after.loss_mask.sum()), int(before.loss_mask.sum())

@@ -1,4 +1,4 @@
-"""drop: the rollout is left out."""
+"""drop: leaves the rollout out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     The row is not written. With a quarantine file it goes there, unchanged, with the codes that were found.
 
     ## When it is safe
-    Never: it needs `--unsafe`, since only the user can decide that a rollout is worth nothing. It comes last, for
-    what no other repair could fix.
+    Never: it needs `--unsafe`, since only the user can decide that a rollout is worthless. It runs last, for what
+    no other repair could fix.
 
     ## What it costs
     A rollout, and the balance of its group: an advantage computed over the group no longer fits the rollouts that
@@ -38,4 +38,4 @@ def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     if not findings:
         return None
     codes = ", ".join(sorted({finding.code for finding in findings}))
-    return Proposal((), Safety.UNSAFE, reason=f"{codes} and no other repair cured it")
+    return Proposal((), Safety.UNSAFE, reason=f"{codes} and no other repair fixed it")

@@ -27,7 +27,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
 
 @repair("fork", cures=("SEQ", "TOK", "TPL"), safety=Safety.SAFE, precedence=15, fits=_fits)
 def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
-    """Makes one training row of each unbroken run of calls, exactly as the sampler saw and said it.
+    """Makes one training row of each unbroken run of calls, in the tokens that were seen and sampled.
 
     ## What it does
     A call whose prompt does not start with everything before it starts a new row. Each row is the last prompt and
@@ -35,7 +35,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     sampled turn is trained once, in the first row that holds it.
 
     ## When it is safe
-    Always: every row is a context that the sampler really saw, and every trained token was sampled there, with its
+    Always: every row is a context that the sampler really saw, and every trained token was sampled in it, with its
     own logprob.
 
     ## What it costs
@@ -45,8 +45,8 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 
     ## Example
     ```text
-    call 0   prompt A      says B
-    call 1   prompt A B' C says D       B' is B re-encoded
+    call 0   prompt A       samples B
+    call 1   prompt A B' C  samples D       B' is B re-encoded
     rows     A [B]     and     A B' C [D]
     ```
     """
@@ -70,7 +70,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     return Proposal(
         tuple(mended for mended, _ in parts),
         notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
-        cost=f"{made} rows in place of 1, {more_tokens:,} more tokens in all",
+        cost=f"{made} rows instead of 1, {more_tokens:,} more tokens in all",
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),

@@ -1,4 +1,4 @@
-"""mask: tokens that must not be trained leave the loss."""
+"""mask: takes tokens that must not be trained out of the loss."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tito_audit.record.testimony import Reading
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
+from tito_audit.terminal.words import many
 
 _TOLERANCE = 1e-6
 """A value above this is not the logarithm of a probability, as in LPR504."""
@@ -39,7 +40,7 @@ class _Place:
     in_answer: bool = True
     """Whether it lies in an answer, so that the whole turn can be taken out."""
     diverges: bool = False
-    """Whether the context from there on differs from the one that was sampled in."""
+    """Whether the context from there on differs from the one it was sampled in."""
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
@@ -67,11 +68,11 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     the whole turn around such a token; `first-divergence` takes out everything after the first token that is not
     the one that was sampled. Ids and logprobs stay.
 
-    If that would leave nothing to train, because the mask trains other tokens than the messages say were sampled,
-    the sampled tokens that have a logprob enter the loss instead.
+    If that would leave nothing to train, because the mask trains none of the tokens that, according to the
+    messages, were sampled, the sampled tokens that have a logprob enter the loss instead.
 
     ## When it is safe
-    Always: what it takes out was not the policy's own choice, or has no probability to weigh it by. It adds a
+    Always: what it takes out was not the policy's own choice, or has no probability to weight it by. It adds a
     token to the loss only where messages say that it was sampled and the logprobs lie on exactly these tokens. It
     leaves a gap that may be the only sign of a shifted column.
 
@@ -97,15 +98,15 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     notes = [f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss"]
     if not left.any():
         left = _sampled(evidence)
-        notes.append(f"{int(left.sum()):,} sampled tokens came into it, none of which was trained")
+        notes.append(f"{many(int(left.sum()), 'sampled token')} entered it, none of them trained before")
     return Proposal(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
 
 
 def _sampled(evidence: Evidence) -> Mask:
     """`[T]` tokens that were sampled and have a logprob, for a mask that trains none of them.
 
-    RecordError unless it is proven what was sampled: by values that lie on exactly these tokens or, without
-    logprobs, by messages and headers that agree. Rollouts with calls are left to `splice`.
+    RecordError unless what was sampled is proven: by values that lie on exactly these tokens or, without logprobs,
+    by messages and headers that agree. Rollouts with calls are left to `splice`.
     """
     found, view = judgement(evidence), evidence.row
     if found is None or view is None or view.proven:
@@ -169,9 +170,8 @@ def _gap_is_evidence(evidence: Evidence) -> bool:
 
 
 def _drifted(view: RowView, evidence: Evidence, hit: Hit) -> _Place:
-    """The drifted row tokens that correspond to a range of a call's prompt or completion.
-
-    They lie between the sampled tokens that the row holds before and after the range.
+    """The drifted row tokens that correspond to a range of a call's prompt or completion: those between the
+    sampled tokens that the row holds before and after the range.
     """
     turns = evidence.rollout.turns
     number = -1 if hit.turn is None else hit.turn
@@ -192,7 +192,7 @@ def _drifted(view: RowView, evidence: Evidence, hit: Hit) -> _Place:
 
 
 def _no_logprobs(row: TrainingRow) -> bool:
-    """Whether no trained value is below zero, so that none of them is a logprob."""
+    """Whether no trained value is below zero, and so none is a logprob."""
     if row.logprobs is None or row.loss_mask is None:
         return False
     values = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]
@@ -200,7 +200,7 @@ def _no_logprobs(row: TrainingRow) -> bool:
 
 
 def _turns_of(evidence: Evidence, row: TrainingRow, place: _Place) -> Mask:
-    """`[T]` the turns that a place lies in: by the calls, else the sampled or trained runs."""
+    """`[T]` the turns that a place lies in: by the calls, else by the sampled or trained runs."""
     view, out = evidence.row, np.zeros(len(row.token_ids), np.bool_)
     positions = place.positions if len(place.positions) else np.array([place.first])
     positions = positions[positions < len(out)]

@@ -23,7 +23,7 @@ from tito_audit.settings.model import RepairChoices
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether the mask is inverted: no other fault says by itself what the row should be."""
+    """Whether the mask is inverted: the only fault that shows by itself what the row should be."""
     return whole_mask(evidence) is WholeMask.INVERTED
 
 
@@ -88,7 +88,7 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
         mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
     if not mask.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")
-    notes.append("the mask was inverted and is inverted back")
+    notes.append("the inverted mask was inverted back")
     return restated(row, loss_mask=mask)
 
 
@@ -122,7 +122,7 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
 
 
 def _unused(evidence: Evidence, row: TrainingRow) -> Mask | None:
-    """`[T]` tokens that were neither sampled nor trained; None if neither mask nor sampling is known."""
+    """`[T]` tokens that were neither sampled nor trained; None if neither is known."""
     view = evidence.row
     if row.loss_mask is None and view is None:
         return None

@@ -1,4 +1,4 @@
-"""once: what other rows of the run train first leaves the loss."""
+"""once: takes what other rows of the run train first out of the loss."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with
 from tito_audit.settings.model import RepairChoices
 
 _EMPTY = frozenset({*UNTRAINED, "MSK403"})
-"""Rules that report that a mask was taken back, or that nothing of it is left."""
+"""Rules that report that a mask was reduced, or that nothing of it is left."""
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether the finding is of a row with a mask."""
+    """Whether the finding is about a row with a mask."""
     row = evidence.rollout.training_row
     return finding.hit.turn is None and row is not None and column_of(row, ColumnRole.LOSS_MASK) is not None
 
 
 @repair("once", cures=("REC009",), safety=Safety.SAFE, precedence=45, fits=_fits, named_only=True)
 def once(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
-    """Takes tokens out of the loss that another row of the run trains first.
+    """Takes out of the loss what another row of the run trains first.
 
     ## What it does
-    All logs are read once before the repair, as for REC009. In each row the mask is set to "not trained" where
+    Before the repair all logs are read once, as for REC009. In each row the mask is set to "not trained" where
     another row is proven to train the same sampling event first (labels become -100, weights 0). Ids and logprobs
     stay. A row that only repeats others trains nothing afterwards and can be left out.
 
-    It has to be named, `--with once`: some trainers weigh rows by their number of steps on purpose.
+    It only runs when named (`--with once`): some trainers weight rows by their number of steps on purpose.
 
     ## When it is safe
-    Always: each token that leaves the loss of one row stays in the loss of another row of the same run. So all
-    logs that are trained together have to be repaired together.
+    Always: each token that leaves the loss of one row stays in the loss of another row of the same run. So logs
+    that are trained together must be repaired together.
 
     ## What it costs
-    Nothing that is not in the loss elsewhere. A call has no mask, so a call that was logged twice stays; leave its
-    row out.
+    No training signal: the tokens are in the loss elsewhere. A call has no mask, so a call that was logged twice
+    stays; leave its row out.
 
     ## Example
     ```text

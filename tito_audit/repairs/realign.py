@@ -1,4 +1,4 @@
-"""realign: logprobs and masks moved back onto their tokens."""
+"""realign: moves logprobs and masks back onto their tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
 
 
 def _open(evidence: Evidence) -> bool:
-    """Whether there are logprobs, but no single explanation of where they and the mask lie."""
+    """Whether there are logprobs, but no single explanation of where they and the mask belong."""
     found, view = judgement(evidence), evidence.row
     if found is None or view is None or view.proven:
         return False
@@ -127,7 +127,7 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     assert back is not None
     shown = "the calls" if view.proven else _proof(evidence)
     work.notes.append(f"the mask was moved by {-slide:+d}, as {shown} show")
-    # Columns of trained tokens only keep their entries: the i-th belongs to the i-th trained token.
+    # Columns of trained tokens keep their entries: the i-th belongs to the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
     if compact and back.sum() != row.loss_mask.sum():
         raise RecordError(f"column {compact[0].name!r} would lack entries: the row cuts off a trained run")
@@ -242,7 +242,7 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
 
 
 def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
-    """`[C]` what the training row holds for the tokens of a turn, NaN where nothing; None if it holds no value."""
+    """`[C]` the training row's values for the tokens of a turn, NaN where it has none; None if it has no value."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None or view is None or not view.proven:
         return None

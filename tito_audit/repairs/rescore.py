@@ -1,4 +1,4 @@
-"""rescore: a model's logprobs where the log has none."""
+"""rescore: fills in a model's logprobs where the log has none."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import column_of, restated
 from tito_audit.settings.model import RepairChoices
+from tito_audit.terminal.words import many
 
 _ROW, _CALL = "logprobs", "completion_logprobs"
-"""The columns that are added where a row or a call has none."""
+"""The columns that are added to a row or a call without logprobs."""
 _ADDS = frozenset({"LPR507", "LPR509"})
 
 
@@ -43,19 +44,19 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     ## What it does
     A model scores the recorded tokens (`--provider`), each given exactly the tokens before it. Its logprob is
     written where a sampled token has none: null, infinite, or a placeholder. A token of the training row that a
-    call sampled gets the logprob of its call, so that both stay equal. Where the log has no column at all, one is
-    added (`logprobs`, `completion_logprobs`), except in tables, whose columns are fixed.
-    `tito-audit rescore -o OUT` does the same, and with `--unsafe` replaces the stated logprobs as well; those then
-    stay in a second column, `recorded_logprobs`.
+    call sampled gets its call's logprob, so both stay equal. If the log has no column at all, one is added
+    (`logprobs`, `completion_logprobs`), except in tables, whose columns are fixed. `tito-audit rescore -o OUT`
+    does the same, and with `--unsafe` also replaces recorded logprobs, which are then kept in a second column,
+    `recorded_logprobs`.
 
     ## When it is safe
-    Where only gaps are filled. Stated logprobs are replaced with `--unsafe` alone: the log says what its sampler
-    said, and a model says something else. A column that may lie off its tokens is refused: `realign` comes first.
+    If it only fills gaps. Recorded logprobs are replaced only with `--unsafe`: they are what the sampler computed,
+    and another model computes something else. A column that may be off its tokens is refused: run `realign` first.
 
     ## What it costs
-    The filled logprobs are those of the model and weights that the note in the `tito_audit` column names. If the
-    sampler had other weights, another precision or temperature, ratios against them are not those of the run;
-    `tito-audit rescore` shows how far the two agree where the log has logprobs.
+    The filled logprobs come from the model and weights named in the `tito_audit` column. If the sampler had other
+    weights, precision or temperature, ratios against them are not those of the run; `tito-audit rescore` shows how
+    far the two agree where the log has logprobs.
 
     ## Example
     ```text
@@ -79,14 +80,14 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     ):
         return None
     if shifts(evidence):
-        raise RecordError("the logprobs of the row lie off their tokens, or may: run `realign` first")
+        raise RecordError("the row's logprobs are off their tokens, or may be: run `realign` first")
     rollout = replace(evidence.rollout, training_row=row, turns=tuple(turns))
-    notes = [f"{filled:,} sampled tokens without a logprob got one of {scores.said}"] if filled else []
+    notes = [f"{many(filled, 'sampled token')} without a logprob got one from {scores.said}"] if filled else []
     if replaced:
         notes.append(
-            f"{replaced:,} stated logprobs were replaced by those of {scores.said}; {RECORDED} keeps them"
+            f"{replaced:,} recorded logprobs were replaced with those of {scores.said}; {RECORDED} keeps them"
         )
-    unsafe = "logprobs that the log states would be replaced" if replaced else ""
+    unsafe = "recorded logprobs would be replaced" if replaced else ""
     return Proposal(
         (unmended(rollout),),
         Safety.UNSAFE if unsafe else Safety.SAFE,
@@ -116,7 +117,7 @@ def _calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, in
 
 
 def _merged(recorded: Logprobs | None, model: Logprobs, stated: Mask, scores: ModelScores) -> Logprobs | None:
-    """The recorded values with the model's in their place; None where nothing changes."""
+    """The recorded values, replaced by the model's where wanted; None if nothing changes."""
     old = np.full(len(model), np.nan) if recorded is None else recorded
     take = np.isfinite(model) & (~stated | scores.replaces)
     new = np.where(take, model, old)
@@ -130,7 +131,7 @@ def _differs(recorded: Logprobs | None, new: Logprobs) -> Mask:
 
 
 def _with_logprobs(turn: Turn, new: Logprobs, scores: ModelScores, *, keep: bool) -> Turn:
-    """The call with these logprobs; `keep`: with those that it had in a column of their own."""
+    """The call with these logprobs; `keep`: and its old ones in a column of their own."""
     columns = list(turn.columns)
     at = next((k for k, one in enumerate(columns) if one.role is ColumnRole.LOGPROBS), None)
     if at is None:
@@ -145,7 +146,7 @@ def _with_logprobs(turn: Turn, new: Logprobs, scores: ModelScores, *, keep: bool
 
 
 def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Sequence[Turn]) -> TrainingRow:
-    """The row with its gaps filled: by its calls where these sampled the token, else by the model."""
+    """The row with its gaps filled: from the calls that sampled the tokens, else from the model."""
     assert scores.row is not None
     stated = scores.recorded.get(None, np.zeros(len(row.token_ids), np.bool_))
     model = _of_calls(evidence, scores.row, turns)
@@ -154,7 +155,7 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
         return row
     if column_of(row, ColumnRole.LOGPROBS) is None:
         if row.logprobs is None and any(one.role is ColumnRole.LOGPROBS for one in row.columns):
-            raise RecordError("the row has logprobs that fit none of its tokens: nothing says which they are")
+            raise RecordError("the row's logprobs do not fit its tokens, so which belongs to which is unknown")
         _may_add(scores)
         column = Column(_ROW, ColumnRole.LOGPROBS, new, Alignment.FULL)
         return replace(row, logprobs=new, columns=(*row.columns, column))
@@ -167,7 +168,7 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
 
 
 def _of_calls(evidence: Evidence, model: Logprobs, turns: Sequence[Turn]) -> Logprobs:
-    """The model's values of the row, with those of the calls for tokens that these sampled."""
+    """The model's values for the row, with the calls' values for tokens that these sampled."""
     view = evidence.row
     if view is None or not view.proven:
         return model

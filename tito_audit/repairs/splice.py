@@ -1,4 +1,4 @@
-"""splice: the sampled ids put back where the row or a prompt holds others."""
+"""splice: puts sampled ids back where the row or a prompt holds others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tito_audit.repairs._carry import chain_tokens, mask_is_wrong, rebuilt_row, 
 from tito_audit.settings.model import RepairChoices
 
 _REASON = (
-    "the sampler itself was given the re-encoded history at {}, so what it said there was scored in another "
-    "context; `fork` keeps every logprob true"
+    "the sampler itself was given the re-tokenized history at {}, so what it sampled there was scored in another "
+    "context; `fork` keeps every logprob valid"
 )
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether it is safe: the calls say what the row holds, and none of them was given other tokens."""
+    """Whether it is safe: the calls say what the row should hold, and none of them was given other tokens."""
     return evidence.row is not None and evidence.row.proven and not _retold(evidence)
 
 
@@ -39,18 +39,18 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
     fits=_fits,
 )
 def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
-    """Puts the sampled ids back where the row or a prompt holds other tokens for them.
+    """Puts the sampled ids back where the row or a prompt holds others.
 
     ## What it does
-    The training row becomes what the calls saw and said, token for token, followed by what the row holds after the
-    last answer. Mask and logprobs are rebuilt from the calls; a turn that the row does not train stays untrained.
+    The training row becomes what the calls saw and sampled, token for token, followed by what the row holds after
+    the last answer. Mask and logprobs are rebuilt from the calls; a turn that the row does not train stays so.
     Where a later prompt holds the history in other tokens, its history is replaced too. The place is found by
-    aligning what was seen with what the template wrote, not by counting end tokens, so several stop ids, turns cut
-    by length, stripped reasoning and dropped turns are no obstacle.
+    aligning what was seen with what the template wrote, not by counting end tokens, so it copes with several stop
+    ids, turns cut by length, stripped reasoning and dropped turns.
 
     ## When it is safe
-    When the calls show that the sampler itself saw the sampled ids, and only the row was encoded again. When a
-    call was given the re-encoded history, every logprob after it was scored in another context: then it needs
+    If the calls show that the sampler itself saw the sampled ids, and only the row was re-tokenized. If a call was
+    given the re-tokenized history, every logprob after it was scored in another context: then the repair needs
     `--unsafe` and says which turns those are; `fork` is the safe way.
 
     ## What it costs
@@ -75,7 +75,7 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
         if not chains:
             return None
         if len(chains) > 1 and not broken:
-            raise RecordError("the row holds answers of several branches, which no one context holds")
+            raise RecordError("the row holds answers of several branches, which no single context holds")
         chain = _held(evidence, sorted({turn for chain in chains for turn in chain}))
         moved = _spliced_row(evidence, turns, chain, findings)
     if not changed and (moved is None or _same(moved.row, rollout.training_row)):
@@ -94,12 +94,12 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
 
 
 def _retold(evidence: Evidence) -> bool:
-    """Whether a prompt holds the history in other tokens than were seen."""
+    """Whether a prompt holds the history in tokens other than those seen."""
     return any(link.kind.only_tokens_differ for link in evidence.links)
 
 
 def _row_chains(evidence: Evidence) -> list[Chain]:
-    """The chains of which the training row holds tokens that no chain before it holds, the fullest first."""
+    """The chains of which the training row holds tokens that no earlier chain has, fullest first."""
     view, turns = evidence.row, evidence.rollout.turns
     if view is None or not view.proven:
         return []
@@ -115,7 +115,7 @@ def _row_chains(evidence: Evidence) -> list[Chain]:
 
 
 def _held(evidence: Evidence, chain: list[int]) -> list[int]:
-    """The chain up to the last call that the row reaches: a row that ends before a call does not grow by it."""
+    """The chain up to the last call that the row reaches: a row is not extended by calls after its end."""
     view = evidence.row
     assert view is not None
     last = max(k for k, turn in enumerate(chain) if (view.turn == turn).any())
@@ -140,7 +140,7 @@ def _spliced_row(
 def _after(
     evidence: Evidence, turns: Sequence[Turn], chain: list[int], row: TrainingRow
 ) -> tuple[Ids, int | None]:
-    """What the row holds after the last answer, and None; if it ends inside that answer: nothing, and where to
+    """What the row holds after the last answer, and None; if the row ends inside that answer, nothing and where to
     cut."""
     seen = turns[chain[-1]].seen_ids
     original = evidence.rollout.turns[chain[-1]].seen_ids
@@ -156,7 +156,7 @@ def _after(
         try:
             whole = splice_prefix(seen, original, row.token_ids, sorted(stop_ids(evidence)))
         except SpliceError as error:
-            raise RecordError(f"the row has no place for what turn {chain[-1]} saw and said: {error}") from None
+            raise RecordError(f"the row has no place for what turn {chain[-1]} saw and sampled: {error}") from None
         start = len(row.token_ids) - (len(whole) - len(seen))
     view = evidence.row
     if view is not None and (view.turn[start:] >= 0).any():
@@ -180,8 +180,8 @@ def _end_in_row(evidence: Evidence, last: int) -> int | None:
 
 
 def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
-    """How many tokens of the last answer the row holds if it ends inside it, without a turn end; None if it goes
-    on.
+    """How many tokens of the last answer the row holds if it ends inside that answer, without a turn end; None if
+    it goes on.
 
     A row that ends in drifted tokens holds the rest of the answer in them.
     """
@@ -228,12 +228,12 @@ def _prompt(now: Ids, before: Ids, prompt: Ids, stops: list[int], turn: int, par
         return np.asarray(splice_prefix(now, before, prompt, stops), np.int32)
     except SpliceError as error:
         raise RecordError(
-            f"turn {turn}'s prompt has no place for what turn {parent} saw and said: {error}"
+            f"turn {turn}'s prompt has no place for what turn {parent} saw and sampled: {error}"
         ) from None
 
 
 def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
-    """Whether a log would show no change."""
+    """Whether the change would not show in a log."""
     if old is None or not np.array_equal(new.token_ids, old.token_ids):
         return False
     for a, b in ((new.loss_mask, old.loss_mask), (new.logprobs, old.logprobs)):

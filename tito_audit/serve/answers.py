@@ -1,4 +1,4 @@
-"""What clients are answered: completions and chat completions, whole or in pieces."""
+"""Answers to clients: completions and chat completions, whole or streamed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult
 
 
 async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
-    """A chat completion in pieces. Those that end it come when it is in the log."""
+    """The chunks of a streamed chat completion. The last ones are sent once it is in the log."""
     head, asked = _head(gateway, call), call.asked
     ids: dict[str, Any] = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if asked.token_ids else {}
     begin = {"role": "assistant", "content": ""}
@@ -59,7 +59,7 @@ async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
                 for index in range(len(call.answers)):
                     yield head.chat_chunk([_choice(index, delta=begin)], **ids)
             shown = _shown(gateway, call, chunk)
-            # The tokens are told once, with the first of their deltas.
+            # Tokens are sent once, with the first of their deltas.
             for number, delta in enumerate(deltas or ([{}] if shown else [])):
                 yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
     for index, one in enumerate(call.answers):
@@ -70,7 +70,7 @@ async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
 
 
 async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
-    """A completion in pieces. Those that end it come when it is in the log."""
+    """The chunks of a streamed completion. The last ones are sent once it is in the log."""
     head, asked = _head(gateway, call), call.asked
     offsets = [0] * len(call.answers)
     told: set[int] = set()

@@ -1,4 +1,4 @@
-"""Long texts are encoded in threads, so that other requests do not wait for them."""
+"""Encodes long texts in threads, so that other requests do not wait."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from tito_audit.tokens.tokenizer import Tokenizer
 
 _LONG = 20_000
-"""Characters that take the event loop too long to encode: several milliseconds."""
+"""Texts of this many characters take several milliseconds to encode, too long for the event loop."""
 _THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
 class Apart:
-    """Encodes long texts beside the event loop; the library that does it lets other threads run meanwhile."""
+    """Encodes long texts off the event loop; the tokenizer library releases the GIL."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._threads: ThreadPoolExecutor | None = None
 
     async def encode(self, text: str) -> None:
-        """Have the tokenizer know the segments of a text, if it is long: it is encoded quickly from then on."""
+        """Encode the segments of a long text in advance, so that encoding it later is fast."""
         if len(text) < _LONG:
             return
         segments = self._tokenizer.segments

@@ -1,4 +1,4 @@
-"""The gateway's HTTP server: endpoints of OpenAI's API, of sessions and for whoever watches it."""
+"""The gateway's HTTP server: OpenAI's API, sessions, health and metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tito_audit.serve.sse import LOGGER, send_stream
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 SESSION_HEADER = "X-Session-ID"
 _OVERHEAD_HEADER = "X-Tito-Overhead-Ms"
-"""What the gateway added to an answer that does not stream, by its own clock."""
+"""Time that the gateway itself added to an answer that is not streamed."""
 _OPEN = frozenset(("/health",))
 """Paths that need no key."""
 _NAME_LENGTH = 256
@@ -32,17 +32,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """How the server is reached."""
+    """Options of the HTTP server."""
 
     api_key: str | None = None
     max_body: int = 64 << 20
-    """Bytes of a request's body."""
+    """The longest request body, in bytes."""
     access_log: Callable[[str], None] | None = None
-    """Gets a line for each request: method, endpoint, status and time, nothing that a client sent."""
+    """Called with a line for each request: method, endpoint, status and time, nothing that a client sent."""
 
 
 def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Application:
-    """The application; whoever runs it closes the provider and the log."""
+    """The application; the caller closes the provider and the log."""
     options = options or HttpOptions()
     app = web.Application(
         client_max_size=options.max_body,
@@ -98,7 +98,9 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.RequestPayloadError:
-        raise Refused("the body cannot be read: it is not in its Content-Encoding, or broken off") from None
+        raise Refused(
+            "the body cannot be decoded: it does not match its Content-Encoding, or is cut off"
+        ) from None
 
 
 def _check_model(gateway: Gateway, asked: Asked) -> None:
@@ -121,7 +123,7 @@ def _session_id(request: web.Request) -> str | None:
 
 
 def _headers(call: Call) -> dict[str, str]:
-    """What an answer says of its session."""
+    """The headers of an answer that name its session."""
     prompt = call.prompt
     said = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch)}
     return said if prompt.fork is None else {**said, "X-Tito-Fork": str(prompt.fork.reason)}
@@ -166,12 +168,12 @@ def _reward(data: bytes) -> float | None:
     return None if reward is None else float(reward)
 
 
-# Around it
+# Middleware
 
 
 async def _models(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    with suppress(Refused):  # The name that is known so far.
+    with suppress(Refused):  # The name known so far.
         await gateway.ready()
     entry = {"id": gateway.model, "object": "model", "created": 0, "owned_by": "tito-audit"}
     return _json({"object": "list", "data": [entry]})
@@ -203,7 +205,7 @@ def _with_key(key: str | None) -> Any:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal as an object of OpenAI's shape."""
+    """Turns every refusal into an OpenAI error object."""
     try:
         return await handler(request)
     except Refused as error:

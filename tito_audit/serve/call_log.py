@@ -1,8 +1,8 @@
-"""The log of a gateway: an append-only file of JSON lines, each call written by one write.
+"""The log of a gateway: an append-only file of JSON lines, one write per call.
 
-A crash can lose or tear only what was being written, which no client has been answered yet: an answer goes out
-after its line. A line that a crash tore is ended when the log is opened again, so that it spoils no other. A log
-that was moved away or deleted is made anew: no answer goes to a file that nobody finds.
+An answer is sent after its line is written, so a crash loses or cuts off only answers that no client has. A line
+that was cut off gets a line feed when the log is opened again, so that the next line is whole. A log that was
+moved or deleted is created anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CallLog:
     """A log that one gateway appends to."""
 
     def __init__(self, path: Path, *, sync: bool = False) -> None:
-        """Opens or makes the file; `sync`: each write reaches the disk before it counts.
+        """Opens or creates the file; `sync`: wait until each write is on the disk.
 
         SetupError if it cannot be written, or another gateway writes to it.
         """
@@ -35,10 +35,10 @@ class CallLog:
         self.sync = sync
         self._file = _opened(path)
         self.was_torn = self._ends_in_a_line()
-        """Whether the file ended in the middle of a line, as after a crash; it was ended by a line feed."""
+        """Whether the file ended in the middle of a line, as after a crash; a line feed was added."""
         self._torn = False
         self._moved: list[int] = []
-        """Files that were moved away while writes to them may wait for the disk."""
+        """Files that were moved away while writes to them may still be pending."""
 
     async def append(self, lines: Sequence[dict[str, Any]]) -> None:
         """Append lines, all or none of them; StorageError if that failed."""
@@ -70,7 +70,7 @@ class CallLog:
             os.close(file)
 
     def _follow(self) -> None:
-        """Make the file anew if it is no longer where it was; StorageError if that cannot be done."""
+        """Create the file again if it is no longer there; StorageError if that fails."""
         try:
             found: os.stat_result | None = self.path.stat()
         except OSError:
@@ -88,7 +88,7 @@ class CallLog:
             os.close(self._moved.pop())
 
     def _take_back(self, size: int) -> None:
-        """Remove the half of a line that was written; if that fails, the next line begins after a line feed."""
+        """Remove the part of a line that was written; if that fails, the next line begins after a line feed."""
         try:
             os.ftruncate(self._file, size)
         except OSError:
@@ -106,9 +106,7 @@ class CallLog:
 
 def _opened(path: Path) -> int:
     if path.suffix.lower() in _NOT_LINES:
-        raise SetupError(
-            f"--log {path}: the log is lines of JSON that are appended.\nName a file such as calls.jsonl."
-        )
+        raise SetupError(f"--log {path}: the log is a file of JSON lines.\nName a file such as calls.jsonl.")
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Errors as clients of OpenAI's API know them."""
+"""Errors in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {
     429: "rate_limit_error",
 }
 _SAID = 2000
-"""Characters of a message that a client is shown."""
+"""The longest error message that a client gets, in characters."""
 
 
 class Refused(TitoAuditError):
@@ -38,7 +38,7 @@ def error_object(message: str, status: int, param: str | None = None, code: str 
 def of_provider(error: ProviderError) -> Refused:
     """The answer to a client whose call the provider refused or could not answer: the upstream's own status."""
     if error.status is not None and 400 <= error.status < 600:
-        # A wrong key is the gateway's, which the client cannot mend.
+        # A wrong key is the gateway's; the client cannot change it.
         status = 502 if error.status in (401, 403) else error.status
         return Refused(str(error), status=status, code="upstream_error")
     timed_out = isinstance(error.__cause__, TimeoutError) or isinstance(error.__context__, TimeoutError)

@@ -10,8 +10,9 @@ _PROBE = "The year 2024: naïve café, 你好 🎉\n\n\t  def f(x):\n    return 
 
 
 async def misfit(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
-    """How the server's own tokenizer differs from this one; None where it does not, or the server has no endpoint
-    to ask. ProviderError where the server does not answer."""
+    """How the server's own tokenizer differs from this one; None if it does not, or if the server has no endpoint
+    for it. ProviderError if the server does not answer.
+    """
     asked = getattr(provider, "tokenized", None)
     if asked is None:
         return None
@@ -28,7 +29,7 @@ async def misfit(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
 
 
 async def fit_notice(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str | None, str | None]:
-    """What speaks against serving, and what the user should know: one of both, or neither.
+    """Why the gateway must not serve, and a notice for the user; at least one of them is None.
 
     The provider knows the name of its model afterwards, if its server answers.
     """

@@ -1,4 +1,4 @@
-"""A gateway: sessions, a provider and a log; every answer is in the log before its client has it whole."""
+"""A gateway: sessions, a provider and a log; every answer is logged before its client has all of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PROMPT_END = 64
 
 @dataclass(slots=True)
 class Kept:
-    """What a gateway knows of a session besides its answers."""
+    """What a gateway keeps of a session besides its answers."""
 
     threads: Threads = field(default_factory=Threads)
     closed: float | None = None
@@ -46,7 +46,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Partial:
-    """One answer while it is sampled."""
+    """One answer while it is being sampled."""
 
     reading: Reading
     ids: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Partial:
 
 @dataclass(slots=True)
 class Call:
-    """One call on its way: its prompt is made, its answers are not."""
+    """A call with its prompt, still without answers."""
 
     session: Session
     asked: Asked
@@ -81,7 +81,7 @@ class Call:
 
 @dataclass(slots=True)
 class Gateway:
-    """Everything behind the endpoints; one event loop uses it."""
+    """What the endpoints use; belongs to one event loop."""
 
     provider: TokenProvider
     tokenizer: Tokenizer
@@ -91,7 +91,7 @@ class Gateway:
     """The name that clients know the model by."""
     start_parser: StartParser = lambda options: start_answer(options=options)
     server_parses: bool = False
-    """The provider's server parses answers once they are whole, and `start_parser` none."""
+    """The provider's server parses whole answers, and `start_parser` is not used."""
     metrics: Metrics = field(default_factory=Metrics)
     clock: Callable[[], float] = time.time
     unchecked: Callable[[Gateway], Awaitable[None]] | None = None
@@ -104,7 +104,9 @@ class Gateway:
         self._apart = Apart(self.tokenizer)
 
     async def ready(self) -> None:
-        """Whether calls can be taken: Refused while the provider's server was never reached, or does not fit."""
+        """Refused while calls cannot be served: the provider's server was never reached, or its tokenizer does not
+        fit.
+        """
         if self.unchecked is None:
             return
         try:
@@ -116,7 +118,7 @@ class Gateway:
     # Calls
 
     async def begin(self, asked: Asked, session_id: str | None) -> Call:
-        """A call with its prompt; Refused where there is none to send."""
+        """A call with its prompt; Refused if no prompt can be made."""
         started = time.perf_counter()
         session = self._session(asked, session_id)
         if self.kept(session).closed is not None:
@@ -140,7 +142,7 @@ class Gateway:
         return session.encoded(draft)
 
     async def sample(self, call: Call) -> tuple[GenerationResult, ...]:
-        """All answers of a call, in the log; Refused where the provider fails or nothing can be logged."""
+        """All answers of a call, logged; Refused if the provider or the log fails."""
         try:
             results = await self.provider.generate_n(call.ids, call.asked.sampling)
             parsed = await self._parsed_by_server(call, results)
@@ -155,9 +157,9 @@ class Gateway:
         return results
 
     async def stream(self, call: Call) -> AsyncGenerator[tuple[GenerationChunk, list[dict[str, Any]]], None]:
-        """The pieces of all answers with what they add; when it ends, the call is in the log.
+        """The chunks of all answers with their deltas; at the end the call is in the log.
 
-        Where it is closed or fails before, what was sampled is logged as such and no later prompt continues it.
+        If it is closed or fails earlier, what was sampled is logged as cut off, and no later prompt continues it.
         """
         status = Status.CLIENT_GONE
         try:
@@ -180,7 +182,7 @@ class Gateway:
         await self._finish(call, [_result(call, one) for one in call.answers])
 
     async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> tuple[Parsed, ...]:
-        """The answers as the server reads them; () where answers are read here."""
+        """The answers as the server parses them; () if they are parsed here."""
         if not self.server_parses or not isinstance(call.asked, ChatAsked):
             return ()
         assert isinstance(self.provider, ParsingProvider), "checked when the gateway was made"
@@ -209,12 +211,12 @@ class Gateway:
             )
         ]
         self.metrics.sampled_tokens.inc(sum(len(one.output_ids) for one in results))
-        # What is not in the log is not in the session either: its client gets an error.
+        # An answer that could not be logged is not kept in the session either: its client gets an error.
         await self._log(answer_lines(self._answered(call, status), answers))
         call.session.commit(call.call_id, call.prompt, own, results, messages)
 
     def _log_partial(self, call: Call, status: Status) -> None:
-        """Log what was sampled of answers that no client gets whole."""
+        """Log the part of an answer that was sampled before the client left or the provider failed."""
         self.metrics.unfinished.labels(status).inc()
         answers = [
             Sampled(
@@ -232,7 +234,7 @@ class Gateway:
         ]
         try:
             self.log.append_now(answer_lines(self._answered(call, status), answers))
-        except StorageError:  # Its client is gone or has an error already.
+        except StorageError:  # Its client has left or already has an error.
             self.metrics.log_errors.inc()
 
     async def _log(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -289,7 +291,7 @@ class Gateway:
         else:
             assert isinstance(asked, TextAsked)
             found = self.conversations.find_text(asked.prompt, now=now)
-        # Nobody named the closed session: the same history begins another one.
+        # The closed session had no name: the same history begins a new one.
         return found if self.kept(found).closed is None else self.conversations.open(None, now=now)
 
     # Parts of a call

@@ -22,16 +22,18 @@ class Status(StrEnum):
 
     ANSWERED = "answered"
     CLIENT_GONE = "client_gone"
-    """The client left while it was sampled: what was sampled until then, which no later prompt continues."""
+    """The client left while it was being sampled. The line holds what was sampled until then; no later prompt
+    continues it.
+    """
     BROKEN_OFF = "broken_off"
-    """The provider failed while it was sampled; the same."""
+    """The provider failed while it was being sampled; the same holds."""
     DUMMY = "dummy"
-    """Its ids are placeholders."""
+    """Its ids are placeholders, never sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One answer as it was sampled and as its client was given it."""
+    """One answer, as sampled and as the client got it."""
 
     choice: int
     thread_id: str
@@ -132,7 +134,7 @@ def _request(call: Answered) -> dict[str, Any]:
 
 
 def _given_to_template(sent: Sequence[Message], prompt: Prompt) -> list[Mapping[str, Any]] | None:
-    """The messages that the template was given, where they are not those that the client sent."""
+    """The messages given to the template, if they differ from those that the client sent."""
     given = None if prompt.written is None else prompt.written.messages
     if given is None or given is sent:
         return None

@@ -1,4 +1,4 @@
-"""What a gateway counts, for Prometheus. Nothing of a session or a prompt is a label."""
+"""The gateway's metrics for Prometheus. No label holds anything of a session or a prompt."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = own = CollectorRegistry()
         self.requests = Counter("tito_audit_requests", "Answered requests", ("endpoint", "status"), registry=own)
-        self.in_flight = Gauge("tito_audit_in_flight", "Requests that are being answered", registry=own)
+        self.in_flight = Gauge("tito_audit_in_flight", "Requests in progress", registry=own)
         self.seconds = Histogram(
-            "tito_audit_request_seconds", "Time of a request", ("endpoint",), registry=own, buckets=_SECONDS
+            "tito_audit_request_seconds", "Time to answer a request", ("endpoint",), registry=own, buckets=_SECONDS
         )
         self.prompt_seconds = Histogram(
             "tito_audit_prompt_seconds", "Time to make a prompt", registry=own, buckets=_OVERHEAD
         )
         self.overhead = Histogram(
             "tito_audit_overhead_seconds",
-            "Time of a request that does not stream, body to answer, without waiting for the provider",
+            "Time that the gateway itself takes for a request that does not stream",
             ("branch",),
             registry=own,
             buckets=_OVERHEAD,
         )
-        self.prompt_tokens = Counter("tito_audit_prompt_tokens", "Tokens of prompts", registry=own)
-        self.kept_tokens = Counter("tito_audit_kept_tokens", "Tokens of prompts that were stored", registry=own)
-        self.sampled_tokens = Counter("tito_audit_sampled_tokens", "Tokens that were sampled", registry=own)
-        self.branches = Counter("tito_audit_prompts", "Prompts by how they came about", ("branch",), registry=own)
-        self.forks = Counter("tito_audit_forks", "Forks by reason", ("reason",), registry=own)
-        self.unfinished = Counter(
-            "tito_audit_unfinished", "Answers that no client got whole", ("status",), registry=own
+        self.prompt_tokens = Counter("tito_audit_prompt_tokens", "Prompt tokens", registry=own)
+        self.kept_tokens = Counter(
+            "tito_audit_kept_tokens", "Prompt tokens that came from stored answers", registry=own
         )
+        self.sampled_tokens = Counter("tito_audit_sampled_tokens", "Sampled tokens", registry=own)
+        self.branches = Counter(
+            "tito_audit_prompts", "Prompts by branch: start, continues or fork", ("branch",), registry=own
+        )
+        self.forks = Counter("tito_audit_forks", "Forks by reason", ("reason",), registry=own)
+        self.unfinished = Counter("tito_audit_unfinished", "Answers that were cut off", ("status",), registry=own)
         self.sessions = Gauge("tito_audit_sessions", "Sessions in memory", registry=own)
         self.log_errors = Counter("tito_audit_log_errors", "Calls that could not be logged", registry=own)
 

@@ -1,4 +1,4 @@
-"""One sampled answer as its client gets it: text, reasoning and tool calls. Its ids stay as they are."""
+"""One sampled answer as its client gets it: text, reasoning and tool calls. Its ids do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_audit.tokens.text_stream import TextStream
 
 
 class Reading:
-    """Reads the ids of one answer; what its pieces say adds up to `message`."""
+    """Reads the ids of one answer; its deltas add up to `message`."""
 
     def __init__(self, text: TextStream, run: ParserRun) -> None:
         self._text, self._run = text, run
@@ -29,12 +29,12 @@ class Reading:
         return self._taken((*self._run.feed(self._text.close()), *self._run.close()))
 
     def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-        """Deltas that were found elsewhere, as OpenAI writes them."""
+        """Deltas parsed elsewhere, as OpenAI writes them."""
         return self._taken(deltas)
 
     @property
     def parsed(self) -> Parsed:
-        """What the answer says so far."""
+        """The parsed answer so far."""
         self._parsed = self._parsed or collected(self._deltas)
         return self._parsed
 
@@ -48,7 +48,7 @@ class Reading:
         return to_message(self.parsed, self._call_id)
 
     def why(self, sampled: str | None) -> str | None:
-        """Why the answer ended, as its client is told."""
+        """The finish reason that the client gets."""
         return finish_reason(self.parsed, sampled)
 
     def _taken(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ class Reading:
         return [said for delta in deltas if (said := to_delta(delta, self._call_id))]
 
     def _call_id(self, number: int) -> str:
-        """The id of a tool call, the same whenever it is asked for."""
+        """The id of a tool call; always the same for one number."""
         while len(self._ids) <= number:
             self._ids.append(f"call_{uuid4().hex[:24]}")
         return self._ids[number]

@@ -1,4 +1,4 @@
-"""What clients ask for: bodies of OpenAI's API and vLLM's additions, checked field by field."""
+"""Request bodies of OpenAI's API with vLLM's additions, checked field by field."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ _OURS = frozenset(
         *("verbosity", "modalities", *_SAMPLED, *_LENGTHS, *_STOPS),
     )
 )
-"""Fields that the gateway reads, or that mean nothing here; every other field goes to the provider as it is."""
+"""Fields that the gateway reads or ignores; every other field goes to the provider as it is."""
 _REFUSED = {
     "chat_template": "the gateway has one chat template; start it with --chat-template FILE",
     "documents": "pass them in chat_template_kwargs, where the template reads them",
     "functions": "pass tools",
     "function_call": "pass tools",
-    "audio": "the gateway sends token ids of text",
+    "audio": "the gateway supports text only",
     "prompt_logprobs": "the log of the gateway has the logprobs of what is sampled; score prompts with "
     "`tito-audit rescore`",
-    "use_beam_search": "beam search samples no tokens",
+    "use_beam_search": "beam search does not sample",
     "suffix": "the answer comes after the prompt",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, whichever endpoint it came to."""
+    """A request to either endpoint."""
 
     model: str | None
     sampling: SamplingParams
     stream: bool
     include_usage: bool
-    """A last chunk with the usage, where it streams."""
+    """Whether the stream ends with a chunk that states the usage."""
     logprobs: bool
     token_ids: bool
     """`return_token_ids`"""
@@ -124,17 +124,17 @@ def _object(data: bytes) -> Body:
     if not isinstance(body, dict):
         raise Refused("the body is not a JSON object", None)
     try:
-        orjson.dumps([[[[body]]]])  # As deep as a line of the log may be.
+        orjson.dumps([[[[body]]]])  # The same limit as for a line of the log.
     except TypeError:
-        raise Refused("the body is nested too deep: 250 levels are taken", None) from None
+        raise Refused("the body is nested too deeply: at most 250 levels", None) from None
     for name, why in _REFUSED.items():
         if body.get(name):
-            raise Refused(f"`{name}` is not taken: {why}", name)
+            raise Refused(f"`{name}` is not supported: {why}", name)
     return body
 
 
 def _asked(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
-    """What both endpoints read of a body."""
+    """The fields that both endpoints have."""
     options = _value(body, "stream_options", dict, "an object", default={}) or {}
     return {
         "model": _value(body, "model", str, "a text", default=None),
@@ -230,7 +230,7 @@ def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
             if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise Refused(
-                    f"`messages[{number}].content` has a part of type {kind!r}: the gateway sends ids of text",
+                    f"`messages[{number}].content` has a part of type {kind!r}: the gateway supports text only",
                     "messages",
                 )
     return messages
@@ -267,7 +267,7 @@ def _opens(body: Body, messages: Sequence[Mapping[str, Any]]) -> bool:
     continued = _value(body, "continue_final_message", bool, "true or false", default=False)
     opens = _value(body, "add_generation_prompt", bool, "true or false", default=not continued)
     if continued and opens:
-        raise Refused("`continue_final_message` and `add_generation_prompt` exclude one another", "messages")
+        raise Refused("`continue_final_message` and `add_generation_prompt` cannot both be true", "messages")
     if continued and messages[-1].get("role") != "assistant":
         raise Refused("`continue_final_message` needs a last message of the assistant", "messages")
     return bool(opens)
@@ -292,4 +292,4 @@ def _prompt(body: Body) -> str | Sequence[int]:
     if isinstance(prompt, list) and prompt and all(type(one) is int and one >= 0 for one in prompt):
         _read("prompt", lambda: as_ids(prompt, "prompt"))
         return prompt
-    raise Refused("`prompt` is neither a text nor a list of token ids, of one prompt", "prompt")
+    raise Refused("`prompt` is not one prompt: a text or a list of token ids", "prompt")

@@ -1,4 +1,4 @@
-"""Sessions as they can be read: what they are, and the training rows of their threads."""
+"""Sessions as JSON: a summary of each, and the training rows of its threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tito_audit.sessions.session import Session
 
 
 def session_line(gateway: Gateway, session: Session) -> dict[str, Any]:
-    """A session in a few words."""
+    """The summary of a session."""
     kept = gateway.kept(session)
     return {
         "session_id": session.id,
@@ -35,7 +35,7 @@ def rollout_of(gateway: Gateway, session: Session) -> dict[str, Any]:
 
 
 def _row(thread: str, nodes: Sequence[Node]) -> dict[str, Any]:
-    """The last call of a thread is all of it: each of its prompts starts with the call before."""
+    """The last call holds the whole thread, since each prompt starts with the call before it."""
     last = nodes[-1]
     ids = last.seen_ids
     mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids))

@@ -1,4 +1,4 @@
-"""The gateway as a running server, from its first request to its last."""
+"""Runs the gateway as a server until it is told to stop."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tito_audit.serve.gateway import Gateway
 
 _HTTP_LOG = logging.getLogger("aiohttp.server")
 _SWEEPS = 30.0
-"""Seconds between looks for idle sessions, at most."""
+"""The longest time between searches for idle sessions, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the server is and how it ends."""
+    """The server's address, and how it shuts down."""
 
     host: str = "127.0.0.1"
     port: int = 8377
@@ -32,15 +32,15 @@ class ServerOptions:
     idle: float = 3600.0
     """Seconds after which an unused session leaves memory."""
     grace: float = 10.0
-    """Seconds that calls have to finish when the server is told to end."""
+    """Seconds that running calls have to finish when the server shuts down."""
 
 
 async def serve(
     gateway: Gateway, http: HttpOptions, options: ServerOptions, started: Callable[[str], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `started` is told the address. SetupError if it cannot be taken.
+    """Serve until SIGTERM or SIGINT; `started` gets the address. SetupError if it is in use.
 
-    Calls that are under way have `grace` seconds to finish, and are cut then; the log and the provider are closed.
+    Running calls have `grace` seconds to finish and are then cut off; the log and the provider are closed.
     """
     stop = asyncio.Event()
     _HTTP_LOG.addFilter(_is_ours)
@@ -53,7 +53,7 @@ async def serve(
         started(await _listening(runner, options))
         _on_signals(stop)
         gc.collect()
-        gc.freeze()  # What is loaded stays: no collection looks through it again.
+        gc.freeze()  # Everything loaded by now stays for good: keep the garbage collector off it.
         await stop.wait()
     finally:
         sweeping.cancel()
@@ -64,13 +64,13 @@ async def serve(
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether something went wrong here: not in what a client sent, and no client that went away."""
+    """Whether this is an error of the gateway: not a bad request, and not a client that left."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
 async def _listening(runner: web.AppRunner, options: ServerOptions) -> str:
-    """The address at which requests are taken from now on."""
+    """Starts to listen; the address."""
     try:
         await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
     except OSError as error:
@@ -90,7 +90,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 async def _sweep(gateway: Gateway, idle: float) -> None:
-    """Let idle sessions leave memory, again and again."""
+    """Drop idle sessions from memory, periodically."""
     while True:
         await asyncio.sleep(min(_SWEEPS, max(idle / 2, 0.05)))
         gateway.conversations.drop_idle(gateway.clock() - idle)

@@ -1,4 +1,4 @@
-"""Answers parsed by the server that sampled them, for families that have no parser here."""
+"""Answers parsed by the server that sampled them, for model families without a parser here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class ParsingProvider(Protocol):
     async def derender(
         self, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
     ) -> tuple[Parsed, ...]:
-        """The answers to one prompt, parsed; ProviderError where the server cannot."""
+        """The answers to one prompt, parsed; ProviderError if the server cannot."""
         ...
 
 
 class SilentRun:
-    """The parsing of an answer that the server parses once it is whole: nothing is given before."""
+    """A parser run that emits nothing, because the server parses the whole answer at the end."""
 
     def feed(self, text: str) -> Sequence[Delta]:
         """Nothing."""
@@ -34,7 +34,7 @@ class SilentRun:
 
 
 def chat_request(asked: ChatAsked) -> dict[str, Any]:
-    """What the server's parsers are told of a request."""
+    """The request as the server's parsers need it."""
     body: dict[str, Any] = {
         "messages": list(asked.messages),
         "chat_template_kwargs": dict(asked.call.template_kwargs),
@@ -44,7 +44,7 @@ def chat_request(asked: ChatAsked) -> dict[str, Any]:
 
 
 def deltas_of(parsed: Parsed) -> tuple[Delta, ...]:
-    """A parsed answer as what is given at once."""
+    """A parsed answer as deltas."""
     calls = (
         Delta(call=number, name=call.name, arguments=call.arguments)
         for number, call in enumerate(parsed.tool_calls)

@@ -1,4 +1,4 @@
-"""Answers that are sent piece by piece, as server-sent events."""
+"""Streamed answers, as server-sent events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control":
 async def send_stream(
     request: web.Request, headers: Mapping[str, str], pieces: AsyncGenerator[dict[str, Any], None]
 ) -> web.StreamResponse:
-    """The response that sent all pieces.
+    """Sends all pieces; the response.
 
-    Nothing is sent before the first piece is there, so that a refusal until then has its own status; a later one
-    is the last event, and no `[DONE]` follows it.
+    Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
+    event, without `[DONE]`.
     """
     async with aclosing(pieces):
         first = await anext(pieces)

@@ -1,4 +1,4 @@
-"""Which thread of calls an answer belongs to, so that each answer is in one conversation of the log."""
+"""Which thread of calls an answer belongs to; each answer is in exactly one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Answer = tuple[str, int]
 class Threads:
     """The threads of one session.
 
-    The first answer to the first call that continues an answer goes on with its thread; each other answer, and
-    each start and fork, begins one. So a thread is a line of calls in which each prompt starts with all before it.
+    The first answer to the first call that continues an answer stays in its thread; every other answer, start or
+    fork begins a new one. So in a thread each prompt starts with everything before it.
     """
 
     _of: dict[Answer, str] = field(default_factory=dict)

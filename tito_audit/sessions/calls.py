@@ -1,4 +1,4 @@
-"""What a caller asks of a managed server, and answers in the shapes of OpenAI's API."""
+"""Arguments of a managed server's calls, and its answers as OpenAI objects."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _OURS = frozenset(
         *("user", "timeout", "extra_headers", "return_token_ids", "parallel_tool_calls", *_SAMPLED),
     )
 )
-"""Fields that are read here, or mean nothing here; every other field goes to the provider as it is."""
+"""Fields that are read or ignored here; every other field goes to the provider as it is."""
 _PROMPT_END = 64
 """Ids at the end of a prompt that parsers are shown, as text."""
 
 
 def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
-    """The sampling parameters among keyword arguments; ValueError for what cannot be done."""
+    """The sampling parameters among keyword arguments; ValueError if one is not supported."""
     asked = _merged(given)
     if asked.get("stream"):
         raise ValueError("A managed server gives whole answers: leave `stream` out.")
@@ -65,7 +65,7 @@ def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
 
 
 def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All that is asked, `extra_body` included."""
+    """All keyword arguments, `extra_body` included."""
     extra = given.get("extra_body") or {}
     if not isinstance(extra, Mapping):
         raise ValueError("`extra_body` is not a mapping.")
@@ -87,13 +87,13 @@ def _check_types(asked: Mapping[str, Any]) -> None:
             raise ValueError(f"`{name}` is not a number of 0 or more: {value!r}.")
     stop, ids = asked.get("stop") or (), asked.get("stop_token_ids") or ()
     if not isinstance(stop, str | list | tuple) or not all(isinstance(one, str) for one in stop):
-        raise ValueError("`stop` is neither a text nor a list of texts.")
+        raise ValueError("`stop` is not a string or a list of strings.")
     if not isinstance(ids, list | tuple) or not all(type(one) is int for one in ids):
         raise ValueError("`stop_token_ids` is not a list of token ids.")
 
 
 def chat_call(given: Mapping[str, Any]) -> ChatCall:
-    """What the prompt depends on. A last message of the assistant is continued."""
+    """The arguments that the prompt depends on. A last message of the assistant is continued."""
     messages = as_messages(given.get("messages"), "messages")
     if not messages:
         raise ValueError("`messages` is empty.")
@@ -115,7 +115,7 @@ def chat_call(given: Mapping[str, Any]) -> ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads what was sampled as a client gets it; what is stored stays as it was sampled."""
+    """Turns sampled tokens into what a client gets; the stored ids do not change."""
 
     tokenizer: Tokenizer
     reasoning: Parser | None = None
@@ -157,13 +157,13 @@ def text_completion(head: Head, choices: Sequence[Mapping[str, Any]], **more: An
 
 
 def answer_types() -> Mapping[str, Callable[..., Any]]:
-    """What makes answer objects of the openai package, by their names; SetupError where it is not installed."""
+    """The answer types of the openai package, by name; SetupError if it is not installed."""
     try:
         from openai.types import Completion
         from openai.types.chat import ChatCompletion
     except ImportError:
         raise SetupError(
-            "A managed server answers with types of openai: pip install 'tito-audit[serve]'"
+            "A managed server answers with types of the openai package: pip install 'tito-audit[serve]'"
         ) from None
     return {"Completion": Completion.construct, "ChatCompletion": ChatCompletion.construct}
 

@@ -5,7 +5,7 @@
     assistant → user        \\n<|im_start|>user\\n                     after the sampled end token
 
 A delimiter is proved by rendering: conversations of several lengths, with contents of several shapes, all have the
-same text there. Where they do not, there is a reason in its place.
+same text there. If they do not, the delimiter has a reason instead of a text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tito_audit.tokens.tokenizer import Tokenizer
 
 ASSISTANT = "assistant"
 _NAMES = {"answer": ASSISTANT, "tool call": ASSISTANT}
-"""A seam's names for an answer, one with a call, and what a generation prompt opens."""
+"""Speakers at a seam: an answer, an answer with a tool call, a generation prompt."""
 _LONGER: tuple[tuple[str, ...], ...] = (
     ("user", "assistant", "user", "assistant", "user", "assistant", "user"),
     ("system", "user", "assistant", "user", "assistant", "user"),
@@ -52,11 +52,11 @@ class Delimiter:
     right: str
     """A role; `assistant`: up to and with the generation prompt."""
     text: str | None
-    """None where there is no such thing; `reason` says why."""
+    """None if there is no fixed text; `reason` says why."""
     ids: tuple[int, ...] | None
     """The text encoded by itself."""
     seen: int
-    """In how many places of the conversations that were tried the template wrote it."""
+    """How often the template wrote it in the conversations tried."""
     reason: str | None = None
     merges_before: tuple[str, ...] = ()
     """Ends of the content before it that share a token with it; such a content is encoded together with it."""
@@ -82,25 +82,26 @@ class Delimiters:
 
     tokenizer: Tokenizer = field(repr=False)
     pairs: Mapping[Pair, Delimiter]
-    """By who spoke and who speaks next, `(left, right)`. A conversation with tools begins differently, with their
-    definitions; its beginning is not here."""
+    """By the roles before and after, `(left, right)`. A conversation with tools begins differently, with their
+    definitions; its beginning is not here.
+    """
     contents: Mapping[str, Content]
     """How contents are written, by role."""
     answer: AnswerForm
     """How an answer begins and ends."""
 
     def between(self, left: str, right: str) -> Delimiter:
-        """The delimiter of a pair; SpliceError with the reason where there is none."""
+        """The delimiter of a pair; SpliceError with the reason if there is none."""
         found = self.pairs.get((left, right))
         if found is None:
             raise SpliceError(
-                f"{self.tokenizer.name}: what stands between {left} and {right} is unknown.\n"
-                "The template refused every conversation that has them in this order, or moved one of them.\n"
+                f"{self.tokenizer.name}: the text between {left} and {right} is unknown.\n"
+                "The template refused every conversation with them in this order, or moved one of them.\n"
                 "Render this conversation with the template instead."
             )
         if found.text is None:
             raise SpliceError(
-                f"{self.tokenizer.name}: no fixed text stands between {left} and {right}: {found.reason}.\n"
+                f"{self.tokenizer.name}: the text between {left} and {right} is not fixed: {found.reason}.\n"
                 "Turns that are joined with one of its forms would not be what the template writes.\n"
                 "Render this conversation with the template instead."
             )
@@ -129,7 +130,7 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
 
 
 def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
-    """How the template writes an answer that consists of a content alone."""
+    """How the template writes an answer that has only content."""
     asked = {"role": "user", "content": USER}
     messages = as_messages([asked, answering(ANSWER), asked], "a probe")
     try:
@@ -157,7 +158,7 @@ def _first_end(text: str, ends: Sequence[str]) -> str:
 def _refuted(
     renderer: Renderer, pairs: Mapping[Pair, Delimiter], answer: AnswerForm
 ) -> Iterator[tuple[Pair, str]]:
-    """The pairs of which whole conversations have another text, each with the reason."""
+    """The pairs that have another text in longer conversations, each with the reason."""
     found: dict[Pair, str] = {}
     for pattern in _LONGER:
         for form in _MORE_CONTENTS:
@@ -176,8 +177,7 @@ def _refuted(
 def _first_unlike(
     roles: Sequence[str], texts: Sequence[str], whole: str, pairs: Mapping[Pair, Delimiter], answer: AnswerForm
 ) -> tuple[Pair | None, str]:
-    """The first pair of a conversation between which another text stands than its own; None if there is none that
-    could be followed to."""
+    """The first pair of a conversation with another text between it than its delimiter; None if none is found."""
     at = 0
     for pair, content in zip(pairwise(("start", *roles, ASSISTANT)), (*texts, ""), strict=True):
         text = pairs[pair].text if pair in pairs else None
@@ -188,7 +188,7 @@ def _first_unlike(
         said = (answer.opens or "") + content + answer.end if pair[1] == ASSISTANT else content
         at += len(text)
         if not whole.startswith(said, at):
-            break  # the content is written in another way, which is no matter of what stands around it
+            break  # the content is written differently, which says nothing about the text around it
         at += len(said)
     return None, ""
 
@@ -214,7 +214,7 @@ def _delimiter(tokenizer: Tokenizer, pair: Pair, group: Sequence[Seam], end: str
 
 
 def _reason(tokenizer: Tokenizer, texts: Sequence[str], end: str) -> str | None:
-    """Why these texts are no delimiter; None if they are one."""
+    """Why these texts are not one fixed delimiter; None if they are."""
     if len(texts) > 1:
         shown = " and ".join(repr(text[-_SHOWN:]) for text in texts[:2])
         return f"it depends on the messages ({len(texts)} texts were found, among them {shown})"

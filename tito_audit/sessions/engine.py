@@ -1,6 +1,6 @@
 """The sessions of a gateway or a managed server: which answer a call continues, and its prompt.
 
-No I/O and no clock: the caller sends prompts to a provider, writes the log, and says what time it is.
+No I/O and no clock: the caller sends prompts to a provider, writes the log and passes the time.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tito_audit.sessions.texts import TextPrompt, prompt_data
 from tito_audit.tokens.tokenizer import Tokenizer
 
 _REMEMBERED = 100_000
-"""Ids of sessions that left memory: a client that comes back is told."""
+"""Ids of sessions that left memory, kept to tell a client that comes back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What sessions may keep in memory; what is over leaves it, the sessions that were idle longest first."""
+    """Memory limits; beyond them, the sessions idle longest leave first."""
 
     sessions: int = 4096
     nodes: int = 4096
-    """Answers of one session; of more, the older half leaves."""
+    """Answers of one session; beyond this, the older half leaves."""
     bytes: int = 2 << 30
     """Of all sessions together, as an estimate."""
 
 
 class Conversations:
-    """All sessions of one gateway or managed server. For one event loop: not for use by two threads at once."""
+    """All sessions of one gateway or managed server. Not thread-safe: use it from one event loop."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Conversations:
         limits: Limits | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
-        """`renderer` None: only text prompts. `new_id` names sessions that nobody named; None: by numbers."""
+        """`renderer` None: only text prompts. `new_id` makes ids for unnamed sessions; None: numbers."""
         self._writer = Writer(tokenizer, renderer)
         self._limits = limits or Limits()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -55,7 +55,7 @@ class Conversations:
         self._new_id = new_id or (lambda: f"session-{next(numbers)}")
 
     def open(self, session_id: str | None = None, *, now: float = 0.0) -> Session:
-        """The session with this id, made if there is none; None makes one with an id of its own."""
+        """The session with this id, created if there is none; None creates one with a new id."""
         if session_id is None:
             session_id = self._new_id()
             while session_id in self._sessions:
@@ -74,8 +74,8 @@ class Conversations:
     def find(self, call: ChatCall, *, now: float = 0.0) -> Session:
         """The session that answered the most of this history, else a new one.
 
-        Of several the one whose answers fit best: with the reasoning that was sent back, then with the ids of the
-        tool calls; then the latest.
+        Of several, the one whose answers fit best by the reasoning sent back, then by the ids of tool calls; then
+        the latest.
         """
         places = self._index.keys(call.messages)[1]
         return self.open(self._answered(call, places) or self._index.of_history(places), now=now)
@@ -89,7 +89,7 @@ class Conversations:
         return self._sessions.get(session_id)
 
     def close(self, session_id: str) -> Session | None:
-        """Forget a session for good; a client that comes back with its id begins a new one."""
+        """Forget a session; its id begins a new one."""
         session = self._sessions.pop(session_id, None)
         self._left.pop(session_id, None)
         if session is not None:
@@ -97,7 +97,7 @@ class Conversations:
         return session
 
     def drop_idle(self, before: float) -> tuple[str, ...]:
-        """The ids of the sessions that nobody used since `before`; they leave memory."""
+        """Drop the sessions unused since `before` from memory; their ids."""
         idle = tuple(session.id for session in self._sessions.values() if session.used < before)
         for session_id in idle:
             self._leave(session_id)

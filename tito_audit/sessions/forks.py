@@ -1,4 +1,4 @@
-"""Why a call does not continue an earlier one, in words that its user understands."""
+"""Why a call does not continue an earlier one, in words for the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BEFORE, _AFTER, _QUOTED = 24, 48, 60
 
 
 def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: Departure) -> Fork:
-    """The fork of a client that changed the history, or left out a part of it."""
+    """The fork of a client that changed the history or left part of it out."""
     at, held = departure.at, departure.held
     call = f"call {held.node.call_id}"
     if departure.reasoning:
@@ -32,7 +32,7 @@ def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: Depa
 
 
 def new_conversation(messages: Sequence[Message]) -> Fork:
-    """The fork of a call whose history holds no answer of the session."""
+    """The fork of a call whose history has no answer of this session."""
     answers = sum(message.sampled for message in messages)
     if answers == 0:
         detail = "the history holds no answer"

@@ -13,8 +13,9 @@ from tito_audit.sessions.matching import call_ids, reasoning_agrees
 from tito_audit.sessions.model import Fork, Node
 
 Fit: TypeAlias = tuple[int, int]
-"""Of the messages of a history up to an answer: those whose calls have the ids that they were given, and those
-whose reasoning is the one that they were given and not left out. More is better."""
+"""How well an answer fits a history: how many messages have the tool call ids they were given, and how many the
+reasoning they were given. More is better.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +25,28 @@ class TurnEnd:
     at: int
     """Characters up to the end of what the answer says; its end token follows."""
     digest: bytes
-    """Of what the template writes up to there."""
+    """The digest of what the template writes up to there."""
     new_from: int
-    """Where the text that is new begins, for an answer that was cut: a template closes what is open."""
+    """Where the new text begins after an answer that was cut: the template closes what is open."""
     ended: bool
     """Whether the template writes an end of the turn there."""
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """An answer, and what the session knows of it besides."""
+    """An answer, and what the session knows about it."""
 
     node: Node
     history: tuple[Message, ...]
-    """What the template is given once it is answered: the session's own answers in full, this one last."""
+    """The messages for the template: the session's own answers in full, this one last."""
     sent: tuple[Message, ...]
-    """The history as the client has it, this answer last; as many messages as `keys` says."""
+    """The history as the client has it, this answer last; one message per key in `keys`."""
     keys: tuple[bytes, ...]
     """The key of each message of `sent`."""
     end: TurnEnd | Fork | None = None
-    """Where the template ends its turn, or why it cannot be continued; None until it is asked for."""
+    """Where the template ends its turn, or why it cannot be continued; None until asked for."""
     exact: TurnEnd | None = None
-    """The same in a prompt that holds the answer to the character as it was sampled; None until there was one."""
+    """The same in a prompt that holds the answer exactly as sampled; None until there is one."""
 
     def is_answer(self, at: int) -> bool:
         """Whether the message at this place of its history was sampled, as its role says."""
@@ -57,9 +58,9 @@ class _Place:
     """A beginning of a history."""
 
     answers: list[Held] = field(default_factory=list)
-    """Those whose message is the last one here, in the order of their commits."""
+    """The answers whose message is the last one here, in the order of their commits."""
     passing: Held | None = None
-    """The latest answer whose history begins like this and goes on."""
+    """The latest answer with a longer history that begins like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +69,25 @@ class Match:
 
     held: Held
     depth: int
-    """Messages of the call up to it, itself included."""
+    """Messages of the call up to and including it."""
     alike: int
-    """Other answers that the history fits as well, with other ids."""
+    """Other answers, with other ids, that fit the history equally well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Where a history leaves what the session holds."""
+    """Where a history departs from what the session holds."""
 
     at: int
     """The first message that differs."""
     held: Held
-    """An answer whose history it leaves there."""
+    """An answer from whose history it departs there."""
     reasoning: bool = False
     """Whether it is the reasoning that differs."""
 
 
 class Histories:
-    """All answers of a session, found by the keys of a history: the cost is that of its messages."""
+    """All answers of a session, found by the keys of a history in time linear in its messages."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, _Place] = {}
@@ -122,8 +123,9 @@ class Histories:
     def departure(
         self, messages: Sequence[Message], history_keys: Sequence[bytes], agreed: int = 0
     ) -> Departure | None:
-        """Where a history leaves the one that it has the most in common with; None if it only goes on. Its first
-        `agreed` messages are those of an answer that is held."""
+        """Where a history departs from the stored one that it shares the most with; None if it only continues. Its
+        first `agreed` messages are those of a stored answer.
+        """
         known = self.known(history_keys)
         place = self._places.get(history_keys[known])
         if place is None:
@@ -140,7 +142,7 @@ class Histories:
 
 
 def _differing(messages: Sequence[Message], held: Held, depth: int) -> int | None:
-    """The first of `depth` messages that brings other reasoning than the session holds."""
+    """The first of `depth` messages whose reasoning differs from what the session holds."""
     for index, (sent, known) in enumerate(zip(messages[:depth], held.sent, strict=False)):
         if sent.reasoning and not reasoning_agrees(sent, known):
             return index
@@ -155,7 +157,7 @@ def _fit(messages: Sequence[Message], held: Held, depth: int) -> Fit:
 
 
 def _pick(messages: Sequence[Message], found: Sequence[Held], depth: int) -> Match:
-    """The answer that the client most likely continues: the one that fits best, else it is the latest."""
+    """The answer that the client most likely continues: the best fit, of several the latest."""
     if len(found) == 1:
         return Match(found[0], depth, 0)
     fits = [_fit(messages, held, depth) for held in found]

@@ -20,25 +20,26 @@ class Index:
         self._last: tuple[Sequence[Message], list[bytes], list[bytes]] | None = None
 
     def answered(self, session_id: str, history: bytes) -> None:
-        """A session holds an answer to this history, by its key."""
+        """Note that a session holds an answer to this history (a key)."""
         held = self._histories.setdefault(history, {})
         held.pop(session_id, None)
         held[session_id] = None
 
     def wrote(self, session_id: str, key: Key) -> None:
-        """A session holds a text prompt with its answer, or ids, by their key."""
+        """Note that a session holds a text prompt with its answer, or their ids (a key)."""
         self._texts.add(key, session_id)
 
     def keys(self, messages: Sequence[Message]) -> tuple[list[bytes], list[bytes]]:
-        """The key of each message, and of each beginning of the history. They are found once for a call that is
-        looked up here and then answered by its session."""
+        """The key of each message, and of each beginning of the history; computed once for the look-up here and in
+        the session.
+        """
         if self._last is None or self._last[0] is not messages:
             keys = message_keys(messages)
             self._last = messages, keys, history_keys(keys)
         return self._last[1:]
 
     def forget(self, session_id: str, histories: Sequence[bytes], texts: Sequence[Key]) -> None:
-        """The session holds these no longer."""
+        """Note that the session no longer holds these."""
         for history in histories:
             held = self._histories.get(history, {})
             if held.pop(session_id, 0) is None and not held:

@@ -55,9 +55,9 @@ async def managed_server(
     dummy: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[ManagedServer | PlaceholderServer]:
-    """A managed server for the time of the block; afterwards it holds nothing.
+    """A managed server for an `async with` block; it forgets everything at the end.
 
-    `provider` samples token ids. A client of a text API, such as `openai.AsyncOpenAI`, has none to give and is
+    `provider` samples token ids. A client of a text API, such as `openai.AsyncOpenAI`, returns no ids and is
     refused with SetupError, unless `dummy` is true or the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER
     is set: then nodes hold placeholders that say so (`metadata["dummy_tokens"]`), and none of them is trained.
     `chat_template` is the source of a template that replaces the tokenizer's own. Branches share the answers
@@ -79,9 +79,9 @@ async def managed_server(
         managed = PlaceholderServer(provider, track_tree)
     else:
         raise SetupError(
-            f"A managed server needs token ids, and {type(provider).__name__} returns text: ids that are encoded "
-            "from text may not be the sampled ones.\n"
-            "Pass a provider of vLLM, SGLang or Hugging Face. Where nothing is trained, `dummy=True` gives "
+            f"A managed server needs token ids, and {type(provider).__name__} returns text: ids encoded "
+            "from text may differ from the sampled ids.\n"
+            "Pass a provider of vLLM, SGLang or Hugging Face. If nothing is trained, `dummy=True` gives "
             "placeholders."
         )
     try:
@@ -97,7 +97,7 @@ def _loaded(tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
 
 
 class ManagedServer:
-    """Completions of one provider, tracked. Calls may be under way at the same time."""
+    """Tracks the completions of one provider. Calls may run concurrently."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ManagedServer:
         self._renderer = _renderer(tokenizer, chat_template)
         self._session: Session | None = Conversations(tokenizer, self._renderer).open("managed")
         self._current: list[Node] = []
-        """The answers that end the tracked sequences; in a tree every answer does."""
+        """The answers that end the tracked sequences; in a tree, every answer."""
 
     async def chat_completion(self, **asked: Any) -> Any:
         """A `ChatCompletion` of the openai package, for its keyword arguments; `n` branches.
@@ -226,13 +226,13 @@ class ManagedServer:
         self._current.clear()
 
     def close(self) -> None:
-        """Forget everything; no call can be made after it. The provider stays open."""
+        """Forget everything and refuse further calls. The provider stays open."""
         self.reset()
         self._session = None
 
     def _open(self) -> Session:
         if self._session is None:
-            raise SetupError("The managed server is closed.\nUse it inside of its `async with` block.")
+            raise SetupError("The managed server is closed.\nUse it inside its `async with` block.")
         return self._session
 
     async def _sampled(self, prompt: Prompt, sampling: SamplingParams) -> tuple[GenerationResult, ...]:
@@ -244,7 +244,7 @@ class ManagedServer:
             if len(result.output_ids) != len(result.logprobs):
                 raise ProviderError(
                     f"{self.provider.name}: an answer has {len(result.output_ids)} token ids and "
-                    f"{len(result.logprobs)} logprobs, so which belongs to which is unknown."
+                    f"{len(result.logprobs)} logprobs, so they cannot be matched."
                 )
         return results
 
@@ -252,7 +252,7 @@ class ManagedServer:
         return Head(f"{kind}-{uuid4().hex}", int(self._clock()), self.provider.model or self.provider.name)
 
     def _track(self, nodes: Sequence[Node]) -> None:
-        """Put answers where the one that they continue was: the first of them takes its place."""
+        """Track answers: the first replaces the one that it continues."""
         for node in nodes:
             places = [place for place, one in enumerate(self._current) if _continues(node, one)]
             if places and not self.track_tree:

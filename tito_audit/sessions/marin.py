@@ -1,7 +1,7 @@
-"""Rollouts from answers of an OpenAI-compatible API, under the names that Marin uses: exact, or refused.
+"""Rollouts from answers of an OpenAI-compatible API, with Marin's function names: exact, or refused.
 
-marin-community/marin `lib/marin/src/marin/rl/environments/inference_ctx/base.py`. Where a template fails Marin
-goes on with another text, and it looks ids up by token strings alone; these functions raise where an id is not
+marin-community/marin `lib/marin/src/marin/rl/environments/inference_ctx/base.py`. If a template fails, Marin
+continues with another text, and it looks ids up by token strings alone; these functions raise if an id is not
 certain.
 """
 
@@ -78,7 +78,9 @@ def tokenize_prompt_with_chat_template(
     text = make_renderer(loaded).render(messages, add_generation_prompt=True)
     ids: list[int] = loaded.encode(text).tolist()
     if not ids:
-        raise ChoiceError("The chat template writes nothing for this prompt.\nAn answer to it was given another.")
+        raise ChoiceError(
+            "The chat template writes nothing for this prompt.\nIts answer was sampled after another prompt."
+        )
     return ids
 
 
@@ -116,8 +118,8 @@ def rollout_from_choice(
 ) -> MarinRollout:
     """The rollout of one choice.
 
-    Where the choice holds the ids of its prompt (`prompt_token_ids`) they must be the chat template's; ChoiceError
-    if they are not.
+    ChoiceError if the choice holds the ids of its prompt (`prompt_token_ids`) and they are not the chat
+    template's.
     """
     loaded = _loaded(tokenizer)
     prompt_ids = as_ids(
@@ -126,8 +128,8 @@ def rollout_from_choice(
     stated = _get(choice, "prompt_token_ids")
     if stated is not None and as_ids(stated, "prompt_token_ids").tolist() != prompt_ids.tolist():
         raise ChoiceError(
-            f"{loaded.name}: the prompt that the server states is not what this chat template writes.\n"
-            "Another template or tokenizer is in use there, and logprobs would belong to another prompt.\n"
+            f"{loaded.name}: the prompt that the server reports is not what this chat template writes.\n"
+            "The server uses another template or tokenizer, and its logprobs belong to another prompt.\n"
             "Pass the server's own tokenizer folder."
         )
     ids, logprobs = extract_tokens_and_logprobs_from_choice(choice, loaded)
@@ -195,8 +197,7 @@ def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
         ids = as_ids(stated, "token_ids")
         if len(ids) != len(entries):
             raise ChoiceError(
-                f"The choice has {len(ids)} token ids and {len(entries)} logprobs.\n"
-                "Which logprob belongs to which token is unknown."
+                f"The choice has {len(ids)} token ids and {len(entries)} logprobs.\nThey cannot be matched."
             )
         return ids
     named = [_TOKEN_ID.fullmatch(str(_get(entry, "token"))) for entry in entries]

@@ -3,7 +3,7 @@
 Two messages are the same if their role, content and tool calls are: no content, null and "" are one, as are a text
 and a single part with that text; arguments are equal as JSON, with numbers exact and typed (1 is not 1.0, 1.0 is
 1.00) and repeated keys refused. The ids of tool calls are names: what counts is the call that a result refers to.
-Reasoning is compared apart, because clients leave it out.
+Reasoning is compared separately, because clients leave it out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _canonical(message: Message, calls: Mapping[str, tuple[int, int]], index: in
 
 
 def _others(wire: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What else a message says; texts, so that they can be sorted."""
+    """The other fields of a message, as sortable texts."""
     for key, value in wire.items():
         if key not in _COMPARED and value is not None:
             yield str(key), repr(plain(value))
@@ -89,7 +89,7 @@ def _content(message: Message) -> object:
 
 
 def _short(text: str) -> object:
-    """A text, or what stands for a long one, which costs less to read than its repr does to write."""
+    """A text, or the digest of a long one, which is cheaper than its repr."""
     if len(text) <= _LONG:
         return text
     return "long", len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
@@ -101,7 +101,7 @@ def _is_text(part: Mapping[str, Any]) -> bool:
 
 
 def arguments_of(call: ToolCall) -> object:
-    """The arguments of a call as comparable JSON; their text where it is none, or repeats a key."""
+    """The arguments of a call as comparable JSON; their text if it is not JSON or repeats a key."""
     given = call.arguments
     if not isinstance(given, str):
         return "json", plain(given)

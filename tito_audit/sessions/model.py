@@ -1,4 +1,4 @@
-"""What a session holds: calls, the prompts they were given, and why one did not continue another."""
+"""What a session holds: calls, their prompts, and why one did not continue another."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from tito_audit.record.message import Message, ToolSpec
 
 
 class Branch(StrEnum):
-    """How a call's prompt came about."""
+    """How a call's prompt was made."""
 
     START = "start"
     """The first call of its session: the whole prompt is rendered and encoded."""
     CONTINUES = "continues"
     """Stored ids of the parent call, then new text, proved."""
     FORK = "fork"
-    """The session had calls before, and this one does not continue the answer that its history ends with;
-    `Prompt.fork` says why. It keeps the ids of an earlier answer where one is still proved (`Prompt.parent`), and
-    is rendered and encoded as a whole where none is."""
+    """A later call that does not continue the answer its history ends with; `Prompt.fork` says why. It keeps the
+    ids of an earlier answer if one is still proved (`Prompt.parent`); else the whole prompt is rendered and
+    encoded.
+    """
 
 
 class Proof(StrEnum):
     """How it is known that a prompt continues its parent."""
 
     SAME_TEXT = "same_text"
-    """The template writes the parent's prompt and what was sampled to the character, with its stop token."""
+    """The template writes the parent's prompt and completion exactly, stop token included."""
     SAME_SUFFIX = "same_suffix"
     """The template writes the history the same with and without new messages; what it adds is encoded alone."""
     SAME_IDS = "same_ids"
-    """The client sent the text or the ids of the parent's prompt and answer, or has the answer go on."""
+    """The client sent the text or the ids of the parent's prompt and answer, or asks to continue the answer."""
 
 
 class ForkReason(StrEnum):
     """Why a prompt does not continue an earlier call of its session."""
 
     NEW_CONVERSATION = "new_conversation"
-    """No message that was answered in this session is in the history that the client sent."""
+    """The history that the client sent has no answer of this session."""
     EDITED = "edited"
     """The client changed a message of the history."""
     SHORTENED = "shortened"
@@ -50,8 +51,9 @@ class ForkReason(StrEnum):
     ARGUMENTS_CHANGED = "arguments_changed"
     """Other template arguments (`chat_template_kwargs`)."""
     TEMPLATE_REWRITES = "template_rewrites"
-    """The template writes the history otherwise once the new messages follow: it strips reasoning, moves or adds a
-    system prompt."""
+    """The template rewrites the history once new messages follow: it strips reasoning, or moves or adds a system
+    prompt.
+    """
     NO_PLACE = "no_place"
     """The end of the sampled turn is not found in what the template writes."""
     STOP_LEFT_OUT = "stop_left_out"
@@ -62,7 +64,7 @@ class ForkReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """What a client asks for, as far as the prompt depends on it."""
+    """The part of a client's request that the prompt depends on."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
@@ -73,7 +75,7 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Why a call is a branch of its own, in words and as data."""
+    """Why a call is a new branch, in words and as data."""
 
     reason: ForkReason
     detail: str
@@ -84,7 +86,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a template was given and wrote for a prompt, enough to recognise it again."""
+    """The messages of a prompt as the template was given them, enough to recognize it again."""
 
     messages: tuple[Message, ...]
     """The session's view of the history: its own answers in full, reasoning included."""
@@ -107,15 +109,14 @@ class Prompt:
     parent: Node | None = None
     """The answer that it continues; None for a start, and for a fork that keeps nothing."""
     kept: int = 0
-    """How many leading ids are the parent's prompt and completion, untouched."""
+    """How many leading ids are the parent's prompt and completion, unchanged."""
     added: str = ""
     """The text of `ids[kept:]`."""
     proof: Proof | None = None
     """None where nothing is kept."""
     fork: Fork | None = None
     alike: int = 0
-    """How many other answers the history fits as well, with other ids: the client cannot tell them apart, and the
-    latest was taken."""
+    """How many other answers, with other ids, fit the history equally well; the latest was taken."""
     written: Written | None = None
     """None for a text prompt."""
     text: str | None = None
@@ -123,7 +124,7 @@ class Prompt:
 
     @property
     def ids(self) -> Ids:
-        """`[P]` the whole prompt, joined anew each time it is asked for: ids that calls share are held once."""
+        """`[P]` the whole prompt, joined on each call, because ids that calls share are stored once."""
         pieces: list[Ids] = [self.new_ids]
         prompt, kept = self, self.kept
         while prompt.parent is not None:

@@ -21,7 +21,7 @@ class StoredTurn:
     role: str
     """`system`, `user`, `tool`, `assistant`; or `prompt` for a whole first prompt with its generation prompt."""
     content: str | Sequence[int] | Ids
-    """Ids are kept as they are; a text is written as the template writes it, and encoded with its surroundings."""
+    """Ids are kept; a text is written as the template writes it, and encoded with its surroundings."""
     ended: bool | None = None
     """Whether a sampled answer holds its end token; None: as its last id says."""
 
@@ -31,11 +31,10 @@ def build_multi_turn_ids(
 ) -> Ids:
     """Stored turns joined with what the template writes between them, `[T]` int32.
 
-    Sampled ids stay as they are; an answer that was cut gets its end token before a next turn. Everything between
-    two of them is encoded as one text, so that no token differs from the template's. With `generation_prompt` the
-    next answer is opened after a last turn that is not one. A conversation with tools begins with the stored
-    `prompt`, which holds their definitions. SpliceError where a pair has no delimiter, or where how the template
-    writes a content is not known.
+    Sampled ids do not change; an answer that was cut gets its end token before the next turn. Everything between
+    two answers is encoded as one text, so every token is the template's. `generation_prompt` opens the next answer
+    if the last turn is not one. A conversation with tools begins with the stored `prompt`, which holds their
+    definitions. SpliceError if a pair has no delimiter, or if it is unknown how the template writes a content.
     """
     given = list(turns)
     runs = list(_runs(given, written, generation_prompt))
@@ -126,8 +125,8 @@ def _answer(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -
     if isinstance(ids, str):
         if written.answer.opens is None:
             raise SpliceError(
-                f"{written.tokenizer.name}: turn {number}: the template writes an answer otherwise once something "
-                "follows.\nPass the ids that were sampled."
+                f"{written.tokenizer.name}: turn {number}: the template writes an answer differently once "
+                "something follows.\nPass the ids that were sampled."
             )
         text = written.answer.opens + ids
         return text if last and turn.ended is False else text + written.answer.end
@@ -149,8 +148,9 @@ def _is_cut(written: Delimiters, turn: StoredTurn, ids: Ids) -> bool:
 
 
 def _encoded(written: Delimiters, run: _Run) -> Iterator[Ids]:
-    """The ids before an answer, then the answer's. Stored ids among them stay as they are if no token of the text
-    that surrounds them would reach into them."""
+    """The ids before an answer, then the answer's. Stored ids among them are kept if no token of the surrounding
+    text would reach into them.
+    """
     tokenizer = written.tokenizer
     texts = [one if isinstance(one, str) else tokenizer.vocabulary.text(one) for one in run.parts]
     whole = tokenizer.encode("".join(texts))

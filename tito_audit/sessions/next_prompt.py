@@ -1,11 +1,11 @@
-"""The next prompt: stored ids, then the template's text for what is new, encoded alone, and the proof for it.
+"""The next prompt: stored ids, then the template's text for the new messages, encoded alone, with a proof.
 
 Call A what the template writes for a history up to an answer, and B what it writes for that history and what
 followed it. Where A starts with the prompt that the answer was sampled for, and B is A up to the end of the
 answer, the template only appends: the rest of B is what is new. It is encoded alone. Where the answer ended with a
 stop token this is exact, because no token reaches across one; an answer that was cut gets the template's end of
-turn first. Where a template ends no turn, the seam lies between two stretches of text that a tokenizer might join:
-there the ids that were sampled win.
+turn first. Where a template ends no turn, the seam lies inside text that a tokenizer might join: there the sampled
+ids are kept.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ _ASKED_AGAIN = {"role": "user", "content": USER_AGAIN}
 
 
 class Writer:
-    """Writes prompts by the template of one tokenizer."""
+    """Writes prompts with one tokenizer's template."""
 
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None) -> None:
         self._tokenizer = tokenizer
         self._templates = renderer
 
     def dated(self) -> Writer:
-        """The same, which tells a template that asks for the date the one of now from now on: a conversation that
-        goes on past midnight keeps its prompt."""
+        """A copy that gives templates today's date from now on, so that a conversation past midnight keeps its
+        prompt.
+        """
         renderer = self._templates
         if renderer is None or renderer.clock is not None:
             return self
@@ -89,13 +90,13 @@ class Writer:
         return vocabulary.piece(last) if last in self._stop_ids or stopped or last == node.stop_reason else None
 
     def turn_end(self, held: Held) -> TurnEnd | Fork:
-        """Where the template ends the turn of an answer, or why it cannot be continued; asked for once."""
+        """Where the template ends the turn of an answer, or why it cannot be continued; cached."""
         if held.end is None:
             held.end = self._turn_end(held)
         return held.end
 
     def added_exactly(self, held: Held, said: Beginnings) -> str | None:
-        """What a prompt adds to an answer that it holds to the character as sampled, and that ends there."""
+        """What a prompt adds to an answer that it holds exactly as sampled, and that ends there."""
         node, written, stop = held.node, held.node.prompt.written, self.stop_text(held.node)
         text, answer = said.text, self.text(node.output_ids)
         if written is None or not text.startswith(answer, written.length):
@@ -123,7 +124,7 @@ class Writer:
         return rest[len(found or "") :] if stop is not None else text[end.new_from :]
 
     def rewritten(self, held: Held, call: ChatCall, text: str, message: int) -> Fork:
-        """Why a prompt does not go on as the template wrote the history up to this answer."""
+        """Why a prompt differs from what the template wrote for the history up to this answer."""
         before = self._closed(held)
         own = held.node.call
         when = "once the new messages follow"
@@ -241,7 +242,7 @@ class Writer:
         return at
 
     def text(self, ids: Ids) -> str:
-        """What ids stand for, as text, control tokens included."""
+        """The text of ids, control tokens included."""
         return self._tokenizer.vocabulary.text(ids)
 
     def data(self, ids: Ids) -> bytes:

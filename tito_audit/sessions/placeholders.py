@@ -12,7 +12,7 @@ from tito_audit.sessions.sequences import UNSAMPLED, UNTRAINED, SequenceNode
 VARIABLE = "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"
 """The environment variable by which Atropos allows placeholders."""
 _TOKENS = 128
-"""As many as Atropos writes: 0, 1, 2, …"""
+"""The ids that Atropos writes: 0, 1, 2, …"""
 
 
 def allows_placeholders() -> bool:
@@ -21,7 +21,7 @@ def allows_placeholders() -> bool:
 
 
 class PlaceholderServer:
-    """The calls of a managed server, by a client of a text API; the ids of its nodes are placeholders.
+    """A managed server over a client of a text API; the ids of its nodes are placeholders.
 
     No placeholder is trained, `metadata["dummy_tokens"]` says what they are, and `scan` reports them as REC004.
     """
@@ -50,8 +50,8 @@ class PlaceholderServer:
         return answer
 
     async def get_logprobs(self, **asked: Any) -> dict[str, Any]:
-        """There are none: SetupError."""
-        raise SetupError("An endpoint that returns text has no logprobs of a prompt.\nUse vLLM, SGLang or hf.")
+        """Raises SetupError: a text API has none."""
+        raise SetupError("An endpoint that returns text gives no logprobs of a prompt.\nUse vLLM, SGLang or hf.")
 
     def get_state(self) -> dict[str, Any]:
         """`nodes`, a list; in a tree also `sequences` and `tree`, the same by their text."""
@@ -65,13 +65,13 @@ class PlaceholderServer:
         self._nodes.clear()
 
     def close(self) -> None:
-        """Forget every node; no call can be made after it. The client stays open."""
+        """Forget every node and refuse further calls. The client stays open."""
         self.reset()
         self.client = None
 
     def _client(self) -> Any:
         if self.client is None:
-            raise SetupError("The managed server is closed.\nUse it inside of its `async with` block.")
+            raise SetupError("The managed server is closed.\nUse it inside its `async with` block.")
         return self.client
 
 

@@ -1,4 +1,4 @@
-"""Texts and ids that are recognised again by a digest of their beginning."""
+"""Texts and ids recognized by a digest of their beginning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def text_bytes(text: str) -> bytes:
 
 
 def running(data: bytes = b"") -> blake2b:
-    """A digest that goes on with what follows these bytes."""
+    """A digest of these bytes, to be updated with what follows."""
     return blake2b(data, digest_size=_SIZE)
 
 
@@ -34,7 +34,7 @@ def key_of(data: bytes) -> Key:
 
 
 class Beginnings:
-    """The digests of the beginnings of a text; what was read for one is not read again for a longer one."""
+    """The digests of the beginnings of a text, computed incrementally."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -55,7 +55,7 @@ class Beginnings:
 
 
 class Prefixes(Generic[T]):
-    """Values by a byte string, to find those whose string a longer one starts with."""
+    """Values by byte string; finds those whose string is a prefix of a given one."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[bytes, list[T]]] = {}
@@ -69,7 +69,7 @@ class Prefixes(Generic[T]):
         self._held.setdefault(length, {}).setdefault(found, []).append(value)
 
     def remove(self, key: Key, value: T) -> None:
-        """Let go of a value."""
+        """Remove a value."""
         length, wanted = key
         held = self._held[length]
         held[wanted].remove(value)

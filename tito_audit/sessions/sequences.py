@@ -16,7 +16,7 @@ from tito_audit.tokens.vocab import Vocabulary
 UNTRAINED = -100
 """The label of a token that is not trained."""
 UNSAMPLED = 1.0
-"""What stands in place of the logprob of a token that is not trained: logprobs are never above zero."""
+"""The logprob of a token that is not trained; real logprobs are never above zero."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,9 @@ class SequenceNode:
     """`[T]` the sampler's logprob of a trained token, else 1.0."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """`finish_reason`, `stop_reason`, `weight_version`, `call_id` and `choice`, as far as they are known; how the
-    prompt came about: `branch` (`start`, `continues`, `fork`), `kept` (how many ids are an earlier answer's),
-    `proof`, `fork` and `fork_detail` (why it does not continue); and in a tree `key` and `parent`."""
+    prompt was made: `branch` (`start`, `continues`, `fork`), `kept` (how many ids are an earlier answer's),
+    `proof`, `fork` and `fork_detail` (why it does not continue); and in a tree `key` and `parent`.
+    """
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation as the chat template was given it, the answer last; [] for a text prompt, and where the
     template was given tools or arguments, which a group has no place for."""
@@ -83,7 +84,7 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
 
 
 def _messages(node: Node) -> list[dict[str, Any]]:
-    """The conversation that renders to the sequence, if messages alone tell it."""
+    """The conversation that renders to the sequence, if messages alone are enough."""
     written = node.prompt.written
     if written is None or node.call.tools or node.call.template_kwargs or not node.call.add_generation_prompt:
         return []
@@ -120,11 +121,11 @@ def as_group(
 ) -> dict[str, Any]:
     """Sequences with their scores as an Atropos group, the row that `scan` reads as `atropos_group`.
 
-    With `messages` it holds the conversations too, if messages alone tell every one of them; a scan then renders
-    them. ValueError where there are not as many scores as nodes.
+    With `messages` it holds the conversations too, if messages alone are enough for all of them; a scan then
+    renders them. ValueError if there are not as many scores as nodes.
     """
     if len(scores) != len(nodes):
-        raise ValueError(f"{len(nodes)} nodes and {len(scores)} scores: which belongs to which is unknown")
+        raise ValueError(f"{len(nodes)} nodes and {len(scores)} scores: they cannot be matched")
     group: dict[str, Any] = {
         "tokens": [node.tokens for node in nodes],
         "masks": [node.masked_tokens for node in nodes],

@@ -19,7 +19,7 @@ from tito_audit.sessions.prefixes import Beginnings, Key
 from tito_audit.sessions.texts import TextPrompt, Texts, prompt_data
 
 _NODE_BYTES = 4000
-"""What an answer takes besides its tokens and texts, as an estimate."""
+"""The bytes of an answer besides its tokens and texts, as an estimate."""
 
 
 class Session:
@@ -30,7 +30,7 @@ class Session:
     ) -> None:
         self.id = session_id
         self.used = 0.0
-        """When it was last used, as its caller said."""
+        """When it was last used, as the caller stated."""
         self._undated = writer
         self._index = index
         self._max_nodes = max_nodes
@@ -39,8 +39,9 @@ class Session:
         self._clear()
 
     def prompt(self, call: ChatCall) -> Prompt:
-        """Stored ids and new text, proved, or a start or a fork with its reason. Nothing is kept of it: any number
-        of calls may be under way. RenderError as the template raises."""
+        """Stored ids and new text, proved, or a start or a fork with its reason. Stores nothing, so calls may run
+        concurrently. RenderError as the template raises.
+        """
         return self.encoded(self.draft(call))
 
     def encoded(self, draft: Draft) -> Prompt:
@@ -92,8 +93,9 @@ class Session:
         results: Sequence[GenerationResult],
         answers: Sequence[Mapping[str, Any]],
     ) -> tuple[Node, ...]:
-        """Keep what was sampled for a prompt: one node for each result and the message that the client is given
-        for it (`{"text": …}` and no call for a text prompt)."""
+        """Store the answers to a prompt: one node for each result and the message that the client gets for it
+        (`{"text": …}` and no call for a text prompt).
+        """
         made = []
         for choice, (result, answer) in enumerate(zip(results, answers, strict=True)):
             node = _node(call_id, choice, prompt, call, result, answer)
@@ -114,7 +116,7 @@ class Session:
         self._clear()
 
     def leave(self) -> None:
-        """Forget all answers, and those still to come of calls that are under way."""
+        """Forget all answers, and those of calls still running."""
         self.reset()
         self._gone = True
 
@@ -168,7 +170,7 @@ class Session:
         return self._whole(text, written, fork or end)
 
     def _proved(self, matches: Iterable[Match], said: Beginnings) -> Iterator[tuple[Match, str, Proof]]:
-        """The answers that a text goes on from, with what it adds, the last one first; the text is read once."""
+        """The answers that a text continues, with what it adds, the last one first; the text is read once."""
         text = said.text
         found = (
             (end, match) for match in matches for end in (match.held.exact, self._writer.turn_end(match.held))
@@ -208,7 +210,7 @@ class Session:
         return Draft(Prompt(branch, empty_ids(), added=text, fork=fork, written=written))
 
     def _resumed(self, match: Match) -> Prompt:
-        """The prompt of a call that has the model go on with an answer: its ids, without a stop token."""
+        """The prompt of a call that continues an unfinished answer: its ids, without a stop token."""
         held, node = match.held, match.held.node
         stopped = self._writer.stop_text(node) is not None
         said = node.prompt.written
@@ -244,7 +246,7 @@ class Session:
     def _departed(
         self, call: ChatCall, keys: Sequence[bytes], places: Sequence[bytes], match: Match
     ) -> Fork | None:
-        """Why a history with an answer does not go on from the last answer that it had; None if it does."""
+        """Why a history with an answer does not continue its last answer; None if it does."""
         messages = call.messages
         until = len(messages) if call.add_generation_prompt else len(messages) - 1
         if not any(message.sampled for message in messages[match.depth : until]):
@@ -255,7 +257,7 @@ class Session:
         return departed(messages, keys, departure)
 
     def _keep(self, node: Node) -> None:
-        """Hold an answer where the calls that continue it are looked for."""
+        """Index an answer for the calls that continue it."""
         self._nodes.append(node)
         for held in _views(node):
             places = history_keys(held.keys)
@@ -294,7 +296,7 @@ def _node(
     result: GenerationResult,
     answer: Mapping[str, Any],
 ) -> Node:
-    """The node of one answer; its call holds the messages that the session holds already."""
+    """The node of one answer; its call shares the messages that the session already holds."""
     written = prompt.written
     if call is None or written is None:
         own, message = ChatCall(()), as_message({"role": "assistant", "content": answer.get("text")}, "the answer")
@@ -319,12 +321,12 @@ def _node(
 
 
 def _is_prefilled(call: ChatCall) -> bool:
-    """Whether the call has the model go on with the last message."""
+    """Whether the call has the model continue the last message."""
     return not call.add_generation_prompt and bool(call.messages) and call.messages[-1].sampled
 
 
 def _merged(begun: Message, rest: Message) -> Message:
-    """An answer that was begun by the client, or by an earlier call, with what was sampled after it."""
+    """An answer begun by the client or an earlier call, joined with what was sampled after it."""
     wire = {**begun.wire, **{key: value for key, value in rest.wire.items() if value is not None}}
     wire["content"] = (begun.text + rest.text) or None
     if begun.reasoning and rest.reasoning:
@@ -333,8 +335,7 @@ def _merged(begun: Message, rest: Message) -> Message:
 
 
 def _views(node: Node) -> Iterator[Held]:
-    """The answer as the histories of later calls may hold it: one that was begun in the request as one message, or
-    as two."""
+    """The answer as later histories may hold it: if the request began it, as one message or as two."""
     written = node.prompt.written
     if written is None:
         return

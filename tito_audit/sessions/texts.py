@@ -1,4 +1,4 @@
-"""Text prompts: which answer a text, or a list of ids, goes on from."""
+"""Text prompts: which answer a text or a list of ids continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXT, _IDS = b"t", b"i"
 
 
 def prompt_data(prompt: TextPrompt) -> bytes:
-    """A text prompt as bytes to look it up by."""
+    """A text prompt as bytes, for look-ups."""
     if isinstance(prompt, str):
         return _TEXT + text_bytes(prompt)
     return _IDS + as_ids(prompt, "prompt").tobytes()
@@ -44,7 +44,7 @@ class Texts:
         beginning."""
 
     def add(self, node: Node) -> list[Key]:
-        """Hold an answer; the keys that it was added by are returned."""
+        """Hold an answer; the keys it was added under."""
         found = list(self._keys(node))
         for key, kept in found:
             self._known.add(key, _Known(node, kept))
@@ -77,7 +77,7 @@ class Texts:
         return running(_IDS + prompt.ids.tobytes())
 
     def prompt(self, prompt: TextPrompt) -> Prompt | None:
-        """The prompt that goes on from the longest answer; None if it starts with none."""
+        """The prompt that continues the longest matching answer; None if there is none."""
         for _, found in self._known.matches(prompt_data(prompt)):
             known = found[-1]
             same = sum(not np.array_equal(one.node.seen_ids, known.node.seen_ids) for one in found)
@@ -87,7 +87,7 @@ class Texts:
         return None
 
     def whole(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
-        """The prompt for a text that goes on from nothing."""
+        """The prompt for a text that continues nothing."""
         if isinstance(prompt, str):
             return Prompt(branch, self._writer.encode(prompt), added=prompt, fork=fork, text=prompt)
         ids = as_ids(prompt, "prompt")
@@ -107,7 +107,7 @@ class Texts:
         return self._going_on(node, kept, rest, text, alike)
 
     def _going_on(self, node: Node, kept: int, rest: str, text: str, alike: int) -> Prompt:
-        """The prompt that keeps so many of the sampled ids."""
+        """The prompt that keeps the first `kept` ids of an answer."""
         ids = node.output_ids[:kept] if kept else node.prompt.new_ids
         new = self._writer.encode(rest, int(ids[-1]) if len(ids) else None)
         whole = kept == len(node.output_ids)
@@ -139,14 +139,14 @@ class Texts:
 
 
 def _with(state: blake2b, ids: Ids) -> blake2b:
-    """A running digest after these ids."""
+    """The running digest, updated with these ids."""
     after = state.copy()
     after.update(ids.tobytes())
     return after
 
 
 def _ids_key(length: int, state: blake2b) -> Key:
-    """The key of so many ids."""
+    """The key of `length` ids."""
     return len(_IDS) + 4 * length, state.digest()
 
 

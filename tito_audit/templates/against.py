@@ -1,4 +1,4 @@
-"""Two templates side by side on the same conversations: where their prompts part, and what makes them part."""
+"""Two templates compared on the same conversations: where their prompts differ, and why."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tito_audit.templates.probes import Probe
 
 
 class Cause(StrEnum):
-    """What two prompts differ in: they are equal without it."""
+    """What makes two prompts differ: without it they are equal."""
 
     REFUSED = "one of them refuses the messages"
     BOTH_REFUSE = "both refuse the messages"
     GENERATION_PROMPT = "the generation prompt"
-    BOS = "the token that begins a prompt"
+    BOS = "the BOS token"
     SPACE = "whitespace"
     TOOLS = "the definitions of tools"
     REASONING = "reasoning"
     CALLS = "tool calls"
     RESULTS = "tool results"
     SYSTEM = "the system prompt"
-    START = "what stands before the first message's text"
+    START = "the text before the first message"
     ANSWERS = "answers in history"
     TAGS = "the text around messages"
 
@@ -49,7 +49,7 @@ class Parted:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """Prompts of two templates."""
+    """The prompts of two templates, compared."""
 
     prompts: int
     equal: int
@@ -58,7 +58,7 @@ class Against:
     """The prompts that are equal."""
 
     def by_cause(self) -> Mapping[Cause, tuple[Parted, ...]]:
-        """The prompts that differ, by what they differ in; the most frequent first."""
+        """The prompts that differ, by cause; the most frequent first."""
         causes = {one.cause for one in self.parted}
         groups = {cause: tuple(one for one in self.parted if one.cause is cause) for cause in causes}
         return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
@@ -79,7 +79,7 @@ def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Again
 
 
 def _prompts(one: Probe) -> Iterator[int]:
-    """After how many messages the model is called."""
+    """The numbers of messages after which the model is called."""
     for count, message in enumerate(one.messages):
         if message.sampled and count:
             yield count
@@ -111,7 +111,7 @@ def _parted(
 
 
 def _cause(first: Renderer, second: Renderer, one: Probe, count: int, texts: tuple[str, str]) -> Cause:
-    """What the prompts need to lack for being equal; the first of the causes that is enough."""
+    """The first cause without which the prompts are equal."""
     bare = [
         text.removeprefix(each.special_tokens.get("bos_token") or "")
         for text, each in zip(texts, (first, second), strict=True)
@@ -132,7 +132,7 @@ def _cause(first: Renderer, second: Renderer, one: Probe, count: int, texts: tup
 
 
 def _by_place(first: Renderer, second: Renderer, one: Probe, texts: tuple[str, str]) -> Cause:
-    """A cause by where the prompts part, for prompts that have no part that could be left out."""
+    """The cause by the place of the first difference, if leaving parts out explains nothing."""
     at = common_start(*texts)
     if all(text.find(one.messages[0].text.strip()) >= at for text in texts):
         return Cause.START

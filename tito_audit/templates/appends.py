@@ -1,8 +1,8 @@
 """Whether a template only appends: each prompt starts with the one before it and what was sampled for that.
 
 What a model samples is taken from the template itself: the last answer as the template writes it, from after the
-generation prompt to the token that ends the turn. So an answer breaks here only if the template writes it
-otherwise once something follows, not because a model spaced it otherwise (see `returns.py`).
+generation prompt to the token that ends the turn. So an answer breaks here only if the template rewrites it once
+something follows, not because a model spaced it differently (see `returns.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tito_audit.render.span_builder import common_start
 from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, probe
 
 _RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")
-"""What may end a turn, for a template without a tokenizer."""
+"""What may end a turn if the tokenizer is unknown."""
 _TAIL = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*\Z")
 """Tokens at the end of a text."""
 _LONGEST_END = 40
@@ -37,7 +37,7 @@ class Outcome(StrEnum):
     BROKEN = "broken"
     """It does not."""
     UNKNOWN = "unknown"
-    """It starts with the prompt before it; what was sampled cannot be told from the template."""
+    """It starts with the prompt before it; what was sampled is unknown from the template."""
     LEFT_OUT = "left out"
     """The template never writes a part of the answer, so what was sampled cannot come back."""
     REFUSED = "refused"
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One answer of a conversation, and the next prompt."""
+    """One answer in a conversation, and the next prompt."""
 
     probe: Probe
     answer: int
@@ -92,20 +92,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class AppendOnly:
-    """What became of every answer of some conversations."""
+    """What became of every answer in some conversations."""
 
     steps: tuple[Step, ...]
 
     @property
     def holds(self) -> bool:
-        """Whether it appends to every answer that it writes, and writes one that is not empty."""
+        """Whether it appends to every answer that it writes, and writes at least one that is not empty."""
         judged = [step for step in self.steps if step.outcome not in (Outcome.REFUSED, Outcome.LEFT_OUT)]
         written = any(step.message.text or step.message.reasoning or step.message.tool_calls for step in judged)
         return written and all(step.outcome is Outcome.KEPT for step in judged)
 
     @property
     def broken(self) -> tuple[Step, ...]:
-        """The steps that are not kept, or not known to be, of those that the template writes."""
+        """The steps that the template writes but does not keep, or may not keep."""
         return tuple(step for step in self.steps if step.outcome in (Outcome.BROKEN, Outcome.UNKNOWN))
 
     @property
@@ -153,7 +153,7 @@ def turn_ends(renderer: Renderer) -> tuple[str, ...]:
 def sampled_text(written: str, prompt: str, ends: Sequence[str]) -> tuple[str, bool]:
     """The part of a rendered conversation that a model sampled after a prompt, and whether it ends a turn.
 
-    Of several tokens at its end the first counts that ends turns: the others end the conversation.
+    Of several tokens at its end, the first one that ends turns counts: the others end the conversation.
     """
     rest = written[len(prompt) :]
     tail = _TAIL.search(rest)

@@ -1,4 +1,4 @@
-"""Why a prompt does not start with what was sampled: where the two texts part, and what the template did there."""
+"""Why a prompt does not start with what was sampled: where the texts differ, and what the template did there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_ROLE = re.compile(r"""(?<![\w\].])\w+(?:\.role|\[['"]role['"]\])\s*==""")
 _LONGEST_TOKEN = 40
 _SHOWN = 1_000
 _NEAR = 12
-"""Pieces of text before a difference in which the decision that led to it is looked for."""
+"""How many pieces of text before a difference are searched for the decision that led to it."""
 _MOST_TRIED, _MOST_TOGETHER = 24, 3
 """How many sets of decisions are tried the other way, and how many decisions together."""
 
@@ -39,19 +39,19 @@ class Change(StrEnum):
     TOOLS = "moves the list of tools"
     TURN_END = "ends an earlier turn with another token"
     NO_TURN_END = "writes no known end token after an earlier turn"
-    SPACE = "writes other white space"
-    CALLS = "writes tool calls otherwise"
-    GENERATION_PROMPT = "writes the generation prompt otherwise once the answer is there"
-    OTHER = "writes earlier messages otherwise"
+    SPACE = "changes white space"
+    CALLS = "rewrites tool calls"
+    GENERATION_PROMPT = "changes the generation prompt once the answer is there"
+    OTHER = "rewrites earlier messages"
     HIDDEN = "does not show what was sampled"
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two texts where they part."""
+    """One of two texts where they differ."""
 
     before: str
-    """What both have before it."""
+    """The common text before it."""
     text: str
     """The text from there on."""
     tag: Tag | None
@@ -65,17 +65,18 @@ class Break:
     step: Step
     change: Change
     sampled: Side
-    """The prompt before and what was sampled."""
+    """The previous prompt and what was sampled."""
     rendered: Side
     """The next prompt."""
     conditions: tuple[Decision, ...] = ()
-    """The conditions that decide it, as they came out for what was sampled: had they come out so in the next
-    prompt, it would hold the sampled text at this place. () if none were found."""
+    """The conditions that decide it, with their values for what was sampled: with these values the next prompt
+    would hold the sampled text here. () if none were found.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """A rendering, and what wrote it."""
+    """A rendering with the tags that wrote it."""
 
     tracer: Tracer
     variables: Mapping[str, Any]
@@ -111,12 +112,12 @@ class Breaks:
         )
 
     def _source_of(self, step: Step) -> tuple[int, bool]:
-        """Which rendering shows the place: how many messages, and whether with a generation prompt."""
+        """The rendering that shows the place: how many messages, and whether with a generation prompt."""
         assert step.at is not None
         return (step.answer, True) if step.at < len(step.prompt) or not step.sampled else (step.answer + 1, False)
 
     def _traced(self, probe: Probe, count: int, opens: bool) -> _Traced:
-        """A rendering with its pieces; without any if they cannot be told."""
+        """A rendering with its pieces; without them if they cannot be found."""
         renderer, with_tools = self._renderer, bool(probe.tools)
         messages, args = probe.messages[:count], probe.template_args
         if with_tools not in self._tracers:
@@ -133,7 +134,7 @@ class Breaks:
         return _Traced(tracer, wanted, tracer.trace(wanted, text) or ())
 
     def _change(self, step: Step) -> Change:
-        """What a template did, told from the texts alone."""
+        """What a template did, judged by the texts alone."""
         assert step.at is not None
         if step.outcome is Outcome.UNKNOWN:
             return Change.HIDDEN
@@ -154,7 +155,7 @@ class Breaks:
         return self._change_of_end(step)
 
     def _in_generation_prompt(self, step: Step) -> bool:
-        """Whether the texts part in what the generation prompt added."""
+        """Whether the first difference is in the generation prompt."""
         try:
             closed = self._renderer.render(
                 step.probe.messages[: step.answer],
@@ -178,13 +179,13 @@ class Breaks:
 
 
 def _before_token(text: str, at: int) -> int:
-    """The place itself, or the beginning of a token such as `<think>` that it is inside of."""
+    """The place itself, or the beginning of a token around it, such as `<think>`."""
     start = text.rfind("<", max(at - _LONGEST_TOKEN, 0), at)
     return at if start < 0 or any(char in ">\n" for char in text[start:at]) else start
 
 
 def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decision, ...]:
-    """The fewest decisions which, had they come out as for `ours`, would have made `theirs` write the same."""
+    """The fewest decisions that, with the values of `ours`, make `theirs` write the same."""
     mine = ours.piece_at(at)
     if mine is None:
         return ()
@@ -207,9 +208,9 @@ def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decis
 
 
 def _suspects(ours: Iterable[Piece], theirs: Iterable[Piece], at: int) -> Iterator[Decision]:
-    """Decisions near a place that came out otherwise than where the same text was written before, nearest first.
+    """Decisions near a place with another outcome than where the same text was written before, nearest first.
 
-    What kind of message it is about is none: a template decides that before anything else.
+    The kind of the message does not count: a template decides that before anything else.
     """
     before = {piece.start: piece for piece in ours if piece.start <= at}
     for piece in [piece for piece in theirs if piece.start <= at][-_NEAR:][::-1]:
@@ -252,7 +253,7 @@ def _plain(text: str) -> str:
 
 
 def explained(renderer: Renderer, probes: Iterable[Probe]) -> tuple[AppendOnly, tuple[Break, ...]]:
-    """What becomes of each answer, and why it breaks, with as much text as one looks at.
+    """What becomes of each answer, and why it breaks, with shortened texts.
 
     For conversations of a log, which may be long: only one is held at a time.
     """

@@ -1,4 +1,4 @@
-"""How a template writes the content of a message: as it is, trimmed, escaped, or otherwise."""
+"""How a template writes the content of a message: unchanged, trimmed, escaped or in an unknown way."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Content:
     role: str
     writing: Writing
     unlike: str | None = None
-    """A content that is written in no such way; None if all are."""
+    """A content written in none of these ways; None if all are."""
 
     def written(self, content: str) -> str | None:
-        """The text that the template writes for a content; None where that is not known."""
+        """The text that the template writes for a content; None if unknown."""
         way = _WAYS.get(self.writing)
         return way(content) if way is not None else None
 
@@ -74,12 +74,12 @@ class _Trial:
 
     content: str
     around: tuple[str, str]
-    """What stands before and after a plain content in its place."""
+    """The text before and after a plain content in its place."""
     text: str | None
     """The conversation with the content; None if the template refuses it."""
 
     def is_written(self, way: Callable[[str], str]) -> bool:
-        """Whether the content stands there written in this way, and all else is as it was."""
+        """Whether the content is written in this way, and nothing else changed."""
         return self.text == way(self.content).join(self.around)
 
 

@@ -1,4 +1,4 @@
-"""Everything that is told about a template, gathered in one place."""
+"""All facts about a template."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tito_audit.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class GenerationPrompt:
-    """What the template writes for an answer to begin."""
+    """What the template writes to open an answer."""
 
     texts: tuple[str, ...]
-    """Each text that was found; one if it is the same after any message."""
+    """The texts that were found; one if it is the same after any message."""
     continued: bool
-    """Whether an answer that is rendered last begins with the prompt that it was sampled for."""
+    """Whether a conversation that ends with an answer begins with the prompt it was sampled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Bos:
     written: bool
     """Whether the template writes it."""
     added: bool | None
-    """Whether the tokenizer adds it when it is asked to add special tokens; None if unknown."""
+    """Whether the tokenizer adds it with `add_special_tokens`; None if unknown."""
 
     @property
     def doubled(self) -> bool | None:
@@ -60,7 +60,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What is known about one template with one set of arguments."""
+    """The facts about one template with one set of arguments."""
 
     append: AppendOnly
     breaks: tuple[Break, ...]
@@ -74,21 +74,21 @@ class TemplateFacts:
     stops: tuple[Stop, ...]
     bos: Bos
     clock_formats: tuple[str, ...] | None
-    """The formats in which it reads the clock; () if it does so in unknown ones, None if it does not."""
+    """The formats in which it reads the clock; () if they are unknown, None if it does not."""
     effects: tuple[Effect, ...]
     settings: tuple[Setting, ...]
-    """Arguments that make it better; for a template that is append-only, those that make it worse."""
+    """Arguments that fix it; for an append-only template, those that break it."""
 
     @property
     def rewritten(self) -> tuple[Returned, ...]:
-        """The forms of sampled answers that it writes otherwise."""
+        """The forms of sampled answers that it rewrites."""
         return tuple(one for one in self.returned if one.outcome is Return.REWRITTEN)
 
 
 def template_facts(
     renderer: Renderer, tokenizer: Tokenizer | None = None, probes: Sequence[Probe] = PROBES
 ) -> TemplateFacts:
-    """What a template does with these conversations; without a tokenizer nothing is said of ids."""
+    """What a template does with these conversations; without a tokenizer, nothing about ids."""
     append = append_only(renderer, probes)
     explainer = Breaks(renderer)
     return TemplateFacts(

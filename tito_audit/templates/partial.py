@@ -1,4 +1,4 @@
-"""Answers that are not whole: cut by a length limit, or begun by the caller (prefill)."""
+"""Incomplete answers: cut by a length limit, or begun by the caller (prefill)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASKED = {"role": "user", "content": USER}
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """One answer that is not whole."""
+    """One incomplete answer."""
 
     case: str
     outcome: Return
@@ -29,7 +29,7 @@ class Partial:
 
 
 def partial_answers(renderer: Renderer) -> tuple[Partial, ...]:
-    """What becomes of answers that are not whole; () if answers do not continue the generation prompt."""
+    """What becomes of incomplete answers; () if answers do not continue the generation prompt."""
     form = answer_form(renderer)
     if form is None:
         return ()

@@ -41,7 +41,7 @@ TOOLS: tuple[ToolSpec, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A conversation to render, from a list of our own or from a log."""
+    """A conversation to render, one of ours or from a log."""
 
     name: str
     messages: tuple[Message, ...]
@@ -62,7 +62,7 @@ def answer_kind(message: Message) -> str:
 
 
 def call(arguments: object, number: int = 1, name: str = "get_weather") -> dict[str, Any]:
-    """One tool call in OpenAI chat form; arguments are text there, JSON as a model may have written it."""
+    """One tool call in OpenAI chat form; arguments are text: JSON as a model may have written it."""
     # Nine letters and digits: what Mistral's templates demand of an id.
     called = {"name": name, "arguments": arguments}
     return {"id": f"call0000{number}", "type": "function", "function": called}

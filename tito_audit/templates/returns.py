@@ -1,4 +1,4 @@
-"""Whether a sampled turn comes back as sampled: which spacing, order and escapes a template writes otherwise.
+"""Whether a sampled turn is rendered as sampled: which spacing, order and escapes a template changes.
 
 A model writes an answer in the template's form, but spaces it as it likes. Each case here is such a text. It is
 parsed as inference servers parse it, and rendered again as the last answer.
@@ -43,7 +43,7 @@ class Returned:
     outcome: Return
     sampled: str
     rendered: str
-    """What the template writes in its place; "" if it refused."""
+    """What the template writes instead; "" if it refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _of_calls(renderer: Renderer) -> Iterator[Returned]:
 def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
     """How a template writes a call after a generation prompt, and the JSON of its arguments in it.
 
-    None if it writes no such call; no JSON if it writes the arguments otherwise.
+    None if it writes no such call; no JSON if it writes the arguments in another way.
     """
     arguments = {"city": _CITY}
     written = _written(renderer, [answering(None, None, call(json.dumps(arguments)))], tools=True)
@@ -239,7 +239,7 @@ def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
 
 
 def _of_envelopes(renderer: Renderer, prompt: str, form: str, text: str) -> Iterator[Returned]:
-    """The JSON around name and arguments, spaced and ordered otherwise, if there is any."""
+    """Other spacings and orders of the JSON around name and arguments, if there is any."""
     quoted = json.dumps({"city": _CITY})
     usual = f'{{"name": "get_weather", "arguments": {quoted}}}'
     if usual not in text:

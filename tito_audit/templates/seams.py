@@ -36,7 +36,7 @@ PATTERNS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """What stands between two messages; after an answer, from the end of what was sampled."""
+    """The text between two messages; after an answer, from the end of what was sampled."""
 
     left: str
     """Who spoke: a role, `tool call` for an answer with a call, `start` for the beginning of the prompt."""
@@ -45,7 +45,7 @@ class Seam:
     texts: tuple[str, ...]
     """Every text that was found there; one if it is fixed."""
     seen: int = 0
-    """In how many places of the conversations that were tried."""
+    """How many times it was found in the conversations tried."""
     ids: tuple[int, ...] | None = None
     """The ids of a fixed text, encoded by itself; None without a tokenizer."""
     merges_before: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from tito_audit.templates.probes import CORE, PROBES, Probe
 
 _MOST_SETTINGS = 64
 _MOST_ARGUMENTS = 3
-"""How many arguments are set at once."""
+"""The most arguments set at once."""
 _SHOWING = (*CORE, *(probe for probe in PROBES if probe.name == "a system prompt and two answers"))
 
 
@@ -45,9 +45,9 @@ def effects(renderer: Renderer) -> tuple[Effect, ...]:
 
 
 def settings(renderer: Renderer, given: AppendOnly) -> tuple[Setting, ...]:
-    """Settings with which fewer steps of usual conversations break than as given, the best first.
+    """Settings that break fewer steps of usual conversations than the given ones, the best first.
 
-    Where nothing breaks as given: the settings of one argument with which something does.
+    If the given settings break nothing: the settings of one argument that do.
     """
     choices = _choices(renderer)
     if given.holds:
@@ -83,7 +83,7 @@ def _tried(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: in
 
 
 def _choices(renderer: Renderer) -> dict[str, list[object]]:
-    """For each argument of the templates the values worth trying: other ones than the renderer already passes."""
+    """For each argument of the templates, the values worth trying that the renderer does not already pass."""
     found: dict[str, list[object]] = {}
     for template in (renderer.template(False), renderer.template(True)):
         for argument in template.arguments.arguments:

@@ -1,4 +1,4 @@
-"""What the facts about a template come to, in words: one line, and what a splice or a gateway may rely on."""
+"""The verdict on a template in words: one line, and what a splice or a gateway may rely on."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _NEXT = {
 }
 _ORDER = ("user", "tool", "system", "assistant")
 _CHANGES = tuple(Change)
-"""The gravest first."""
+"""The worst first."""
 _MOST_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something that code which serves or splices may want to rely on."""
+    """A property that code which serves or splices may rely on."""
 
     what: str
     holds: bool | None
-    """None: it could not be tried."""
+    """None: not tested."""
     because: str = ""
-    """Why not, or what to know."""
+    """Why not, or a remark."""
 
 
 def verdict(facts: TemplateFacts) -> str:
@@ -50,7 +50,7 @@ def verdict(facts: TemplateFacts) -> str:
 
 
 def title(append: AppendOnly) -> str:
-    """The shortest verdict: `append-only`, `not append-only`, or that it writes nothing to judge."""
+    """The shortest verdict: `append-only`, `not append-only`, or why there is nothing to judge."""
     if append.holds:
         return "append-only"
     if all(step.outcome is Outcome.REFUSED for step in append.steps):
@@ -59,7 +59,7 @@ def title(append: AppendOnly) -> str:
 
 
 def _parts(facts: TemplateFacts) -> Iterator[str]:
-    """What follows the title."""
+    """The parts of the verdict after the title."""
     append = facts.append
     by_next = _in_order(append.by_next())
     yield from _changes(facts.breaks)
@@ -127,7 +127,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
         Claim(
             "An answer begins with the generation prompt that it was sampled after",
             facts.generation_prompt.continued,
-            "" if facts.generation_prompt.continued else "rendered answers begin otherwise",
+            "" if facts.generation_prompt.continued else "rendered answers begin differently",
         ),
         _known_stops(facts),
     )
@@ -136,7 +136,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
 def _appends(steps: AppendOnly | None, what: str) -> Claim:
     said = f"Sampled tokens stay where they are before {what}"
     if steps is None or not any(step.outcome in (Outcome.KEPT, Outcome.BROKEN) for step in steps.steps):
-        return Claim(said, None, "the template refuses or leaves out every such conversation")
+        return Claim(said, None, "the template refuses every such conversation or leaves the answer out")
     return Claim(
         said, steps.holds, "" if steps.holds else f"not in {len(steps.broken)} of {len(steps.steps)} answers"
     )
@@ -172,7 +172,7 @@ def _known_stops(facts: TemplateFacts) -> Claim:
     if not known:
         return Claim(said, None, "no end tokens are known")
     if not written:
-        return Claim(said, False, "the template ends answers with none")
+        return Claim(said, False, "the template ends answers without one")
     other = [stop.text for stop in written if not stop.of_tokenizer]
     return Claim(said, not other, f"it also ends them with {_listed(other)}" if other else "")
 

@@ -1,8 +1,8 @@
-"""Whether the tokens of a text are known to have exactly its bytes, decided without joining them.
+"""Whether the tokens of a text are known to have exactly its bytes, without joining them.
 
-A byte-level tokenizer whose parts are all known here may leave out bytes of a text, but neither adds nor changes
-any: if as many bytes come out as went in, they are the same. A tokenizer that normalises to NFC has this property
-for texts that NFC leaves unchanged.
+A byte-level tokenizer whose parts are all known here may leave out bytes of a text, but never adds or changes any:
+if as many bytes come out as went in, they are the same. A tokenizer that normalises to NFC has this property for
+texts that NFC leaves unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ASCII = bytes(range(0x80))
 _LAST_OF_ALPHABET = "\u0143"
 """The last of the characters by which byte-level vocabularies write bytes."""
 _LONGEST = 1 << 15
-"""How many bytes beyond ASCII are checked; with more of them, comparing the texts is as fast."""
+"""How many non-ASCII bytes are checked; with more, comparing the texts is just as fast."""
 _LEFT_ALONE = re.compile(
     rb"(?:[\xc2-\xcb\xcf-\xd1][\x80-\xbf]"
     rb"|\xe2(?:\x80[\x82-\xbf]|[\x81\x82\x85-\x8b\x8d-\xaa\xac-\xae][\x80-\xbf])"
@@ -29,8 +29,8 @@ _LEFT_ALONE = re.compile(
     rb"|\xef(?:[\xbc-\xbf][\x80-\xbf]|\xb8[\x80-\x8f])"
     rb"|\xf0\x9f[\x80-\xbf]{2})*"
 )
-"""Characters that NFC neither changes nor moves nor joins to the one before: Latin, Cyrillic, most symbols,
-kana, Chinese, Korean syllables, emoji."""
+"""Characters that NFC never changes, moves or joins to the one before: Latin, Cyrillic, most symbols, kana,
+Chinese, Korean syllables, emoji."""
 
 
 def is_plain(data: bytes) -> bool:
@@ -42,7 +42,8 @@ def is_plain(data: bytes) -> bool:
 
 
 def keeps_bytes(form: str | None, data: bytes) -> bool:
-    """Whether tokens of this text are known to have its bytes if they have as many; `form`: see `normal_form`."""
+    """Whether tokens with as many bytes as this text are known to have the same bytes; `form`: see
+    `normal_form`."""
     return form is not None and (not form or is_plain(data))
 
 
@@ -63,15 +64,14 @@ def normal_form(backend: tokenizers.Tokenizer) -> str | None:
 
 
 def _by_bytes(cuts: list[dict[str, Any]]) -> bool:
-    """Whether a text is only split and written by bytes."""
+    """Whether text is only split and written as bytes."""
     kinds = [step.get("type") for step in cuts]
     prefixed = any(step.get("add_prefix_space") for step in cuts)
     return kinds.count("ByteLevel") == 1 and set(kinds) <= {"ByteLevel", "Split", "Digits"} and not prefixed
 
 
 def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the model merges bytes to tokens and has a token for each byte, so that every byte can be
-    written."""
+    """Whether the model merges bytes into tokens and has a token for each byte, so every byte can be written."""
     from tokenizers import models, pre_tokenizers
 
     model = backend.model
@@ -83,8 +83,7 @@ def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _is_literal(content: str) -> bool:
-    """Whether the bytes of an added token are certain to be its content, even if the model may produce its id
-    too."""
+    """Whether an added token's bytes are certain to be its content, even if the model may produce its id too."""
     if not content.replace("▁", "").strip():
         return False
     ascii_signs = all("!" <= character <= "~" for character in content)

@@ -1,12 +1,13 @@
 """What was computed about a tokenizer, stored on disk for the next run.
 
 Loading a tokenizer takes longer than auditing ten rows. So its tables are stored (what every id stands for, where
-texts may be cut), with notes of other rooms, such as the facts of its chat templates. For a tokenizer that encodes
-large logs again, the definition is stored too, in the notation that loads fastest. Nothing of a log is stored.
+texts may be cut), with notes of other rooms, such as the facts of its chat templates. For a tokenizer used
+repeatedly on large logs, the definition is stored too, in the notation that loads fastest. Nothing of a log is
+stored.
 
 Files are named by a hash of everything they depend on: the tokenizer's files, the version of `tokenizers`, and the
 code of this room. They hold JSON and plain arrays with a checksum, and are renamed into place once complete. A
-file that is missing, damaged or not the expected one is computed again.
+file that is missing, damaged or unexpected is computed again.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ class Store:
         self._used: dict[str, dict[str, Any]] = {}
         """Notes that this run read or made."""
         self._noted = False
-        """Whether it made one."""
+        """Whether this run made one."""
         self._lacks_definition = False
-        """Whether the definition was wanted and not there."""
+        """Whether the definition was wanted but missing."""
 
     @cached_property
     def tables(self) -> Tables | None:
@@ -111,7 +112,7 @@ class Store:
 
     @property
     def definition(self) -> bytes | None:
-        """The tokenizer's definition as it loads fastest; None if there is none."""
+        """The tokenizer's definition in the notation that loads fastest; None if there is none."""
         found = self._read("definition")
         if found is None:
             self._lacks_definition = True
@@ -138,7 +139,8 @@ class Store:
     def save(self, tables: Callable[[], Tables], definition: Callable[[], bytes | None] = lambda: None) -> None:
         """Write what is not stored yet, if possible; does nothing in a forked process.
 
-        The definition is made only for a tokenizer that was stored before: it takes what it saves in two runs.
+        The definition is made only for a tokenizer that was stored before: making it costs what it saves in two
+        runs.
         """
         if os.getpid() != self._process:
             return
@@ -202,7 +204,7 @@ class Store:
         _tidy(self._folder)
 
     def _checksum(self, body: bytes | memoryview) -> bytes:
-        """A checksum of key and content, so that a renamed file is not taken for another."""
+        """A checksum of key and content, so a renamed file is not mistaken for another."""
         checksum = hashlib.sha256(self._key.encode())
         checksum.update(body)
         return checksum.hexdigest().encode()
@@ -249,7 +251,7 @@ def _code() -> str:
 
 
 def _tidy(folder: Path) -> None:
-    """Delete abandoned files, and the least recently used ones as long as there are too many bytes."""
+    """Delete abandoned files, and the least recently used ones while there are too many bytes."""
     files = []
     for file in folder.iterdir():
         named = _NAME.fullmatch(file.name)

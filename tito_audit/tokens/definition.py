@@ -1,8 +1,8 @@
 """A tokenizer's definition in the notation that loads fastest.
 
 Loading a tokenizer is mostly reading its JSON. Written differently, the same definition loads in two thirds of the
-time: without white space, each merge as one text (`"a b"`) instead of two, the vocabulary sorted. That it is the
-same is for the library to say: what it loads from either notation, it has to write alike.
+time: without white space, each merge as one text (`"a b"`) instead of two, the vocabulary sorted. The library
+itself confirms that it is the same: what it loads from either notation, it must write identically.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import tokenizers
 
 _COMMENT = "#version"
-"""A merge in one text that begins so is read as a comment."""
+"""A merge written as one text with this beginning is read as a comment."""
 _CHANGING = ("add_", "enable_", "train")
-"""How the methods begin that change a tokenizer of the library."""
+"""Prefixes of the methods that change one of the library's tokenizers."""
 
 
 class LazyBackend:
     """A tokenizer of the library, loaded on first use."""
 
     changed = False
-    """Whether it may have been changed since."""
+    """Whether it may have been changed since then."""
 
     def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:
         self._load = load
@@ -47,8 +47,8 @@ class LazyBackend:
 
 
 def definition_of(backend: object) -> bytes | None:
-    """The definition of a tokenizer as it was loaded, to load it from next time; b"" if there is none that loads
-    faster, None if it is not known now."""
+    """The definition of a tokenizer as loaded, to load it from next time; b"" if none loads faster, None if it is
+    not known now."""
     if not isinstance(backend, LazyBackend) or not backend.is_loaded or backend.changed:
         return None
     from tokenizers import Tokenizer
@@ -76,7 +76,7 @@ def compact(definition: str) -> bytes | None:
 
 
 def _joined(merges: list[Any]) -> list[str] | None:
-    """Each pair as one text; None if they are not pairs, or if a text would not say where its pair is divided."""
+    """Each pair as one text; None if they are not pairs, or if a text would not show where its pair divides."""
     if not merges or set(map(type, merges)) != {list} or set(map(len, merges)) != {2}:
         return None
     texts = list(map(" ".join, merges))

@@ -1,4 +1,4 @@
-"""Encoders: texts to ids, each text as a whole, nothing remembered.
+"""Encoders: texts to ids, each text as a whole, without a cache.
 
 `tokenizers` is the reference: reports rely on its ids only. `fastokens` is many times faster and must give the
 same ids; it is imported when one is built. It is built from the reference's own definition rather than from the
@@ -53,7 +53,7 @@ class ReferenceEncoder:
         return [_frozen(encoding.ids) for encoding in encoded]
 
     def encode_alone(self, texts: Sequence[str]) -> list[Ids]:
-        """The same ids without the library's threads, which must not have run in a process that forks."""
+        """The same ids without the library's threads, which must not run in a process before it forks."""
         return [_frozen(self._backend.encode(well_formed(text), add_special_tokens=False).ids) for text in texts]
 
 
@@ -61,16 +61,16 @@ class FastEncoder:
     """`fastokens`, built from a tokenizer of the reference; TokenizerError, with the reason, if that fails.
 
     From its first encoding on it keeps a pool of threads, one for each processor that it may use at that moment. A
-    forked child of a process with such a pool still encodes correctly, at half the speed; so it encodes a letter
-    `on_one_processor` as it is built.
+    forked child of a process with such a pool still encodes correctly, but at half the speed; so it encodes a
+    letter `on_one_processor` while it is built.
     """
 
     name = "fastokens"
     build = ""
-    """What tells this build of the library from any other: its files, their sizes and times."""
+    """What identifies this build of the library: its files, their sizes and times."""
 
     def __init__(self, backend: tokenizers.Tokenizer, definition: bytes | None = None) -> None:
-        """Build it from the definition of the backend; `definition` is the same one, if it is at hand."""
+        """Build it from the backend's definition; pass it as `definition` if it is at hand."""
         dropout = getattr(backend.model, "dropout", None) if definition is None else None
         if dropout:
             raise TokenizerError(f"it skips merges at random (dropout {dropout})")
@@ -102,7 +102,7 @@ class FastEncoder:
 
 
 class Building:
-    """An encoder that a thread builds, while this one does other work: `fastokens` lets it."""
+    """An encoder built in a thread while this one does other work, which `fastokens` allows."""
 
     def __init__(self, build: Callable[[], FastEncoder]) -> None:
         self._build = build
@@ -144,14 +144,14 @@ def on_one_processor() -> Iterator[None]:
 
 
 def _give_memory_back() -> None:
-    """Return free memory to the system, where it has such a call: a thread that ended leaves its own behind, which
+    """Return free memory to the system, where there is a call for it: a finished thread leaves memory behind that
     no other thread would use."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def well_formed(text: str) -> str:
-    """The text as UTF-8 can express it: a surrogate pair as its character, half of one as U+FFFD."""
+    """The text as UTF-8 can express it: a surrogate pair as its character, half a pair as U+FFFD."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Tokenizers in the local cache of the Hugging Face hub, and a quick look at what is in one; no network."""
+"""Tokenizers in the local cache of the Hugging Face hub, and a quick look into one; no network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CachedTokenizer:
     """A tokenizer that the hub client has downloaded."""
 
     name: str
-    """As `-t` takes it: the name of the repository if this is what that name stands for, else the folder."""
+    """What `-t` takes: the repository name if that leads here, else the folder."""
     folder: Path
     same: tuple[str, ...] = ()
     """Other repositories with the same files."""
@@ -46,7 +46,7 @@ def hub_cache() -> Path:
 
 
 def cached_tokenizers() -> list[CachedTokenizer]:
-    """The tokenizers in the hub's cache with a `tokenizer.json`, the last used first, each set of files once."""
+    """The tokenizers in the hub's cache with a `tokenizer.json`, last used first, each set of files once."""
     found: dict[tuple[Path | None, ...], CachedTokenizer] = {}
     for one in sorted(_snapshots(), key=_last_used, reverse=True):
         key = tuple(_content(one.folder / name) for name in _FILES)
@@ -88,7 +88,7 @@ def _snapshots() -> Iterator[CachedTokenizer]:
 
 
 def _snapshot(repository: Path) -> CachedTokenizer | None:
-    """The snapshot that the main branch of a repository stands for, else the newest, if it holds a tokenizer."""
+    """The snapshot of a repository's main branch, else the newest, if it holds a tokenizer."""
     try:
         folders = [one for one in (repository / "snapshots").iterdir() if (one / _FILES[0]).is_file()]
     except OSError:
@@ -104,7 +104,7 @@ def _snapshot(repository: Path) -> CachedTokenizer | None:
 
 
 def _content(file: Path) -> Path | None:
-    """What is the same for files with the same content: the cache stores one under the name of its hash."""
+    """The stored file, the same for files with the same content: the cache names it by its hash."""
     if not file.is_file():
         return None
     stored = file.resolve()

@@ -65,7 +65,7 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Toke
     if not has_code and not any(next(path.glob(pattern), None) for pattern in _OTHER_VOCABULARIES):
         raise TokenizerError(
             f"{name_or_dir}: no tokenizer.json here, nor any other vocabulary.\n"
-            "Without a tokenizer nothing can be encoded again and compared.\n"
+            "Without a tokenizer nothing can be re-encoded and compared.\n"
             "Pass the folder that holds the model's tokenizer.json, usually the one with its config.json."
         )
     return _from_transformers(path, name_or_dir, trust_remote_code)
@@ -75,7 +75,7 @@ def _downloaded(name: str) -> Path:
     """The folder to which the hub client downloaded a repository's tokenizer files."""
     if not _HUB_NAME.fullmatch(name):
         raise TokenizerError(
-            f"{name}: no such folder.\nA tokenizer is needed to encode the messages again.\n"
+            f"{name}: no such folder.\nA tokenizer is needed to re-encode the messages.\n"
             "Pass a folder with a tokenizer.json, or a hub name such as org/model."
         )
     import huggingface_hub
@@ -87,13 +87,13 @@ def _downloaded(name: str) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(
             f"{name}: no such folder, and the hub returned no repository of that name ({reason}).\n"
-            "A tokenizer is needed to encode the messages again.\n"
+            "A tokenizer is needed to re-encode the messages.\n"
             "Check the spelling and the network, or pass a folder with a tokenizer.json."
         ) from error
 
 
 def _from_files(path: Path, name: str) -> Tokenizer:
-    """The tokenizer as its JSON files define it, without transformers; from the cache where it is stored."""
+    """The tokenizer as its JSON files define it, without transformers; from the cache if stored there."""
     import tokenizers
 
     config = _config(path)
@@ -220,7 +220,7 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _content(value: object) -> str | None:
-    """The text of a special token, given as text or as an object; None if it is neither."""
+    """The text of a special token, given as text or as an object; None for anything else."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -316,14 +316,20 @@ def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokeni
     folder's own code."""
     try:
         from transformers import AutoTokenizer
-
+    except ImportError as error:
+        raise TokenizerError(
+            f"{name}: no tokenizer.json here, only a vocabulary that transformers has to convert ({error}).\n"
+            "Install it: pip install 'tito-audit[transformers]'\nOr pass a folder with a tokenizer.json."
+        ) from error
+    try:
         loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
     except Exception as error:  # old formats and remote code raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(
             f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({reason}).\n"
-            "Pass a folder with a tokenizer.json; if the repository brings its own code and you trust it, "
-            "allow remote code."
+            "Pass a folder with a tokenizer.json, or install what conversions need: "
+            "pip install 'tito-audit[transformers]'.\n"
+            "If the repository brings its own code and you trust it, allow remote code."
         ) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is not None:

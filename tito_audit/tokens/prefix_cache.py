@@ -1,4 +1,4 @@
-"""Texts that begin like texts with known ids: only the new part is encoded.
+"""Encodes only the new part of texts that begin like texts with known ids.
 
 The prompts of a conversation grow by a turn each, and the rollouts of a group share their first prompt:
 
@@ -25,8 +25,8 @@ _LONG = 2048
 _PROBED = 32
 """How many characters of two texts are compared before all of them are."""
 _KEPT = 4
-"""How many texts are remembered: a rollout's calls may alternate between several chains, and the next rollout
-may begin alike."""
+"""How many texts are remembered: a rollout's calls may alternate between several chains, and the next rollout may
+begin the same way."""
 
 
 class KnownText:
@@ -106,7 +106,7 @@ class KnownTexts:
         self._known: list[KnownText] = []
 
     def find(self, text: str) -> tuple[KnownText | None, int]:
-        """The known text that shares most with this one, and how many cuts; None and 0 if none shares any."""
+        """The known text that shares the most with this one, and how many cuts; None and 0 if none shares any."""
         best, most = None, 0
         for known in reversed(self._known):
             shared = known.shared(text)
@@ -119,7 +119,7 @@ class KnownTexts:
         return next((known.ids for known in reversed(self._known) if known.text == text), None)
 
     def keep(self, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
-        """Remember a text, in place of `base` if it continues all of it."""
+        """Remember a text, replacing `base` if it continues all of it."""
         if base is not None and base in self._known and base.has_only(shared):
             self._known.remove(base)
         self._known.append(KnownText(self._cuts, text, ids, base, shared))

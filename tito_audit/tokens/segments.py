@@ -1,7 +1,7 @@
 """Segments: texts cut at control tokens, each distinct segment encoded once.
 
-A tokenizer takes the control tokens out of a text before anything else, and encodes what is between them piece by
-piece. So a text may be cut there beforehand, at tokens whose places depend only on their literal text:
+A tokenizer first takes the control tokens out of a text, then encodes what is between them piece by piece. So a
+text may be cut there beforehand, at tokens whose places depend only on their literal text:
 
     <|im_start|>  user\\nHi  <|im_end|>  \\n  <|im_start|>  assistant\\n
       token       segment     token  segment   token        segment
@@ -35,7 +35,7 @@ _SIDES = ("", "a", " a ", "\n", "\n\n", "e\u0301", "\u0301", "12", "中", "'s", 
 _MOST = 1024
 """With more control tokens than this, only those marked as special are used (gemma-3 has 6,000 unused ones)."""
 _PROBED = 16
-"""How many control tokens are probed with all neighbours; each one is probed once."""
+"""How many control tokens are probed with all neighbours; every control token is probed once."""
 
 
 class Cuts:
@@ -74,7 +74,7 @@ class Cuts:
         return np.flatnonzero(self._table.take(ids + np.int32(1), mode="clip"))
 
     def divide(self, ids: Ids) -> list[Stretch]:
-        """The stretches between control tokens, including empty ones."""
+        """The ranges between control tokens, including empty ones."""
         at = self.positions(ids).tolist()
         around = [-1, *ids[at].tolist(), -1]
         starts, ends = [0, *(i + 1 for i in at)], [*at, len(ids)]
@@ -147,11 +147,11 @@ class SegmentEncoder:
         return [piece for piece in dict.fromkeys(self.cuts.split(text)[::2]) if piece not in self.cache]
 
     def encode_apart(self, segments: Sequence[str]) -> dict[str, Ids]:
-        """The ids by segment, with no look at the cache: for a thread beside the one that uses it."""
+        """The ids by segment, bypassing the cache, for a second thread."""
         return dict(zip(segments, self._encode(segments), strict=True))
 
     def remember(self, encoded: Mapping[str, Ids]) -> None:
-        """Keep what was encoded apart."""
+        """Cache what `encode_apart` returned."""
         self._remember({segment: ids for segment, ids in encoded.items() if segment not in self.cache})
 
     def _look_up(self, segments: Iterable[str]) -> dict[str, Ids]:
@@ -185,9 +185,9 @@ class SegmentEncoder:
 
 
 def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
-    """The control tokens at which texts may be cut; none where the tokenizer gives no proof.
+    """The control tokens at which texts may be cut; none if this cannot be proven for the tokenizer.
 
-    Derived from the definition of the tokenizer, then checked on probes: cut and whole texts must encode alike.
+    Derived from the definition of the tokenizer, then checked on probes: cut and whole texts must encode the same.
     """
     none = Cuts({})
     if vocabulary.prefix is Prefix.FIRST_UNLESS_SPACE or not _readable(backend):
@@ -205,8 +205,8 @@ def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
 def _plain(token: tokenizers.AddedToken) -> bool:
     """Whether a token is found wherever its literal text occurs, whatever is next to it.
 
-    Its ends are symbols, so it neither completes a word nor takes spaces away from neighbours that want them. Half
-    of a surrogate pair in a text is replaced after the text is cut: a token that contains the replacement would be
+    Its ends are symbols, so it neither completes a word nor takes spaces from neighbours that want them. Half a
+    surrogate pair in a text is replaced after the text is cut, so a token that contains the replacement would be
     found too late.
     """
     ends = token.content[:1] + token.content[-1:]
@@ -280,7 +280,7 @@ def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:
 def pattern_of(words: list[str]) -> str:
     """A pattern for any of these sorted words, the longest where one begins another.
 
-    Common beginnings are written once, so that a place in a text is rejected as soon as no word continues there.
+    Common beginnings are written once, so a place in a text is rejected as soon as no word continues there.
     """
     groups: dict[str, list[str]] = {}
     for word in words:
@@ -296,6 +296,6 @@ def pattern_of(words: list[str]) -> str:
 
 
 def shared_start(first: str, last: str) -> str:
-    """The common beginning of the first and the last of sorted words, and so of all."""
+    """The common beginning of the first and last of sorted words, and so of all of them."""
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:length]

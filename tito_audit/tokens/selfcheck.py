@@ -1,8 +1,8 @@
 """Whether a fast encoder agrees with the reference, checked before it is trusted with a log.
 
-The probes are what encoders have been seen to differ on: scripts, characters that combine or are normalised, emoji
-of several parts, digits, white space, contractions, control tokens spelled in full and in part, long words, and
-words of the tokenizer's own vocabulary.
+The probes are what encoders have been seen to disagree on: scripts, characters that combine or are normalised,
+multi-part emoji, digits, white space, contractions, control tokens spelled in full and in part, long words, and
+words from the tokenizer's own vocabulary.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ENTRIES = 1024
 
 
 def probes(vocabulary: Vocabulary) -> list[str]:
-    """Texts on which encoders differ if they differ at all, some made of the tokenizer's own words and control
+    """Texts on which encoders differ if they differ at all, some made from the tokenizer's own words and control
     tokens."""
     return [*_TEXTS, *_control_texts(vocabulary), *_words(vocabulary)]
 
@@ -90,7 +90,7 @@ def _control_texts(vocabulary: Vocabulary) -> list[str]:
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:
-    """Entries from the whole vocabulary, joined as bytes to words that it never saw."""
+    """Entries from the whole vocabulary, joined as bytes into words that it never saw."""
     step = max(1, vocabulary.size // _ENTRIES)
     entries = iter([vocabulary.token_bytes(i) for i in range(step - 1, vocabulary.size, step)])
     texts = []

@@ -1,4 +1,4 @@
-"""Where a text may be cut so that its parts encode as the whole does, whatever surrounds the cut.
+"""Where a text may be cut so that its parts encode like the whole, whatever surrounds the cut.
 
     The quick| brown| fox|.
 
@@ -73,7 +73,7 @@ class SafeCuts:
         following[:-1] = classes[2:]
         spans = self._control_tokens(text)
         starts = spans[:, 0] - 2
-        # A control token ends the text before it; where several overlap, it is unknown which one counts.
+        # A control token ends the text before it; if several overlap, it is unknown which one counts.
         following[starts[starts >= 0]] = self.end if self.apart else self.unknown
         safe = self._safe(classes[:-1], classes[1:], following)
         if len(spans):

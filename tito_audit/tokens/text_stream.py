@@ -1,4 +1,4 @@
-"""Token ids to text while they are sampled, piece by piece."""
+"""Token ids to text, piece by piece as they are sampled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tito_audit.tokens.vocab import Prefix, Vocabulary
 
 
 class TextStream:
-    """The text of one answer in pieces: together they are `decoded` of all its ids.
+    """The text of one answer in pieces; joined, they equal `decoded` of all its ids.
 
-    Held back is only what the next token may change: an incomplete character, a space that the tokenizer may have
-    prepended, an end token, and the beginning of a stop text. The time is linear in the number of ids.
+    Only what the next token may change is held back: an incomplete character, a space that the tokenizer may have
+    prepended, an end token, and the beginning of a stop text. Takes linear time in the number of ids.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class TextStream:
         self._hidden = frozenset[int]() if special else vocabulary.special_ids
         self._end_ids = frozenset(end_ids)
         self._ended: list[int] = []
-        """End tokens that nothing has followed yet."""
+        """End tokens not yet followed by anything."""
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._stretches = None if vocabulary.prefix is Prefix.NEVER else _Stretches(vocabulary.prefix)
         self._stop = _Stop(stop, keep_stop) if any(stop) else None
@@ -51,7 +51,7 @@ class TextStream:
         return self._shown(self._characters.decode(bytes(data)))
 
     def close(self) -> str:
-        """What is still held back, at the end of the answer. One end token that came last is left out."""
+        """What was still held back when the answer ended, without one last end token."""
         data = bytearray()
         del self._ended[-1:]
         self._take(data)
@@ -103,11 +103,11 @@ class _Stretches:
     def __init__(self, prefix: Prefix) -> None:
         self._prefix = prefix
         self._begins = True
-        """Whether the stretch since the last added token has no bytes yet, but a space that waits."""
+        """Whether the text since the last added token has no bytes yet but a pending space."""
         self._space = False
 
     def feed(self, data: bytes, added: bool) -> bytes:
-        """What a token adds; an added token ends a stretch and begins another."""
+        """What a token adds; an added token ends one stretch and begins another."""
         if not added:
             return self._plain(data)
         rest = self.close()
@@ -115,7 +115,7 @@ class _Stretches:
         return rest + data
 
     def close(self) -> bytes:
-        """The space that a stretch of nothing else has, if it is the text's own."""
+        """The space of a stretch that holds nothing else, if it belongs to the text."""
         waits, self._space = self._space, False
         return b" " if waits and self._prefix is not Prefix.ALWAYS else b""
 
@@ -155,7 +155,7 @@ class _Stop:
 
 
 def _first_stop(text: str, stop: Sequence[str], keep: bool) -> int | None:
-    """Where a text ends that contains a stop text: the one that is complete first, as a sampler sees it."""
+    """Where a text with a stop text ends: at the stop text that is complete first, as a sampler sees it."""
     found = [(at + len(one), at) for one in stop if one and (at := text.find(one)) >= 0]
     return min(found)[not keep] if found else None
 

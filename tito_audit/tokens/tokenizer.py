@@ -1,4 +1,4 @@
-"""Text to ids: each distinct segment encoded once, and the fast encoder's ids verified by the reference."""
+"""Text to ids: each distinct segment is encoded once, and the reference verifies the fast encoder's ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
 """The same for the fast encoder, which only sees whole texts."""
 _PASSED = {"passed": True}
 _ONE_IN = 64
-"""Of this many segments that agree with the log, the reference encodes one as a check."""
+"""One in this many segments that agree with the log is encoded by the reference as a check."""
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Tokenizer:
     A text with lone surrogates, which JSON can hold as `"\\ud83d"` and UTF-8 cannot, is encoded with U+FFFD in
     their place; a surrogate pair is encoded as its character.
 
-    `encode` asks the reference, `tokenizers`. `encode_fast_batch` asks a fast encoder once `use_fast` has found
-    one that passes its checks; what is reported has to be `proved` first.
+    `encode` uses the reference, `tokenizers`. `encode_fast_batch` uses a fast encoder once `use_fast` has found
+    one that passes its checks; what is reported must be `proved` first.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Tokenizer:
     """What earlier runs computed about it; None: nothing is stored."""
     cached_characters: int = field(default=_CACHED_CHARACTERS, repr=False)
     encoder_notice: str | None = field(default=None, init=False, repr=False)
-    """Why the run does without the fast encoder, for the reader of a report; None if it was not wanted."""
+    """Why the run does without the fast encoder, for readers of a report; None if it was not wanted."""
     disagreements: int = field(default=0, init=False, repr=False)
     """How often the fast encoder was found wrong; it is dropped the first time."""
 
@@ -97,7 +97,7 @@ class Tokenizer:
         return self._reference
 
     def load(self) -> None:
-        """Load now what is otherwise loaded on first use, in each forked process again."""
+        """Load now what would otherwise be loaded on first use, again in each forked process."""
         _ = self.cuts, self.backend.encode
         _ = self._safe_cuts if self._fast is not None else None
 
@@ -108,17 +108,17 @@ class Tokenizer:
                 lambda: Tables(
                     self.vocabulary.entries, self.cuts.tokens, self.normal_form, self.eos_ids, self.bos_id
                 ),
-                # Making it takes a second, of which only the fast encoder saves much.
+                # Making it takes a second, which only pays off with the fast encoder.
                 lambda: definition_of(self.backend) if self._checked is not None else None,
             )
 
     def begin_fast(self) -> None:
-        """Begin to build the fast encoder in a thread; `use_fast` waits for it. No process may fork in between."""
+        """Start building the fast encoder in a thread; `use_fast` waits for it. No process may fork in between."""
         if self._fast is None and self._building is None and not self.disagreements:
             store = self._unchanged_store
             definition = store.definition if store is not None else None
             if definition is None:
-                _ = self.backend.model  # loaded here, and not by two threads at once
+                _ = self.backend.model  # load it here, not in two threads at once
             self._building = Building(lambda: FastEncoder(self.backend, definition))
 
     def use_fast(self, wanted: bool | None = None) -> bool:
@@ -147,8 +147,8 @@ class Tokenizer:
         return self._fast is not None
 
     def adopt(self, encoder: Encoder, *, passed: bool = False) -> bool:
-        """Whether this encoder passes the self-check, or has `passed` it in an earlier run; if so, it is the fast
-        encoder from now on."""
+        """Whether this encoder passes the self-check, or has `passed` it in an earlier run; if so, it becomes the
+        fast encoder."""
         if not passed:
             refused = disagreement(ReferenceEncoder(self.backend), encoder, probes(self.vocabulary))
             if refused is not None:
@@ -176,7 +176,7 @@ class Tokenizer:
         return ReferenceEncoder(self.backend).encode_alone(texts)
 
     def check_fast(self, texts: Sequence[str], reference_ids: Sequence[Ids] | None = None) -> bool:
-        """Whether the fast encoder gives these texts, a sample of a log, the ids that `encode_alone` gives them.
+        """Whether the fast encoder gives these texts, a sample of a log, the same ids as `encode_alone`.
 
         If not, the fast encoder is dropped. No thread is started, so a process may fork afterwards.
         """
@@ -257,8 +257,7 @@ class Tokenizer:
 
     @cached_property
     def normal_form(self) -> str | None:
-        """How a text is normalised before it is split, "" or "NFC"; None if other bytes may come out than went
-        in."""
+        """How a text is normalised before it is split, "" or "NFC"; None if it may change bytes."""
         if self.store is not None and self.store.tables is not None:
             return self.store.tables.normal_form
         return normal_form(self.backend)
@@ -290,8 +289,8 @@ class Tokenizer:
         return ReferenceEncoder(self.backend).encode_batch(texts)
 
     def _adopt_fast(self) -> None:
-        """Adopt `fastokens`, if it agrees: built from the stored definition, and not checked again if this build
-        of it has passed."""
+        """Adopt `fastokens` if it agrees. It is built from the stored definition, and not checked again if this
+        build has passed."""
         self.begin_fast()
         assert self._building is not None, "it was begun"
         building, self._building = self._building, None
@@ -304,7 +303,7 @@ class Tokenizer:
 
     @property
     def _unchanged_store(self) -> Store | None:
-        """The store, if it holds this tokenizer and not what it was before somebody changed it."""
+        """The store, if it holds this tokenizer in its current state."""
         return None if isinstance(self.backend, LazyBackend) and self.backend.changed else self.store
 
     def _go_without(self, because: str) -> None:

@@ -1,11 +1,11 @@
-"""The pieces of a text, encoded by a fast encoder, that the reference has to confirm.
+"""The pieces of a text, encoded by a fast encoder, that the reference must confirm.
 
     text        … The| quick| brown| fox …       | safe cuts
     recorded     The   quick  br own  fox
     fast         The   quick  brown   fox
     to prove                  brown
 
-Text between two safe cuts is encoded as it is on its own, so only the pieces that differ from the recorded tokens
+Text between two safe cuts encodes the same on its own, so only the pieces that differ from the recorded tokens
 need proof. Which tokens differ follows from the bytes at which they end, as in the alignment of equal bytes.
 """
 
@@ -27,15 +27,15 @@ Piece = tuple[str, Ids]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIXED = np.array((0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x165667B19E3779F9), np.uint64)
-"""What the ids at both ends of a segment are multiplied by, to pick segments at random and always the same."""
+"""Factors for the ids at both ends of a segment, to pick segments at random but always the same ones."""
 
 
 def pieces_to_prove(
     text: str, fast: Ids, recorded: Ids, vocabulary: Vocabulary, controls: Cuts, safe: SafeCuts
 ) -> list[Piece] | None:
-    """Pieces of a text that cover every fast token which is not recorded at its place.
+    """Pieces of a text that cover every fast token that is not recorded at its place.
 
-    None if they cannot be found: the fast tokens have to spell the whole text, the recorded ones at least its
+    None if they cannot be found: the fast tokens must spell the whole text, the recorded tokens at least its
     beginning, and all tokens need bytes.
     """
     try:
@@ -62,7 +62,7 @@ def pieces_to_prove(
     for number in np.unique(stretch_of).tolist():
         start, stop = int(starts[number]), int(stops[number])
         first, last = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
-        # The control tokens around it have to be in the text too: only there may it be cut.
+        # The control tokens around it must be in the text too: it may only be cut there.
         low, high = max(start - 1, 0), min(stop + 1, len(fast))
         around = data[int(ends[low - 1]) if low else 0 : int(ends[high - 1])]
         mine = slice(int(token_at[first]) + 1, int(token_at[last]) + 1 if last < recorded_ends[-1] else None)
@@ -75,7 +75,7 @@ def pieces_to_prove(
 
 
 def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
-    """Numbers `[N]` of the segments between control tokens that a sample contains, without empty ones.
+    """Numbers `[N]` of the non-empty segments between control tokens that a sample contains.
 
     Picked by a segment's length and the two ids at either end, so the choice does not depend on what surrounds it.
     """

@@ -31,7 +31,7 @@ _METASPACE = "▁"
 _FEW = 64
 """With fewer tokens than this, a plain join is faster than arrays."""
 _SPARSE = 1 << 16
-"""Ids from here on are stored in a list of their own if more than half of the ids below would be holes."""
+"""Ids from here on are stored in a separate list if more than half of the ids below would be holes."""
 _NO_ID = 1 << 31
 """Ids are int32: an entry from here on cannot be in a log."""
 
@@ -196,10 +196,10 @@ class Vocabulary:
         return out
 
     def _unprefixed(self, data: bytes, first: bool) -> bytes:
-        """The bytes of a stretch without the space that the tokenizer prepended."""
+        """The bytes of a stretch of text without the space that the tokenizer prepended."""
         if not data.startswith(b" ") or (self.prefix is Prefix.FIRST_UNLESS_SPACE and not first):
             return data
-        # Where texts that start with a space get none, two spaces are both the text's own.
+        # If no space is prepended to texts that start with one, two spaces both belong to the text.
         own_space = self.prefix is not Prefix.ALWAYS and (data.startswith(b"  ") or data == b" ")
         return data if own_space else data[1:]
 
@@ -252,7 +252,7 @@ def _listed(
     tokens: list[str | None] = list(map(backend.id_to_token, range(size)))
     if size - tokens.count(None) >= count:
         return tokens, []
-    # There are holes, and therefore entries further up.
+    # There are holes, so there are entries further up.
     entries = {*backend.get_vocab(with_added_tokens=True).values(), *added}
     beyond = sorted(i for i in entries if size <= i < _NO_ID)
     far = [i for i in beyond if i >= dense]
@@ -277,7 +277,7 @@ def _spelled(
     if byte_level:
         values = _byte_alphabet().take(codes, mode="clip")
         odd = set(ends.searchsorted(np.flatnonzero(values < 0), "right").tolist())
-        # Entries in plain text; some vocabularies write their control tokens so.
+        # Entries in plain text; some vocabularies write their control tokens that way.
         other = {at: plain[at].encode("utf-8") for at in odd}
         data, byte_ends = values.astype(np.uint8).tobytes(), ends
     else:

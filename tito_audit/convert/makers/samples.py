@@ -29,7 +29,7 @@ _NO_LOGPROB = 1.0
 """What Atropos writes where nothing was sampled."""
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "truncated", "abort": "aborted"}
 _AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "status", "weight_versions")
-"""Facts that slime has fields for; the others go into `metadata`."""
+"""Facts that slime has fields for; all others go into `metadata`."""
 
 
 def _atropos_group(samples: Sequence[Sample]) -> Row:
@@ -90,7 +90,7 @@ def _slime(samples: Sequence[Sample]) -> Row:
         outside = all(value is None for value in values[:start])
         made.setdefault(name, values[start:] if outside else values)
     if reason is not None:
-        made.setdefault("status", _STATUS.get(str(reason), str(reason)))  # the reason itself stays in metadata
+        made.setdefault("status", _STATUS.get(str(reason), str(reason)))  # the original reason stays in metadata
     made["metadata"] = _metadata(sample, facts)
     return made
 
@@ -102,7 +102,7 @@ def _first_trained(weights: list[int]) -> int:
 
 
 def _metadata(sample: Sample, facts: dict[str, Any]) -> dict[str, Any]:
-    """What a sample has no field for, and the conversation, as slime's own agents keep it."""
+    """The facts that a sample has no field for, and the conversation as slime's own agents store it."""
     before = facts.pop("metadata", None)
     made = {**before, **facts} if isinstance(before, Mapping) else facts
     if sample.rollout.messages:

@@ -1,4 +1,4 @@
-"""Helpers of makers: values of a rollout as rows hold them."""
+"""Shared by makers: values of a rollout as rows hold them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import TrainingRow, Turn
 
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
-"""Names of a rollout's reward in frameworks; the first that is present counts."""
+"""What frameworks call a rollout's reward; the first name that is present counts."""
 
 
 def reward_slots(name: str) -> dict[str, str]:
-    """Every name of a reward, mapped to the one of a format."""
+    """Every name of a reward, mapped to a format's own."""
     return dict.fromkeys(REWARDS, name)
 
 

@@ -1,4 +1,4 @@
-"""Which calls of a log are one conversation, by what they saw and said."""
+"""Which calls of a log are one conversation, by what they saw and sampled."""
 
 from tito_audit.join.history._index import HistoryIndex
 from tito_audit.join.history._trace import Trace, Tracer

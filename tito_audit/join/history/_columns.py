@@ -1,4 +1,4 @@
-"""The record of each call: columns of hashes and of numbers of prefixes."""
+"""The record of each call: columns of hashes and of prefix numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tito_audit.join.history._trie import Hashes, Numbers, Trie
 
 
 class Columns:
-    """What is kept of each call; a column of messages stays empty where no call has any."""
+    """What is kept of each call; columns about messages stay empty if no call has any."""
 
     def __init__(self) -> None:
         self.trie = Trie()
@@ -21,36 +21,36 @@ class Columns:
         self.tracer = Tracer()
         self.has = array("B")
         self.length = array("I")
-        """Of its prompt: in ids, else in bytes of text, else in messages."""
+        """The length of its prompt: in ids, else in bytes of text, else in messages."""
         self.prompt = array("Q")
-        """The hash of its prompt; of its messages where it has no other."""
+        """The hash of its prompt, or of its messages if it has no other prompt."""
         self.body = array("I")
-        """The prefix at the last turn end of its prompt; 0 where there is none."""
+        """The prefix up to the last turn end of its prompt; 0 if there is none."""
         self.seen = array("I")
-        """The prefix that is its prompt and its completion; 0 where it has no completion."""
+        """The prefix that is its prompt and completion; 0 if it has no completion."""
         self.key = array("I")
-        """The number of its key and context; 0 where it has no key."""
+        """The number of its key and context; 0 if it has no key."""
         self.heard = array("I")
-        """The prefix at the last answer among its messages; 0 where there is none."""
+        """The prefix up to the last answer among its messages; 0 if there is none."""
         self.told = array("I")
-        """The prefix that is its messages and its answer; 0 where it has none."""
+        """The prefix that is its messages and its answer; 0 if it has none."""
         self.exact = array("I")
-        """What tells its answer from others that say the same."""
+        """What distinguishes its answer from others with the same content."""
         self.exact_before = array("I")
-        """The same of the last answer among its messages."""
+        """The same for the last answer among its messages."""
 
     def __len__(self) -> int:
         return len(self.has)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for all calls."""
+        """Bytes kept for all calls."""
         columns: list[array[int]] = [self.has, self.length, self.prompt, self.body, self.seen, self.key]
         columns += [self.heard, self.told, self.exact, self.exact_before]
         return self.trie.nbytes + self.keys.nbytes + sum(len(each) * each.itemsize for each in columns)
 
     def add(self, call: Trace) -> int:
-        """Keep a call; its number."""
+        """Add a call; returns its number."""
         body = self.trie.add_path(map(int, call.turns))
         seen = self.trie.add(call.seen, body) if call.seen else 0
         if call.messages is not None:
@@ -74,15 +74,15 @@ class Columns:
         self.exact_before.append(said.exact_before)
 
     def _no_messages(self) -> None:
-        """Note that calls so far had no messages, up to the one that is added."""
+        """Record that the calls before the one being added had no messages."""
         missing = bytes(4 * (len(self) - len(self.told)))
         for column in (self.heard, self.told, self.exact, self.exact_before):
             column.frombytes(missing)
 
-    # What was kept, as arrays; the columns do not grow while one is held.
+    # What was kept, as arrays; the columns must not grow while one is in use.
 
     def array(self, name: str) -> NDArray[Any]:
-        """`[N]` A column; zeros where no call has messages."""
+        """`[N]` A column; zeros if no call has messages."""
         column = getattr(self, name)
         values = np.frombuffer(column, np.dtype(column.typecode))
         missing = len(self) - len(values)

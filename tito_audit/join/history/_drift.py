@@ -1,4 +1,4 @@
-"""Continuations whose prompt holds an earlier answer in other ids, proven by the rows themselves."""
+"""Continuations whose prompt holds an earlier answer in other ids, proven from the rows themselves."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tito_audit.join.history._trie import AT_ONCE, Hashes
 
 _AT_ONCE = 512
 _LEVELS = 4
-"""At how many lengths of its prompt a call is compared with earlier calls."""
+"""At how many prompt lengths a call is compared with earlier calls."""
 _RIVALS = 64
-"""With how many calls at each."""
+"""With how many calls at each length."""
 _LONGEST = 1 << 13
-"""The most ids of an answer that are compared where no end token says where it ends."""
+"""How many ids of an answer are compared where no end token shows where it ends."""
 _CLEARLY = 0.05
 _PERHAPS = 0.6
 
@@ -32,7 +32,7 @@ Values = NDArray[Any]
 
 @dataclass(slots=True)
 class _Level:
-    """What a prompt holds after a prefix that is the prompt of other calls, or its body."""
+    """What a prompt holds after a prefix that is other calls' prompt, or its body."""
 
     at: int
     rivals: Calls
@@ -49,26 +49,27 @@ class Seeker:
     levels: Sequence[_Level]
 
     def proven(self) -> list[tuple[int, float]]:
-        """The calls whose answers are proven to be held, with the likeness: those of the longest prefix."""
+        """The calls whose answers the prompt provably holds, with the likeness; only those of the longest
+        prefix."""
         by_level = (sorted(each for each in level.likeness if each[1] >= PROVEN) for level in self.levels)
         return next(filter(None, by_level), [])
 
     @property
     def undecided(self) -> bool:
-        """Whether an answer is like what is held, and neither the same nor clearly another."""
+        """Whether an answer resembles what is held without being the same or clearly different."""
         return any(_PERHAPS <= likeness < PROVEN for level in self.levels for _, likeness in level.likeness)
 
 
 @dataclass(frozen=True, slots=True)
 class Contested:
-    """A call that is proven to continue each of several calls."""
+    """A call that provably continues each of several calls."""
 
     call: int
     rivals: Sequence[int]
 
 
 class Search:
-    """Reads calls that continue none exactly once more, for prefixes that others saw or were sent."""
+    """Rereads calls that exactly continue no call, to find prefixes that others saw or were sent."""
 
     def __init__(self, columns: Columns, links: ExactLinks, decode: Decode | None) -> None:
         self._columns, self._links, self._decode = columns, links, decode
@@ -84,12 +85,13 @@ class Search:
             self._looked_for.add(self._with_prompt.values[start : start + AT_ONCE])
         self.contested: list[Contested] = []
         self.undecided: list[int] = []
-        """Calls whose prompt holds something like another's answer, and neither the same nor clearly another."""
+        """Calls whose prompt holds something like another call's answer, neither the same nor clearly
+        different."""
         self.starts_like_own_key = np.zeros(len(columns), np.bool_)
-        """`[N]` Whether the prompt of a call starts with that of another one of its key."""
+        """`[N]` Whether the prompt of a call starts with the prompt of another call with its key."""
 
     def link(self, wanted: NDArray[np.bool_], reread: Reread) -> None:
-        """Link the wanted calls that are proven to continue one call alone; note those that are contested."""
+        """Link the wanted calls that provably continue exactly one call; record those that are contested."""
         calls = np.flatnonzero(wanted)
         _, first, group = np.unique(self._prompt[calls], return_index=True, return_inverse=True)
         order, ends = np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))
@@ -104,7 +106,7 @@ class Search:
                 self._decide(seeker)
 
     def _decide(self, seeker: Seeker) -> None:
-        """Link the calls of a seeker to the only one that they are proven to continue."""
+        """Link the calls of a seeker to the only call that they provably continue."""
         proven, links = seeker.proven(), self._links
         for call in seeker.calls.tolist():
             near = np.concatenate([level.rivals for level in seeker.levels])
@@ -118,9 +120,9 @@ class Search:
                 self.undecided.append(call)
 
     def _seeker(self, calls: Calls, call: CallTraits) -> Seeker | None:
-        """Calls with one prompt, with what it holds in the place of others' answers; None if nothing was found.
+        """Calls with one prompt, and what it holds where others' answers would be; None if nothing was found.
 
-        Where the prompt starts with all that another call saw, they are linked to that one.
+        If the prompt starts with everything that another call saw, they are linked to that call.
         """
         values, salted = _prompt_of(call)
         hash_at = self._columns.tracer.rolling.prefixes(values, salted)
@@ -142,7 +144,7 @@ class Search:
         return Seeker(calls, levels) if levels else None
 
     def _rivals(self, call: int, hash_: int, prefix: int) -> Calls:
-        """Calls that were sent what has this hash, or that and a generation prompt."""
+        """Calls whose prompt has this hash, with or without a generation prompt."""
         with_body = self._with_body.of(prefix) if prefix and prefix != self._body[call] else np.empty(0, np.int64)
         shorter = with_body[self._links.length[with_body] < self._links.length[call]]
         rivals = np.union1d(self._with_prompt.of(hash_), shorter)
@@ -157,7 +159,7 @@ class Search:
     # Proof
 
     def _compare(self, seekers: Sequence[Seeker], reread: Reread) -> None:
-        """Read the calls that the seekers may continue, and compare what they said with what is held."""
+        """Read the calls that the seekers may continue, and compare their answers with what is held."""
         wanted: dict[int, list[_Level]] = {}
         for seeker in seekers:
             for level in seeker.levels:
@@ -178,7 +180,7 @@ class Search:
         said = np.concatenate((call.prompt[level.at :], completion))
         answer, held = self._columns.tracer.ends.without(said), self._columns.tracer.ends.without(level.held)
         likeness = self._likeness_of_ids(answer, held, level.open_end)
-        if call.ended and len(answer) == len(said) and likeness < PROVEN:  # an end token that is not known as one
+        if call.ended and len(answer) == len(said) and likeness < PROVEN:  # an unknown end token
             likeness = max(likeness, self._likeness_of_ids(answer[:-1], held, level.open_end))
         return likeness
 
@@ -189,14 +191,14 @@ class Search:
 
 
 def _prompt_of(call: CallTraits) -> tuple[Values, int]:
-    """The prompt of a call as integers, and the hash of its first none."""
+    """The prompt of a call as integers, and the hash of its empty prefix."""
     if call.prompt is not None:
         return call.prompt, salt("ids", call.context)
     return as_bytes(call.prompt_text or ""), salt("text", call.context)
 
 
 class _Filter:
-    """Hashes in one bit each: says of most others that they were not added."""
+    """A set of hashes, one bit each: rules out most hashes that were not added."""
 
     def __init__(self, count: int) -> None:
         self._bits = max(count.bit_length() + 4, 10)
@@ -211,7 +213,7 @@ class _Filter:
         return slots >> np.uint64(3), np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
 
     def may_hold(self, hashes: Hashes) -> Calls:
-        """Where among hashes one is that was added, or looks like it; ascending."""
+        """Which of these hashes were added, or look like one that was; ascending positions."""
         byte, bit = self._slots(hashes)
         return np.flatnonzero(self._table[byte] & bit)
 
@@ -232,13 +234,14 @@ class Conversing:
         return at
 
     def join(self, one: int, other: int) -> None:
-        """Make one conversation of two calls'."""
+        """Merge the conversations of two calls."""
         first, second = sorted((self(one), self(other)))
         self._now[second] = first
 
 
 def decide(contested: Sequence[Contested], links: ExactLinks, conversation: Calls) -> Iterator[int]:
-    """Link calls to one of several that they are proven to continue, if these are one conversation; the others."""
+    """Link calls to one of the several that they provably continue, if these are one conversation; yields the
+    rest."""
     conversing = Conversing(conversation)
     for each in sorted(contested, key=lambda one: (links.length[one.call], one.call)):
         if len({conversing(rival) for rival in each.rivals}) > 1:
@@ -249,7 +252,7 @@ def decide(contested: Sequence[Contested], links: ExactLinks, conversation: Call
 
 
 def _best(proven: Sequence[tuple[int, float]], key: int, keys: Array) -> list[int]:
-    """The calls whose answers are most like what is held, of those with the same key if there are any."""
+    """The calls whose answers are most like what is held, among those with the same key if there are any."""
     own = [each for each in proven if key and keys[each[0]] == key] or proven
     most = max((likeness for _, likeness in own), default=0.0)
     return [call for call, likeness in own if likeness > most - _CLEARLY]

@@ -13,11 +13,11 @@ _WATCHED = 16
 _OFTEN = 0.05
 """The least share of an end token among the last ids."""
 _INSIDE = 0.02
-"""The share of its uses inside completions up to which an id may still be an end token."""
+"""Up to this share of uses inside completions, an id may still be an end token."""
 
 
 class TurnEnds:
-    """Ids that end a turn: last ids of ended completions that completions do not hold before their end."""
+    """Ids that end a turn: last ids of ended completions that do not occur earlier in completions."""
 
     def __init__(self) -> None:
         self.ids: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class TurnEnds:
         return np.flatnonzero(at) + 1
 
     def without(self, ids: Ids) -> Ids:
-        """A sequence without the turn ends at its end."""
+        """A sequence without trailing turn ends."""
         end = len(ids)
         while end and int(ids[end - 1]) in self.ids:
             end -= 1

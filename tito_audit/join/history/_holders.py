@@ -1,4 +1,4 @@
-"""Calls by a value that they have, and components of calls that are linked."""
+"""Calls by a value, and connected components of linked calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Calls = NDArray[np.int64]
 
 
 class Holders:
-    """Calls by a value of a column; calls with 0 are left out."""
+    """Calls by their value in a column; calls with 0 are left out."""
 
     def __init__(self, column: Array) -> None:
         order = np.argsort(column, kind="stable")
@@ -38,7 +38,7 @@ class Holders:
         return found
 
     def counts(self, values: Array) -> tuple[Array, Calls]:
-        """`[N]` How many calls have each value, and the first of them; 0 and -1 where none has."""
+        """`[N]` How many calls have each value, and the first of them; 0 and -1 if none has."""
         if not len(self.values):
             return np.zeros(len(values), np.int64), np.full(len(values), -1, np.int64)
         wanted = values.astype(self.values.dtype, copy=False)
@@ -49,7 +49,7 @@ class Holders:
 
 
 def nearest(parents: Array, marked: NDArray[np.bool_]) -> Array:
-    """`[N]` For each prefix, itself if it is marked, else the longest marked one before it; 0 if there is none.
+    """`[N]` For each prefix, itself if it is marked, else its longest marked prefix; 0 if there is none.
 
     `parents[n] < n`, and 0 is its own parent.
     """
@@ -67,7 +67,7 @@ def nearest(parents: Array, marked: NDArray[np.bool_]) -> Array:
 
 
 def components(count: int, *links: Calls) -> Calls:
-    """`[N]` The lowest number of all that are linked with each; each of `links` is `[N]`, -1 for no link."""
+    """`[N]` The lowest number linked to each, directly or not; each of `links` is `[N]`, -1 for no link."""
     label: Array = np.arange(count, dtype=np.uint32 if count < 1 << 32 else np.int64)
     while True:
         before = label.copy()
@@ -76,7 +76,7 @@ def components(count: int, *links: Calls) -> Calls:
                 one = start + np.flatnonzero(link[start : start + AT_ONCE] >= 0)
                 other = link[one]
                 low = np.minimum(label[one], label[other])
-                # The labels themselves are lowered too, so that a whole component follows.
+                # The labels themselves are lowered too, so a whole component follows.
                 for ends in (one, other, before[one], before[other]):
                     np.minimum.at(label, ends, low)
         label = label[label]

@@ -17,7 +17,7 @@ from tito_audit.join.history._traits import CallTraits, Conversations, Decode, J
 
 
 class HistoryIndex:
-    """Finds out which calls continue which. Calls may come in any order."""
+    """Finds which calls continue which. Calls may come in any order."""
 
     def __init__(self) -> None:
         self._columns = Columns()
@@ -27,32 +27,32 @@ class HistoryIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for the calls so far, however long their histories are."""
+        """Bytes kept for the calls so far, however long their histories."""
         return self._columns.nbytes
 
     @property
     def tracer(self) -> Tracer:
-        """Makes the traces that `add_trace` takes."""
+        """Makes the traces for `add_trace`."""
         return self._columns.tracer
 
     def learn(self, calls: Iterable[CallTraits]) -> None:
-        """Learn from some calls which ids end a turn. Others are found out by reading rows once more."""
+        """Learn from some calls which ids end a turn; other such ids are found by rereading rows."""
         for call in calls:
             self.tracer.learn(call)
 
     def add(self, call: CallTraits) -> int:
-        """The number of a call: 0, 1, 2 … in the order of the rows. It is learned from too."""
+        """Add a call and learn from it; returns its number: 0, 1, 2, … in row order."""
         self.learn([call])
         return self.add_trace(self.tracer.trace(call))
 
     def add_trace(self, call: Trace) -> int:
-        """The number of a call of which only the trace is known."""
+        """Add a call of which only the trace is known; returns its number."""
         return self._columns.add(call)
 
     def settle(self, reread: Reread, decode: Decode | None) -> Conversations:
-        """The conversations of all calls that were added; none may be added after it.
+        """The conversations of all calls that were added; no more may be added.
 
-        `reread` reads calls once more where hashes do not tell; `decode` makes bytes of token ids, None without
+        `reread` reads calls again where hashes are not enough; `decode` gives the bytes of token ids, None without
         a tokenizer.
         """
         columns = self._columns
@@ -75,9 +75,9 @@ class HistoryIndex:
 def _searched(
     columns: Columns, links: ExactLinks, reread: Reread, decode: Decode | None, *, keyed: bool
 ) -> Search | None:
-    """The calls that hashes link to none, linked as far as their rows prove it; None if there are no such calls.
+    """Calls without a link by hashes, linked as far as their rows prove it; None if there are no such calls.
 
-    `keyed` says whether calls with a key are looked at too: where keys are believed, they are joined anyway.
+    `keyed` includes calls with a key: where keys are believed, these are joined anyway.
     """
     has = columns.array("has")
     wanted = (links.parent < 0) & (has & (Has.IDS | Has.TEXT) != 0) & (has & Has.NO_ANSWERS == 0)
@@ -108,7 +108,7 @@ def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> C
 
 
 def _joined_by_key(parent: Calls, of: Calls) -> NDArray[np.bool_]:
-    """`[N]` Whether a call continues none and is not the first such call of its conversation."""
+    """`[N]` Whether a call continues no call and is not the first such call of its conversation."""
     starts = np.flatnonzero(parent < 0)
     _, first = np.unique(of[starts], return_index=True)
     later = parent < 0

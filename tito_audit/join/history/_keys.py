@@ -1,4 +1,4 @@
-"""Whether stated keys name conversations, or something else that calls share."""
+"""Whether stated keys name conversations or something else that calls share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tito_audit.join.history._holders import Array, Calls
 from tito_audit.join.history._links import ExactLinks
 
 _MOST_STARTS = 64
-"""How many calls without a predecessor a conversation has: sub-agents, and histories that were cut."""
+"""How many calls without a predecessor a conversation may have: sub-agents, and histories that were cut."""
 
 
 def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[np.bool_]) -> bool:
     """Whether keys name conversations.
 
-    At least half of the calls that could continue one of their key do, and few keys have two calls that start
-    with the same prompt, as samples of a group do.
+    They do if at least half of the calls that could continue one with their key do, and few keys have two calls
+    that start with the same prompt, as samples of a group do.
     """
     key = links.key
     if not key.any():
@@ -38,9 +38,9 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
 
 
 def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
-    """In how many keys several of the calls that start a conversation have the same prompt."""
+    """For how many keys several calls that start a conversation have the same prompt."""
     key = links.key
-    # The same call logged twice is no second sample, unless both were continued.
+    # The same call logged twice is not a second sample, unless both were continued.
     said = key[starts].astype(np.uint64)
     for column in (prompt, *links.said):
         said *= HASH_BASE
@@ -55,7 +55,7 @@ def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
 
 
 def first_of_key(key: Array) -> Calls:
-    """`[N]` The first call with the key of each; -1 where it has none."""
+    """`[N]` The first call with each call's key; -1 if it has none."""
     first = np.full(int(key.max(initial=0)) + 1, len(key), np.int64)
     np.minimum.at(first, key, np.arange(len(key)))
     first[0] = -1

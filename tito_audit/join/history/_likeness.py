@@ -1,4 +1,4 @@
-"""How alike an answer is to what a later prompt holds in its place."""
+"""How much an answer resembles what a later prompt holds in its place."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tito_audit.join.history._said import said, without_reasoning
 from tito_audit.record.arrays import Ids
 
 PROVEN = 0.8
-"""From this likeness on they are the same answer."""
+"""From this likeness on, they are the same answer."""
 SAME, SAME_WITHOUT_REASONING, SAME_IN_OTHER_SPELLING = 3.0, 2.0, 1.0
 _UNPROVEN = 0.5
-"""The most for two answers that say different things in similar words."""
+"""The highest likeness of two answers that say different things in similar words."""
 _LEAST_BYTES, _LEAST_IDS = 16, 8
 _MOST_WORDS, _MOST_IDS, _FREQUENT_FROM = 1000, 1500, 200
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def likeness_of_texts(answer: bytes, held: bytes, *, open_end: bool = False) -> float:
-    """How alike two texts are: 1 to 3 where they say the same, else below 1.
+    """How much two texts resemble each other: 1 to 3 if they say the same, else below 1.
 
-    `open_end` says that more than the answer may be held.
+    With `open_end`, `held` may go on after the answer.
     """
     if not answer.strip() or not held.strip():
         return 0.0
@@ -51,7 +51,7 @@ def _same(one: str, other: str, *, open_end: bool) -> bool:
 
 
 def _likeness_of_words(one: str, other: str) -> float:
-    """The share of the words that two texts have in common, in order; below proof where numbers differ."""
+    """The share of words that two texts have in common, in order; below proof if numbers differ."""
     words, others = _WORD.findall(one), _WORD.findall(other)
     if not words or not others or max(len(words), len(others)) > _MOST_WORDS:
         return 0.0
@@ -68,9 +68,9 @@ def _has_digit(word: str) -> bool:
 
 
 def likeness_of_ids(answer: Ids, held: Ids, *, open_end: bool = False) -> float:
-    """The same of token ids whose text is unknown.
+    """The same for token ids whose text is unknown.
 
-    One id in the place of one other is other text; several in the place of one may be the same.
+    One id instead of another is different text; several instead of one may be the same text.
     """
     if not len(answer) or not len(held):
         return 0.0

@@ -1,4 +1,4 @@
-"""Which call a call continues, where its prompt or its messages start with all that the other saw and said."""
+"""Which call a call continues: its prompt or messages start with all that the other saw and sampled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tito_audit.join.history._traits import JoinedBy
 from tito_audit.join.history._trie import AT_ONCE
 
 _COMPARED = 4096
-"""How many calls that saw and said the same are looked through for those with the same key or answer."""
+"""How many calls that saw and sampled the same are searched for those with the same key or answer."""
 _TRIED = 256
-"""How many of them are tried for one that nothing continues yet."""
+"""How many of them are tried for one that has no continuation yet."""
 
 
 class ExactLinks:
-    """The parent of each call, as far as hashes tell it."""
+    """The parent of each call, as far as hashes show it."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -28,15 +28,15 @@ class ExactLinks:
         self.key = columns.array("key")
         self._has, self._prompt = columns.array("has"), columns.array("prompt")
         self.sequence = np.where(self._has & Has.TEXT, np.uint8(JoinedBy.TEXT), np.uint8(JoinedBy.IDS))
-        """What joins each call if not its messages do."""
+        """What joins each call, unless its messages do."""
         self._exact, self._before = columns.array("exact"), columns.array("exact_before")
         seen, told = columns.array("seen"), columns.array("told")
         self.seen, self._told = Holders(seen), Holders(told)
         self.said: tuple[Array, Array] = seen, told
-        """What each call saw and said: two columns that are equal where that is."""
+        """What each call saw and sampled: two columns that are equal where this is."""
         self._parents = np.frombuffer(columns.trie.parents, np.uint32)
         self.is_end = ends = np.zeros(len(self._parents), np.bool_)
-        """For each prefix, whether it is all that some call saw."""
+        """For each prefix, whether it is everything that some call saw."""
         ends[seen] = ends[told] = True
         ends[0] = False
         self._top = nearest(self._parents, ends)
@@ -62,7 +62,7 @@ class ExactLinks:
         told_count, told_first = self._told.counts(self._heard[part])
         told = (told_count > 0) & ((ids_count == 0) | self._is_deeper(told_first, ids_first))
         count, first = np.where(told, told_count, ids_count), np.where(told, told_first, ids_first)
-        # Where both name a call, the other one may still be of the same key.
+        # Where both give a call, the other one may still have the same key.
         key = self.key[part]
         clear = (count == 1) & (~self._keys_with_several[key] | (self.key[first] == key))
         self.parent[part][clear] = first[clear]
@@ -71,13 +71,13 @@ class ExactLinks:
             self.choose(call, self._above(int(self._at[call])))
 
     def _is_deeper(self, one: Array, other: Array) -> Array:
-        """Whether a call has the longer prompt; no where they cannot be compared."""
+        """Whether a call has the longer prompt; False where they cannot be compared."""
         alike = (self._has[one] & Has.IDS) == (self._has[other] & Has.IDS)
         deeper: Array = alike & (self.length[one] > self.length[other])
         return deeper
 
     def _above(self, prefix: int) -> Iterator[int]:
-        """The prefixes up from one at which something was seen, longest first."""
+        """This prefix and the shorter ones that are everything some call saw, longest first."""
         while prefix:
             yield prefix
             prefix = int(self._top[self._parents[prefix]])
@@ -102,7 +102,7 @@ class ExactLinks:
         self.by[call] = JoinedBy.MESSAGES if told else self.sequence[call]
 
     def _of_key(self, call: int, prefixes: Sequence[tuple[int, bool]]) -> tuple[int, bool] | None:
-        """The longest prefix that a call of the same key saw."""
+        """The longest prefix that a call with the same key saw."""
         for prefix, told in prefixes:
             if (self.key[self._around(call, prefix, told)] == self.key[call]).any():
                 return prefix, told
@@ -117,13 +117,13 @@ class ExactLinks:
         return by_messages if self._is_deeper(one, other)[0] else by_ids
 
     def _around(self, call: int, prefix: int, told: bool) -> Calls:
-        """The calls that saw a prefix, those nearest to a call if there are very many."""
+        """The calls that saw a prefix; only the nearest to a call if there are very many."""
         calls = (self._told if told else self.seen).of(prefix)
         start = max(int(np.searchsorted(calls, call)) - _COMPARED // 2, 0)
         return calls[start : start + _COMPARED]
 
     def _rivals(self, call: int, prefix: int, told: bool) -> Calls:
-        """The calls that saw a prefix and that nothing tells from each other."""
+        """The calls that saw a prefix and cannot be told apart."""
         calls = self._around(call, prefix, told)
         if self._keys_with_several[self.key[call]]:
             calls = _those(calls, self.key[calls] == self.key[call])
@@ -132,7 +132,8 @@ class ExactLinks:
         return calls
 
     def take_turns(self, call: int, rivals: Calls) -> int:
-        """The nearest of the calls, earlier ones first, that none continues yet, or none with the same prompt."""
+        """The nearest of the calls, earlier ones first, that has no continuation yet, or none with the same
+        prompt."""
         at, prompt = int(np.searchsorted(rivals, call)), int(self._prompt[call])
         earlier, later = rivals[max(at - _TRIED, 0) : at][::-1], rivals[at : at + _TRIED]
         tried: list[int] = [*earlier.tolist(), *later.tolist()]
@@ -145,7 +146,7 @@ class ExactLinks:
         return parent
 
     def between_conversations(self, conversation: Calls) -> Calls:
-        """The calls that could as well continue a call of another conversation."""
+        """The calls that could just as well continue a call of another conversation."""
         return np.array(
             [
                 call
@@ -157,5 +158,5 @@ class ExactLinks:
 
 
 def _those(calls: Calls, wanted: Array) -> Calls:
-    """The wanted calls; all where none is wanted."""
+    """The wanted calls; all if none is wanted."""
     return calls[wanted] if wanted.any() else calls

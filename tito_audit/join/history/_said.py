@@ -1,4 +1,4 @@
-"""What a message says, however it is spelled: without reasoning, tool calls by name and arguments."""
+"""What a message says, however it is spelled: no reasoning, tool calls by name and arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DECODER = json.JSONDecoder()
 
 
 def digest(message: Message) -> int:
-    """A hash of what a message says, 64 bits: equal for two spellings of one answer."""
+    """A 64-bit hash of what a message says: the same for two spellings of one answer."""
     text = message.text
     if message.sampled:
         text, calls = said(text, message.tool_calls)
@@ -33,9 +33,9 @@ def digest(message: Message) -> int:
 
 
 def exact_digest(message: Message) -> int:
-    """A hash of what tells an answer from others that say the same, 32 bits, never 0.
+    """A 32-bit hash, never 0, that distinguishes an answer from others that say the same.
 
-    It is made of the ids of its tool calls; where there are none, of its text and reasoning as they are.
+    It covers the ids of its tool calls or, if there are none, its exact text and reasoning.
     """
     ids = [call.id for call in message.tool_calls if call.id]
     spelled = "\0".join(ids) if ids else f"{message.reasoning or ''}\0{message.text}"
@@ -43,7 +43,7 @@ def exact_digest(message: Message) -> int:
 
 
 def said(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, list[str]]:
-    """The text of an answer without reasoning and without its tool calls, and those in one spelling."""
+    """The text of an answer without reasoning and tool calls, and the tool calls in one spelling."""
     text = without_reasoning(text)
     spelled = [_spelled(call) for call in calls]
     if "{" in text:
@@ -53,7 +53,7 @@ def said(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, list[str]]:
 
 
 def without_reasoning(text: str) -> str:
-    """Text without `<think>…</think>`, also after a prompt that opened it, and without analysis messages."""
+    """Text without `<think>…</think>`, even if the prompt opened it, and without analysis messages."""
     if "<|channel|>analysis" in text:
         text = _ANALYSIS.sub("", text)
     if _THOUGHT_END not in text:
@@ -63,7 +63,7 @@ def without_reasoning(text: str) -> str:
 
 
 def _calls_apart(text: str) -> tuple[str, list[str]]:
-    """Text without the tool calls that it spells as JSON, and those in one spelling."""
+    """Text without the tool calls that it spells as JSON, and those calls in one spelling."""
     calls: list[str] = []
     rest, at = [], 0
     for found in _CALL.finditer(text):
@@ -96,7 +96,7 @@ def _spelled(call: ToolCall) -> str:
 
 
 def _canonical(value: Any) -> str:
-    """Arguments as JSON with one spacing and one order of keys; text that is no JSON as it is."""
+    """Arguments as JSON with one spacing and one key order; text that is not JSON unchanged."""
     try:
         if isinstance(value, str):
             value = json.loads(value) if value.strip() else {}

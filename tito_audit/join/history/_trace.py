@@ -1,4 +1,4 @@
-"""What is hashed of a call: nothing but the call and known turn ends decide it, so any process can do it."""
+"""The hashes of a call: they depend only on the call and the known turn ends, so any process can compute them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Has(IntFlag):
     TEXT = 2
     MESSAGES = 4
     NO_ANSWERS = 8
-    """Its messages hold no answer, so that it starts its conversation."""
+    """Its messages hold no answer, so it starts its conversation."""
 
 
 class MessageTrace(NamedTuple):
     """The hashes of a call's messages."""
 
     answers: Sequence[int]
-    """After each answer among them, the last one first."""
+    """After each answer among them, last one first."""
     told: int
-    """Of its messages and its answer; 0 where it has none."""
+    """Of its messages and its answer; 0 if it has none."""
     exact: int
-    """What tells its answer from others that say the same."""
+    """What distinguishes its answer from others that say the same."""
     exact_before: int
-    """The same of the last answer among its messages."""
+    """The same for the last answer among its messages."""
 
 
 class Trace(NamedTuple):
@@ -49,22 +49,22 @@ class Trace(NamedTuple):
 
     has: int
     length: int
-    """Of its prompt: in ids, else in bytes of text, else in messages."""
+    """The length of its prompt: in ids, else in bytes of text, else in messages."""
     prompt: int
-    """Of its prompt; of its messages where it has no other."""
+    """Of its prompt, or of its messages if it has no other prompt."""
     turns: Hashes
     """`[E]` After each turn end of its prompt, the last one first."""
     seen: int
-    """Of its prompt and completion; 0 where it has no completion."""
+    """Of its prompt and completion; 0 if it has no completion."""
     key: int
-    """Of its key and context; 0 where it has no key."""
+    """Of its key and context; 0 if it has no key."""
     messages: MessageTrace | None
     """None where they are not recorded."""
 
 
 @dataclass(slots=True)
 class Tracer:
-    """Hashes calls. Processes that have the same `ends` get the same hashes."""
+    """Hashes calls. Processes with the same `ends` get the same hashes."""
 
     ends: TurnEnds
     rolling: Rolling
@@ -90,7 +90,7 @@ class Tracer:
         if call.request is not None:
             request, messages = _messages(call.request, call.answer, call.context)
             has |= Has.MESSAGES
-            # A prompt of more turns has a history; a template may add a system prompt.
+            # A prompt of several turns has a history; a template may add a system prompt.
             if not messages.answers and len(turns) <= len(call.request) + 1:
                 has |= Has.NO_ANSWERS
             if call.prompt is None:
@@ -99,7 +99,7 @@ class Tracer:
         return Trace(int(has), length, prompt, turns, seen, key, messages)
 
     def _ids(self, prompt: Ids, call: CallTraits) -> tuple[int, int, Hashes]:
-        """The hashes of a prompt, of all that was seen, and of the prompt up to each turn end."""
+        """The hashes of a prompt, of prompt and completion, and of the prompt up to each turn end."""
         hash_at = self.rolling.prefixes(prompt, salt("ids", call.context))
         whole, turns = int(hash_at[-1]), hash_at[self.ends.after(prompt)[::-1]]
         if call.completion is None or not len(call.completion):
@@ -107,13 +107,13 @@ class Tracer:
         return whole, self.rolling.extended(whole, len(prompt), call.completion), turns
 
     def _text(self, prompt: NDArray[np.uint8], completion: NDArray[np.uint8], salted: int) -> tuple[int, int]:
-        """The hashes of a prompt and of all that was seen."""
+        """The hashes of a prompt, and of prompt and completion."""
         whole = self.rolling.extended(salted, 0, prompt)
         return whole, self.rolling.extended(whole, len(prompt), completion) if len(completion) else 0
 
 
 def salt(kind: str, context: int) -> int:
-    """What the hash of nothing is for sequences of a kind and a context."""
+    """The hash of the empty sequence, by kind and context."""
     return (hash_of(kind.encode()) ^ (context * _FACTOR)) & MASK
 
 
@@ -139,6 +139,6 @@ def _messages(request: Sequence[Message], answer: Message | None, context: int) 
 
 
 def _then(hash_: int, message: Message) -> int:
-    """The hash of messages with this hash and one more."""
+    """The hash of messages with this hash, followed by one more."""
     mixed = ((hash_ ^ digest(message)) * _FACTOR) & MASK
     return (mixed ^ (mixed >> 29)) * _FACTOR & MASK

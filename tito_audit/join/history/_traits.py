@@ -1,4 +1,4 @@
-"""What a call shows of itself, and what was found out about all calls."""
+"""What a call shows about itself, and what was found about all calls."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class CallTraits:
     """One call, as its row has it; an index keeps only hashes of it."""
 
     context: int
-    """Calls with another number (another format, model or tools) are never one conversation; unsigned, 64 bits."""
+    """Calls with different numbers (another format, model or tools) never share a conversation; unsigned, 64
+    bits."""
     prompt: Ids | None
     """`[P]`"""
     completion: Ids | None
     """`[C]`"""
     ended: bool
-    """Whether the model ended its turn itself, so that the last completion id is an end token."""
+    """Whether the model ended its turn itself, which makes the last completion id an end token."""
     request: Sequence[Message] | None
     """The messages it was sent; None where they are not recorded."""
     answer: Message | None
@@ -36,7 +37,7 @@ class CallTraits:
 
 
 Reread: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[int, CallTraits]]]
-"""The calls with these numbers (ascending) once more, each with its number."""
+"""The calls with these numbers (ascending), read again, each with its number."""
 Decode: TypeAlias = Callable[[Ids], bytes]
 
 
@@ -44,7 +45,7 @@ class JoinedBy(IntEnum):
     """What joined a call to its conversation."""
 
     NOTHING = 0  # it is alone, or its conversation starts with it
-    KEY = 1  # nothing else was found, or, where keys are believed, looked for
+    KEY = 1  # nothing else was found or, where keys are believed, looked for
     IDS = 2
     MESSAGES = 3
     TEXT = 4
@@ -55,11 +56,11 @@ class Conversations:
     """Which calls belong together."""
 
     of: NDArray[np.int64]
-    """`[N]` The number of the first call of each call's conversation: its own where it is alone."""
+    """`[N]` The number of the first call of each call's conversation; its own if it is alone."""
     by: NDArray[np.uint8]
     """`[N]` JoinedBy"""
     unsure: NDArray[np.int64]
-    """Calls that could continue several calls of different conversations, or of which it could not be decided what
-    they continue; ascending."""
+    """Calls that could continue calls of several conversations, or whose predecessor could not be decided;
+    ascending."""
     keys_believed: bool
-    """Whether the stated keys were taken as naming conversations."""
+    """Whether the stated keys were taken to name conversations."""

@@ -1,4 +1,4 @@
-"""Prefixes of sequences by their hashes: each known prefix has a number and the number of a shorter one."""
+"""Prefixes of sequences by hash: each known prefix has a number and the number of a shorter prefix."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _OFFSET = np.uint64(0xD1B54A32D192ED03)
 _FULL = 0.7
 _GROWTH = 1.5
 AT_ONCE = 1 << 17
-"""How many are handled at once where arrays of all would double the memory."""
+"""How many are processed at once where arrays of all would double the memory."""
 
 
 class Rolling:
     """Hashes of all prefixes of a sequence of integers.
 
-    Each position has a factor of its own, so that no pattern of ids makes two sequences collide.
+    Each position has its own factor, so no pattern of ids makes two sequences collide.
     """
 
     def __init__(self) -> None:
@@ -63,16 +63,16 @@ def _factors(count: int) -> Hashes:
 
 
 def hash_of(data: bytes) -> int:
-    """A hash of bytes, 64 bits."""
+    """A 64-bit hash of bytes."""
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 class Numbers:
-    """Hashes and their numbers, 1, 2, 3 …, in about 15 bytes each: a table with open addresses."""
+    """Hashes and their numbers, 1, 2, 3, …, in about 15 bytes each: a hash table with open addressing."""
 
     def __init__(self) -> None:
         self.hashes = array("Q", [0])
-        """The hash of each number; number 0 is none."""
+        """The hash of each number; 0 is no number."""
         self._slots = array("I", bytes(4 * 64))
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Numbers:
         return 0
 
     def add(self, hash_: int) -> int:
-        """The number of a hash, which may be new."""
+        """The number of a hash, added if new."""
         if (known := self.find(hash_)) != 0:
             return known
         if len(self.hashes) > _FULL * len(self._slots):
@@ -140,12 +140,12 @@ class Numbers:
 
 
 def _home(hashes: Hashes, size: int) -> NDArray[np.int64]:
-    """`[N]` Where a table of this size is searched first."""
+    """`[N]` The first slot searched in a table of this size."""
     return (((hashes >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
 
 
 class Trie:
-    """Prefixes, each with the longest shorter one that was known when it was added."""
+    """Prefixes, each with the longest shorter prefix known when it was added."""
 
     def __init__(self) -> None:
         self.numbers = Numbers()
@@ -161,16 +161,16 @@ class Trie:
         return self.numbers.nbytes + 4 * len(self.parents)
 
     def add(self, hash_: int, parent: int) -> int:
-        """The number of a prefix; `parent` is that of the one before it, if it is new."""
+        """The number of a prefix; if it is new, `parent` is the number of the prefix before it."""
         number = self.numbers.add(hash_)
         if number == len(self.parents):
             self.parents.append(parent)
         return number
 
     def add_path(self, longest_first: Iterable[int]) -> int:
-        """The number of the first of these prefixes of one sequence; those that are new are added.
+        """The number of the longest of these prefixes of one sequence; new prefixes are added.
 
-        A prefix that is known has known ones before it, so that of a long history only what is new is looked at.
+        All prefixes of a known prefix are known, so only the new part of a long history is processed.
         """
         new, parent = [], 0
         for hash_ in longest_first:

@@ -1,1 +1,1 @@
-"""A template's output without Jinja: which templates allow it, and their rendering."""
+"""Rendering without Jinja, and which templates allow it."""

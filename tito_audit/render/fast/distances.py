@@ -1,8 +1,8 @@
-"""Whether a template decides by how many messages there are, or how far apart.
+"""Whether what a template writes depends on how many messages there are, or on how far apart they are.
 
 Most templates look at the first message and the last one, at the next and the one before, and at the last message
-of a role. Whatever such a template writes for a message depends on that message, its neighbours, and which
-messages come before and after it, but not on how many. This module imports jinja2 and is itself imported late.
+of a role. What such a template writes for a message depends on that message, its neighbours, and which messages
+come before and after it, but not on how many there are. This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_distances(tree: nodes.Template) -> None:
 
 
 class _Distances:
-    """Looks at every number in a template that depends on how many messages there are."""
+    """Checks every number in a template that depends on how many messages there are."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
@@ -52,7 +52,8 @@ class _Distances:
         self._no_others()
 
     def _compared(self, one: nodes.Node, other: nodes.Node) -> None:
-        """A number of messages may be compared with a place, and with nothing or 0, but with no other constant."""
+        """A number of messages may be compared with a place, with nothing or with 0, but with no other
+        constant."""
         number = constant(other)
         if not isinstance(number, int) or isinstance(number, bool) or not self._is_far(one):
             return
@@ -60,7 +61,7 @@ class _Distances:
             raise Unknown
 
     def _written(self, node: nodes.Node) -> None:
-        """Raise if an expression that is written holds a number of messages; conditions may."""
+        """Raise if an expression that is written holds a number of messages; conditions may hold one."""
         if isinstance(node, nodes.Compare | nodes.Test):
             return
         if self._is_end(node):

@@ -1,8 +1,8 @@
-"""How large the values of a template can get, for an engine without a budget.
+"""How large a template's values can get, for an engine without a budget.
 
-A weight says how many of the longest texts at hand a value may hold: 0 is a number, 1 a text. A text that is built
-up message by message holds all of them; it gets a fixed weight, so large that nothing can be built from two of
-them. This module imports jinja2 and is itself imported late.
+A weight says how many of the longest available texts a value may hold: 0 is a number, 1 a text. A text built up
+message by message holds all of them; it gets a fixed weight, too large for anything to be built from two such
+texts. This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COUNTERS = [f"loop.{name}" for name in ("index", "index0", "revindex", "revinde
 
 
 class Unproven(Exception):
-    """The template does something that is not known to be harmless."""
+    """The template does something not known to be harmless."""
 
 
 class Weights:
@@ -45,8 +45,8 @@ class Weights:
         """Compute all weights; `given` are the parameters of macros.
 
         Attributes of namespaces and parameters of macros may be read by a later iteration or call, so their
-        weights are computed until none gets heavier. Other names do not outlive their scope, so each of their
-        assignments counts once and in order.
+        weights are computed until none gets heavier. Other names end with their scope, so each of their
+        assignments counts once, in order.
         """
         scoped = {name for name in self.names if "." not in name} - given
         for _ in range(_MOST):
@@ -85,7 +85,7 @@ class Weights:
             return self._filtered(node)
         if isinstance(node, nodes.Call):
             return self._called(node)
-        if isinstance(node, nodes.Concat):  # a text, even of numbers
+        if isinstance(node, nodes.Concat):  # a text, even if made of numbers
             return sum(max(self.weigh(part), 1) for part in node.nodes)
         return self._inside(node) + isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
 

@@ -1,8 +1,8 @@
 """What a template looks for in the texts of messages before it decides what to write.
 
-Most templates only pass texts on, trim them, and look whether they are empty or hold a few markers such as
+Most templates only pass texts on, trim them, and check whether they are empty or hold a few markers such as
 `</think>`. Then two conversations whose messages have the same keys, the same kinds of values and the same markers
-are written in the same way, whatever else their texts say. This module imports jinja2 and is itself imported late.
+are written the same way, whatever else their texts say. This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
 
 
 def looked_for(tree: nodes.Template) -> _Found | None:
-    """What a template that is safe for minijinja looks for; None if it may decide by something else."""
+    """What a template that is safe for minijinja looks for; None if its output may depend on something else."""
     try:
         check_distances(tree)
         return _Search(tree).found()
@@ -43,7 +43,7 @@ class _Search:
         self._inside: set[str] = set()
         self._sizes: set[int] = set()
         self._measured: set[int] = set()
-        """Lengths that are compared with numbers only."""
+        """Lengths that are only compared with numbers."""
 
     def found(self) -> _Found:
         tree = self._tree
@@ -155,7 +155,7 @@ class _Search:
         self._sizes.add(int(size))  # type: ignore[call-overload]
 
     def _is_one_of(self, node: nodes.Expr) -> None:
-        """Note a constant that a value is compared with."""
+        """Record a constant that a value is compared with."""
         if isinstance(node, nodes.List | nodes.Tuple):
             for item in node.items:
                 self._is_one_of(item)
@@ -169,7 +169,7 @@ class _Search:
             self._sizes.add(int(value))
 
     def _is_plain(self, node: nodes.Expr) -> None:
-        """Raise unless a value is one of the messages', or what is left of it around markers."""
+        """Raise unless a value comes from the messages, whole or cut at markers."""
         for part in (node, *node.find_all(nodes.Node)):
             joined = isinstance(part, nodes.Filter) and part.name in ("join", "tojson", "length", "count")
             if joined or (isinstance(part, _BLENDED) and not self._values.counts(part)):

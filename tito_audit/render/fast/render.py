@@ -1,7 +1,7 @@
-"""Templates run by minijinja, several times faster, as a guess at what the reference environment writes.
+"""Runs templates in minijinja, several times faster, to guess what the reference environment writes. minijinja is
+another program: its output counts only if something else confirms it, such as recorded ids that it encodes to.
 
-minijinja is another program: its output counts only where something else confirms it, such as recorded ids that it
-leads to. It runs only templates that `static_check.py` has proven safe. A rendering is given up if it takes more
+It runs only templates that `static_check.py` has proven safe. A rendering is abandoned if it takes more
 instructions or writes more than expected, or contains a value that the two engines write differently. This module
 imports minijinja and is itself imported late; jinja2 it imports only for templates that use certain filters.
 """
@@ -20,26 +20,26 @@ from tito_audit.render.globals import Refused, raise_exception, strftime_now, to
 
 _FUEL = 100_000
 _FUEL_FOR_EACH = 2_000
-"""Instructions that a rendering may take, and how many more for each message or tool: many times what templates
+"""How many instructions a rendering may take, and how many more per message or tool: many times what templates
 need."""
 _MOST_WRITTEN = 1 << 30
 _SIZE_LIMIT = 16 * 1024 * 1024
 _SLOW = 2.0
-"""A template that takes longer than this many seconds is not run here again."""
+"""A template that takes longer than this many seconds is never run here again."""
 _REPLACED = "\ufffd"
 """What minijinja writes for half of a surrogate pair."""
 _BLANKS = "\x1c\x1d\x1e\x1f"
-"""Characters that are white space for Python only: it trims them, minijinja does not."""
+"""Characters that are white space only to Python, which trims them; minijinja does not."""
 _REFUSALS = {"InvalidOperation", "UndefinedError", "UnknownMethod"}
-"""Errors at which the reference environment raises too."""
+"""Errors that the reference environment raises too."""
 
 
 class GivenUp(Exception):
-    """Only the reference environment can tell what the template writes."""
+    """Only the reference environment knows what the template writes."""
 
 
 def open_fast(source: str, facts: Facts) -> FastTemplate | None:
-    """A template that is proven safe, in minijinja; None if only the reference environment can run it."""
+    """A template proven safe, in minijinja; None if only the reference environment can run it."""
     try:
         return FastTemplate(without_generation(source), facts)
     except Exception:  # only the reference environment compiles it
@@ -47,7 +47,7 @@ def open_fast(source: str, facts: Facts) -> FastTemplate | None:
 
 
 class FastTemplate:
-    """A chat template run by minijinja. Not for use by two threads at once."""
+    """A chat template run by minijinja. Not thread-safe."""
 
     def __init__(self, source: str, facts: Facts) -> None:
         self._environment = minijinja.Environment(
@@ -111,13 +111,13 @@ class FastTemplate:
         if isinstance(error, Refused | AttributeError) or kind in _REFUSALS:
             raise RenderError("chat template: refused") from None
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            # Out of fuel, it may loop; if it does not compile or panics, it will do so again.
+            # Out of fuel, it may loop; if it panics or does not compile, it will again.
             self._off |= not isinstance(error, GivenUp | UnicodeError)
             raise GivenUp from None
         raise error
 
     def _keep(self, tools: object) -> None:
-        """Keep the tools alive: their JSON is written in every rendering and is cached by their ids."""
+        """Keep the tools alive: their JSON is written in every rendering and cached by their ids."""
         if tools is not self._tools:
             self._tools = tools
             self._tool_texts = {}
@@ -179,7 +179,7 @@ class FastTemplate:
     def _join(self, values: Any, between: str = "") -> str:
         return between.join([self._string(value) for value in _known(values)])
 
-    # Undefined arrives here as None. For the reference it is an empty list, but null is not.
+    # Undefined arrives here as None. To the reference, undefined is an empty list, but null is not.
 
     def _list(self, value: Any) -> list[Any]:
         self._absent |= value is None

@@ -1,8 +1,8 @@
 """Which templates an engine without a budget may run: those whose values provably stay small.
 
-minijinja counts instructions, but not how large a value gets, and it calls any method of the values it is given.
-So a template is checked before it runs there: every name must be known to be harmless and to mean the same in both
-engines, and every value must stay within a small multiple of what the messages hold. Output is counted while it is
+minijinja counts instructions, but not how large a value gets, and it calls any method of the values it gets. So a
+template is checked before it runs there: every name must be known to be harmless and to mean the same in both
+engines, and every value must stay within a small multiple of what the messages hold. Output is counted as it is
 written and needs no proof here. All other templates are left to the reference environment. This module imports
 jinja2 and is itself imported late.
 """
@@ -61,7 +61,7 @@ def longest_constant(tree: nodes.Template) -> int:
 
 
 def joins_values(tree: nodes.Template) -> bool:
-    """Whether the template joins values to texts before it writes them."""
+    """Whether the template joins values into texts before it writes them."""
     return any(tree.find_all(nodes.Concat))
 
 

@@ -1,4 +1,4 @@
-"""What kinds of values the expressions of a chat template have, as far as its assignments show.
+"""The kinds of values that a chat template's expressions have, as far as its assignments show.
 
 This module imports jinja2 and is itself imported late.
 """
@@ -19,7 +19,7 @@ _ANYTHING = nodes.Getattr(nodes.Name("?", "load"), "?", "load")
 
 
 class Unknown(Exception):
-    """The template may decide by more than can be told."""
+    """What the template writes may depend on more than can be known."""
 
 
 class Values:
@@ -34,10 +34,10 @@ class Values:
             for target in names(loop.target):
                 loops.setdefault(target, []).append(self.is_list(loop.iter))
         self.elements = {name for name, said in loops.items() if all(said)} - self._set.keys()
-        """Names that only stand for the elements of lists."""
+        """Names that only ever hold elements of lists."""
 
     def _all_from(self, *given: str) -> set[str]:
-        """The names that only stand for these lists or parts of them."""
+        """The names that only ever hold these lists or parts of them."""
         found = {*given, *self._set}
         while wrong := {name for name in found if not self._all_in(name, found)}:
             found -= wrong
@@ -51,7 +51,7 @@ class Values:
         return _is_list(node, self._lists)
 
     def is_given(self, node: nodes.Node | None) -> bool:
-        """Whether a list does not depend on how many messages there are."""
+        """Whether a list is independent of how many messages there are."""
         return _is_list(node, self._given)
 
     def is_fixed(self, node: nodes.Node) -> bool:
@@ -60,7 +60,7 @@ class Values:
         return bool(values) and all(isinstance(value, nodes.Const) or is_negative(value) for value in values or ())
 
     def counts(self, node: nodes.Node | None, within: frozenset[str] = frozenset()) -> bool:
-        """Whether a value is a number or a truth that only depends on places and lengths of lists."""
+        """Whether a value is a number or boolean that depends only on places and lengths of lists."""
         if isinstance(node, nodes.Const):
             return isinstance(node.value, int)
         if isinstance(node, nodes.Add | nodes.Sub | nodes.Mod | nodes.FloorDiv):
@@ -91,7 +91,7 @@ def _is_list(node: nodes.Node | None, lists: set[str]) -> bool:
 
 
 def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
-    """The values that each name and each attribute of a namespace is set to."""
+    """The values assigned to each name and each attribute of a namespace."""
     found: dict[str, list[nodes.Node]] = {}
 
     def put(target: nodes.Node, value: nodes.Node) -> None:

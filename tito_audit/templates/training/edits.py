@@ -1,4 +1,4 @@
-"""Edits of a chat template that may make it keep history, each of one place; which of them do is proved later."""
+"""Edits of single places in a chat template that may make it keep history; which of them do is proved later."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from itertools import pairwise
 from tito_audit.templates.training.source import Tag, Token, conditions, depths, read_tags
 
 _CUTS = frozenset(("trim", "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "replace"))
-_TRIMS = frozenset(("trim", "strip", "lstrip", "rstrip"))
 _PLACES = re.compile(r"\bloop\.|\blast\w*|_ind?e?x|index|_idx|\bns\d?\.")
 _THOUGHTS = re.compile(r"think|reason|thought|channel", re.IGNORECASE)
 
 
 class Kind(IntEnum):
-    """What an edit does, the likelier to be enough first."""
+    """What an edit does; the kinds most likely to be enough first."""
 
     DROP_CUT = 0
     """A block that only cuts text is left out."""
     BY_PLACE = 1
-    """A condition on where a message stands becomes true or false."""
+    """A condition on a message's position becomes true or false."""
     BY_THOUGHT = 2
     """A condition on reasoning becomes true or false."""
     UNCUT = 3
@@ -35,7 +34,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One place of a template, and what stands there instead."""
+    """One place in a template, and its replacement."""
 
     start: int
     end: int
@@ -44,7 +43,7 @@ class Edit:
     line: int
     was: str
     in_answer: bool = False
-    """Whether it stands where the template writes answers."""
+    """Whether it is where the template writes answers."""
 
     @property
     def does(self) -> str:
@@ -62,7 +61,7 @@ class Edit:
 
 
 def plain_newlines(source: str) -> str:
-    """The template with the newlines that Jinja makes of its own."""
+    """The template with newlines normalized as Jinja does."""
     return source.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -74,7 +73,7 @@ def apply_edits(source: str, edits: Sequence[Edit]) -> str:
 
 
 def possible_edits(source: str) -> list[Edit]:
-    """Every edit worth a try, the likelier ones first."""
+    """Every edit worth a try, the most promising first."""
     tags = read_tags(source)
     found = [*_dropped(source, tags), *_conditions(source, tags), *_cuts(source, tags)]
     unique: dict[tuple[int, int, str], Edit] = {}
@@ -158,7 +157,7 @@ def _cuts(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
 
 
 def _half(base: str, cut: str) -> Iterator[str]:
-    """The text cut at its beginning alone, where it was cut at both ends."""
+    """The text stripped on the left only, if it was stripped at both ends."""
     if re.fullmatch(r"\.strip\(.*\)", cut):
         yield base + cut.replace(".strip(", ".lstrip(", 1)
     elif re.fullmatch(r"\s*\|\s*trim", cut):

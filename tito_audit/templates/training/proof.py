@@ -1,4 +1,4 @@
-"""What has to be true of a variant of a chat template: first prompts as before, and history as it was sampled."""
+"""The proof for a variant of a chat template: first prompts are unchanged, and history is as sampled."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ PARSED: tuple[Probe, ...] = tuple(
         )
     )
 )
-"""Answers with the whitespace that parsers leave where reasoning ends: templates that take it away need to go on
-doing so."""
+"""Answers with the whitespace that parsers leave after reasoning: templates that strip it must still do so."""
 _SPACES = ("{} \n", "\n\n{}", " {}\n\n", "{}\t")
 
 
@@ -66,16 +65,17 @@ class Judged:
     """What a template does with some conversations."""
 
     kept: frozenset[str]
-    """The answers that the next prompt holds as they were sampled, by name."""
+    """The answers that the next prompt holds as sampled, by name."""
     lost: frozenset[str]
-    """Those that it does not hold so."""
+    """Those that it does not hold as sampled."""
     lost_with_tools: frozenset[str]
     """Those of them in conversations with tools."""
     trimmed: frozenset[str]
     """Those that it holds without the whitespace at their ends."""
     unsampled: frozenset[str]
-    """Those without reasoning after a prompt that begins it, so that no model samples them; and those before a
-    system message, which templates may write in another place."""
+    """Those that no model samples, because they lack the reasoning that the prompt begins; and those before a
+    system message, which templates may move.
+    """
     steps: tuple[Step, ...] = ()
 
     @property
@@ -85,7 +85,7 @@ class Judged:
 
     @property
     def faults(self) -> int:
-        """How many answers do not come back as they were sampled."""
+        """How many answers do not come back as sampled."""
         return len(self.lost) + len(self.trimmed)
 
     def faulty(self, renderer: Renderer) -> list[tuple[Probe, str | None]]:
@@ -97,7 +97,7 @@ class Judged:
 
 
 def alone(renderer: Renderer, source: str, where: str) -> Renderer:
-    """A renderer with this template in place of its own; SetupError if that is no template."""
+    """A renderer with this template instead of its own; SetupError if it is not a template."""
     return replace(renderer, templates={"default": compile_template(source, where)}, name=None)
 
 
@@ -131,7 +131,7 @@ class _Becomes(Enum):
 
 
 def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
-    """What an answer counts as; None if the template has no place for it, wherever it stands."""
+    """What an answer counts as; None if the template cannot write it at all."""
     if step.outcome is Outcome.KEPT:
         return _Becomes.KEPT
     if step.outcome is Outcome.REFUSED or (step.message.reasoning and not has_field):
@@ -163,7 +163,7 @@ def _cuts_thought(step: Step) -> bool:
 
 
 def _opens_thought(step: Step) -> bool:
-    """Whether the generation prompt begins reasoning, as no answer without it can go on."""
+    """Whether the generation prompt begins reasoning, which an answer without reasoning cannot continue."""
     return _THOUGHT.search(step.prompt) is not None
 
 
@@ -172,8 +172,9 @@ def _has_thought(message: Message) -> bool:
 
 
 def _spaced(renderer: Renderer) -> Iterable[tuple[str, bool]]:
-    """Whether whitespace at the ends of a plain answer comes back; only for ends where the template writes the
-    answer's own text next to its own."""
+    """Whether whitespace at the ends of a plain answer comes back; only for ends where the answer's text directly
+    touches the template's.
+    """
     plain = _texts(renderer, probe("", [_ASK, answering(_SAID), _ASK]))
     if plain is None:
         return
@@ -181,7 +182,7 @@ def _spaced(renderer: Renderer) -> Iterable[tuple[str, bool]]:
         said = space.format(_SAID)
         leads, trails = not said.startswith(_SAID), not said.endswith(_SAID)
         prompt, after = plain
-        # A generation prompt may be followed by what the template adds, such as an empty thought.
+        # The template may add text after a generation prompt, such as an empty thought.
         if leads and not after.startswith(prompt + _SAID):
             continue
         sampled = after[: after.index(_SAID, len(prompt))] + said if _SAID in after[len(prompt) :] else None
@@ -211,8 +212,9 @@ def _texts(renderer: Renderer, one: Probe) -> tuple[str, str] | None:
 
 
 def argument_sets(template: Template, given: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
-    """The arguments to prove first prompts with: none but those given, and each value that the template tells
-    apart."""
+    """The arguments to prove first prompts with: the given ones, and each value that the template
+    distinguishes.
+    """
     found = template.arguments.arguments
     return ({}, *({one.name: value} for one in found if one.name not in given for value in one.values))
 
@@ -236,7 +238,7 @@ class Original:
         return len(self._many)
 
     def writes_same(self, variant: Renderer, *, all_of_them: bool = False) -> bool:
-        """Whether first prompts are byte for byte what they were; a few of them, or all."""
+        """Whether first prompts are byte for byte the same; a few of them, or all."""
         return all(self._same(variant, *one) for one in (self._many if all_of_them else self._few))
 
     @property
@@ -245,12 +247,13 @@ class Original:
         return len(self._log)
 
     def same_in_log(self, variant: Renderer) -> int:
-        """How many first prompts of the log are what they were."""
+        """How many first prompts of the log are unchanged."""
         return sum(self._same(variant, *one) for one in self._log)
 
     def compare(self, variant: Renderer, probes: Sequence[Probe]) -> tuple[bool, bool]:
-        """Whether answers and what follows them are written as they were, but for history; and whether anything
-        is written otherwise."""
+        """Whether answers and what follows them are unchanged, except for history; and whether anything
+        changed.
+        """
         turns = [(self._answers[id(one)], list(_turns(variant, one))) for one in probes]
         pairs = [pair for before, after in turns for pair in zip(before, after, strict=True)]
         return all(_agree(*pair) for pair in pairs), any(before != after for before, after in pairs)

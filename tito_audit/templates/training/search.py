@@ -16,11 +16,11 @@ from tito_audit.templates.training.proof import PARSED, Judged, Original, alone,
 
 _MOST_EDITS = 6
 _MOST_SETS = 80
-"""How many sets of edits are tried that each do something."""
+"""How many useful sets of edits are tried."""
 _MOST_FOR_SPACES = 24
-"""How many, once only whitespace is not as it was sampled."""
+"""The same once only whitespace differs from what was sampled."""
 _PAIRED = 16
-"""How many edits are tried two by two if none does anything alone."""
+"""How many edits are tried in pairs if none does anything alone."""
 SECONDS = 45.0
 """How long a search may take."""
 
@@ -52,7 +52,7 @@ class Variant:
     """The arguments that they were compared with, each value that the template tells apart."""
     of_log: OfLog | None = None
     rejected: tuple[tuple[Edit, str], ...] = ()
-    """Edits that keep more of the history, each with the reason why it cannot be made."""
+    """Edits that keep more of the history, each with the reason against it."""
 
     @property
     def text(self) -> str:
@@ -84,7 +84,7 @@ def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float =
 
 
 class _Search:
-    """Edits of a template, tried alone, then those that do something together."""
+    """Tries edits of a template one by one, then combines the useful ones."""
 
     def __init__(self, original: Original, source: str, deadline: float) -> None:
         self._original = original
@@ -113,7 +113,7 @@ class _Search:
         return self._needed(*self._best)
 
     def renderer(self, edits: _Set) -> Renderer | None:
-        """A renderer with these edits; None if they make no template."""
+        """A renderer with these edits; None if the result is not a template."""
         key = frozenset(edits)
         if key not in self._renderers:
             self._renderers[key] = self._made(edits)
@@ -128,7 +128,7 @@ class _Search:
             return None
 
     def rejected(self) -> tuple[tuple[Edit, str], ...]:
-        """The edits that would have kept more, but changed what must stay; the best first."""
+        """The edits that would have kept more but changed something that must stay; the best first."""
         ranked = sorted(self._rejected.items(), key=lambda one: (-one[1][0], one[0].kind))
         return tuple((edit, why) for edit, (_, why) in ranked[:3])
 
@@ -153,13 +153,15 @@ class _Search:
                     self._best = more, judged
 
     def _pairs(self, pool: Iterable[Edit]) -> Iterator[_Set]:
-        """Two conditions at once, for templates where one alone does harm."""
+        """Pairs of conditions, for templates where one alone does harm."""
         kinds = (Kind.BY_PLACE, Kind.DROP_CUT, Kind.BY_THOUGHT)
         likely = [edit for edit in pool if edit.kind in kinds and self._touches((edit,))]
         return (pair for pair in combinations(likely[:_PAIRED], 2) if not pair[0].overlaps(pair[1]))
 
     def _tried(self, edits: _Set) -> Judged | None:
-        """What becomes of answers with these edits; None if that is no template, or loses what was kept."""
+        """What becomes of answers with these edits; None if the result is not a template, or loses what was
+        kept.
+        """
         key = frozenset(edits)
         if key not in self._judged:
             variant = self.renderer(edits)
@@ -183,14 +185,15 @@ class _Search:
         return self._is_proved(edits, judged)
 
     def _touches(self, edits: _Set) -> bool:
-        """Whether these edits change any of the prompts that do not hold what was sampled: far cheaper to tell
-        than whether they mend it."""
+        """Whether these edits change any prompt that lacks what was sampled: far cheaper than whether they fix
+        it.
+        """
         if monotonic() > self._deadline or (variant := self.renderer(edits)) is None:
             return False
         return any(rendered(variant, one) != text for one, text in self._watched)
 
     def _is_proved(self, edits: _Set, judged: Judged) -> bool:
-        """Whether everything but history is written as it was."""
+        """Whether everything but history is unchanged."""
         key = frozenset(edits)
         if key not in self._proofs:
             why = self._objection(edits)
@@ -201,19 +204,19 @@ class _Search:
         return self._proofs[key]
 
     def _objection(self, edits: _Set) -> str:
-        """What is written otherwise that has to stay; "" if nothing is."""
+        """What changed that has to stay; "" if nothing did."""
         variant = self.renderer(edits)
         why = ""
         if variant is None:
-            why = "it is no template"
+            why = "it is not a template"
         elif not self._original.writes_same(variant):
-            why = "first prompts are no longer what they were"
+            why = "first prompts change"
         elif not all(self._original.compare(variant, probes)[0] for probes in (CORE, PARSED, PROBES)):
-            why = "an answer, or what follows one, is no longer written as it was"
+            why = "an answer, or what follows one, changes"
         elif not self._original.writes_same(variant, all_of_them=True):
-            why = "first prompts with some argument are no longer what they were"
+            why = "first prompts with some argument change"
         elif self._original.same_in_log(variant) < self._original.firsts_of_log:
-            why = "first prompts of the log are no longer what they were"
+            why = "first prompts of the log change"
         return why
 
     def _needed(self, found: _Set, now: Judged) -> _Set:

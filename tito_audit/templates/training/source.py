@@ -44,7 +44,7 @@ def read_tags(source: str) -> tuple[Tag, ...]:
 
 
 def _placed(source: str) -> Iterator[tuple[int, Token]]:
-    """Each piece that Jinja's lexer finds, with its line; the lexer leaves out whitespace that tags strip."""
+    """Each piece of Jinja's lexer with its line; the lexer omits whitespace that tags strip."""
     import jinja2
 
     lexer = jinja2.Environment(keep_trailing_newline=True, extensions=["jinja2.ext.loopcontrols"]).lexer
@@ -70,7 +70,7 @@ def _tags(pieces: Sequence[tuple[int, Token]]) -> Iterator[Tag]:
 
 
 def depths(tokens: Sequence[Token]) -> list[int]:
-    """How many brackets are open around each token; a bracket itself counts as outside of what it holds."""
+    """How many brackets are open around each token; a bracket itself counts as outside."""
     found, depth = [], 0
     for token in tokens:
         closes = token.kind == "operator" and token.text in _CLOSES
@@ -81,7 +81,7 @@ def depths(tokens: Sequence[Token]) -> list[int]:
 
 
 def conditions(tag: Tag) -> list[tuple[Token, ...]]:
-    """Everything in a tag that is true or false: whole conditions, and what they consist of; the longer first."""
+    """Everything boolean in a tag: whole conditions and their parts; the longer first."""
     tokens = tag.tokens
     found: dict[tuple[int, int], tuple[Token, ...]] = {}
     if tag.word in ("if", "elif"):
