@@ -1,0 +1,198 @@
+"""The tutorials: their logs are what their script writes, and what their code saves is a log that is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import runpy
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.command import run
+from tests.tiers import DEEP
+from tests.toy import TOKENIZERS
+from tito_audit.provider import GenerationResult
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / "fixtures" / "tutorials"
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+PYTHON = re.compile(r"^```python\n(.*?)\n```$", re.M | re.S)
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
+
+def code_of(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the Python of a page defines."""
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {"__name__": "example"}
+    for block in PYTHON.findall((ROOT / "docs" / "tutorials" / f"{page}.md").read_text(encoding="utf-8")):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def rows_of(log: Path) -> list[Any]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_logs_are_what_the_script_writes() -> None:
+    made = runpy.run_path(str(LOGS / "make.py"))["lines"]()
+    assert {path.stem for path in LOGS.glob("*.jsonl")} == set(made)
+    for name, text in made.items():
+        assert (LOGS / f"{name}.jsonl").read_text(encoding="utf-8") == text, (
+            f"{name}: run fixtures/tutorials/make.py"
+        )
+
+
+def test_every_log_is_in_a_tutorial() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert all(f"fixtures/tutorials/{path.name}" in text for path in LOGS.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_goes_from_a_fault_to_a_pass_and_a_gate(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    verdicts = re.findall(r"^(?:tito-audit: )?(passed|failed|nothing audited): ", text, re.M)
+    assert "failed" in verdicts
+    assert verdicts[-1] == "passed"
+    assert re.findall("^## (Gate .*)", text, re.M)
+    assert f"](tutorials/{page.name})" in (ROOT / "docs" / "tutorials.md").read_text(encoding="utf-8")
+
+
+# What they say of frameworks
+
+SAID = {
+    "verifiers": """
+import inspect
+from renderers.default import DefaultRenderer
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.utils.trace_store import TRACES_FILE
+given = {"type": "train", "base_url": "http://localhost:8000/v1", "renderer": {"name": "qwen3"}}
+assert TrainClientConfig.model_validate(given).renderer.name == "qwen3"
+bridge = inspect.getsource(DefaultRenderer.bridge_to_next_turn)
+assert bridge.split()[-2:] == ["return", "None"] and bridge.count("return ") == 1, bridge
+assert TRACES_FILE == "traces.jsonl"
+""",
+    "atropos": """
+from atroposlib.envs.base import BaseEnvConfig, ScoredDataGroup
+assert {"data_path_to_save_groups", "include_messages"} <= set(BaseEnvConfig.model_fields)
+assert {"tokens", "masks", "scores", "inference_logprobs", "messages"} <= set(ScoredDataGroup.__annotations__)
+""",
+}
+
+
+@pytest.mark.skipif(not DEEP, reason="`make deep` asks the frameworks")
+@pytest.mark.parametrize("framework", SAID)
+def test_options_of_a_framework_are_those_that_it_has(framework: str) -> None:
+    kept = Path(os.environ.get("TITO_AUDIT_FRAMEWORKS", ROOT / ".cache" / "frameworks"))
+    python = kept / framework / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no Python with the framework {framework}: run tests/frameworks/install.sh")
+    done = subprocess.run([python, "-I", "-c", SAID[framework]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# What their code saves
+
+
+def test_batches_of_a_rollout_function_are_kept_as_they_are_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = code_of("trl", monkeypatch)
+    batches = rows_of(LOGS / "trl_masked.jsonl")
+    left = iter(batches)
+    kept = names["kept"](lambda prompts, trainer: next(left), tmp_path / "log")
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(process_index=3))
+    assert [kept([], trainer) for _ in batches] == batches
+    assert rows_of(tmp_path / "log-3.jsonl") == batches
+
+
+def test_sampled_and_given_tokens_keep_three_columns_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample: dict[str, list[Any]] = {"completion_ids": [], "logprobs": [], "env_mask": []}
+    extend = code_of("trl", monkeypatch)["extend"]
+    extend(sample, [5, 6], [-0.5, -0.25])
+    extend(sample, [7])
+    assert sample == {"completion_ids": [5, 6, 7], "logprobs": [-0.5, -0.25, 0.0], "env_mask": [1, 1, 0]}
+
+
+def test_an_agent_loop_that_is_kept_leaves_the_rows_that_are_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = rows_of(LOGS / "verl_tokens.jsonl")
+    names = code_of("verl", monkeypatch)
+
+    class Loop:
+        async def run(self, sampling_params: Any, **kwargs: Any) -> Any:
+            return SimpleNamespace(**wanted[kwargs["number"]], metrics={})
+
+    class Kept(names["Kept"], Loop):  # type: ignore[misc, name-defined]
+        pass
+
+    monkeypatch.chdir(tmp_path)
+    for number, row in enumerate(wanted):
+        assert asyncio.run(Kept().run({}, number=number)).prompt_ids == row["prompt_ids"]
+    (log,) = tmp_path.glob("rollouts-*.jsonl")
+    assert rows_of(log) == wanted
+
+
+def test_what_a_template_adds_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns: tuple[list[Any], ...] = ([5], [1], [-0.5])
+    code_of("verl", monkeypatch)["after_tool"](*columns, [6, 7])
+    assert columns == ([5, 6, 7], [1, 0, 0], [-0.5, 0.0, 0.0])
+
+
+def test_ids_and_logprobs_of_sglang_go_into_a_sample_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = SimpleNamespace(tokens=[1], rollout_log_probs=[], loss_mask=[], response_length=0)
+    triples = [[-0.5, 5, None], [-0.25, 6, None]]
+    code_of("slime", monkeypatch)["append"](sample, {"output_token_logprobs": triples})
+    assert vars(sample) == {
+        "tokens": [1, 5, 6],
+        "rollout_log_probs": [-0.5, -0.25],
+        "loss_mask": [1, 1],
+        "response_length": 2,
+    }
+
+
+def test_a_group_of_a_managed_server_is_a_row_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Canned:
+        name = model = "canned"
+
+        async def generate_n(self, input_ids: Sequence[int], sampling: Any) -> Any:
+            said = GenerationResult(tuple(input_ids), (42, 7, 2002), (-0.5, -0.25, -0.125), finish_reason="stop")
+            return (said,) * sampling.n
+
+    collect = code_of("atropos", monkeypatch)["collect"]
+    asked = [{"role": "user", "content": "What is 2 + 2?"}]
+    tokenizer = str(TOKENIZERS / "toy_bpe")
+    group = asyncio.run(collect(Canned(), tokenizer, asked, lambda node: float(node.tokens[-1] == 2002)))
+    log = tmp_path / "groups.jsonl"
+    log.write_text(json.dumps(group) + "\n")
+    assert group["scores"] == [1.0] * 8
+    code, said, _ = run("scan", log, "-t", tokenizer, "-f", "concise", "--select", "MSK,LPR,TPL")
+    assert (code, "8 rollouts" in said) == (0, True), said
+
+
+def test_a_logged_call_of_a_server_is_read_with_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = code_of("vllm", monkeypatch)
+    calls = rows_of(LOGS / "vllm_ids.jsonl")
+    asked: list[Any] = []
+
+    def create(**request: Any) -> Any:
+        asked.append(request)
+        return SimpleNamespace(model_dump=lambda: calls[len(asked) - 1]["response"])
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    log = tmp_path / "calls.jsonl"
+    for call in calls:
+        given = {name: call["request"][name] for name in ("model", "messages", "tools")}
+        names["logged"](client, call["session_id"], path=log, **given)
+    assert all(one["logprobs"] and one["extra_body"]["return_token_ids"] for one in asked)
+    flags = ("-t", str(TOKENIZERS / "toy_bpe"), "-f", "concise")
+    said = [run("scan", path, *flags)[1].replace(str(path), "LOG") for path in (log, LOGS / "vllm_ids.jsonl")]
+    assert said[0] == said[1]
