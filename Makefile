@@ -1,67 +1,69 @@
-# make demo    install into .venv, scan the example logs, repair them and scan them again
-# make test    everything a change has to pass, in a few minutes
-# make deep    the same with every example that tests have; SINCE=origin/main: those of what changed since then
-# make live    an agent before the gateway, with a toy model that is taught first: its log scans clean, a plain server's does not
-# make bench   how fast a scan is; QUICK=1: in two minutes and roughly
-# make bench-joining  how fast calls in rows of their own are joined, and in how much memory; QUICK=1
-# make bench-gateway  what the gateway adds to a request, 500 sessions and 200 requests in flight; QUICK=1
-# make planted  logs with every fault planted, scanned by both engines; TOKENS=200000000
-# make vllm    the tests that ask a real vLLM server, whole, after installing one into .cache/vllm (2 GB)
-# make lint    style and types only
-# make docs    the site, into build/docs/index.html
+# make demo           install into .venv, scan the example logs, repair them and scan them again
+# make test           everything a change has to pass, in a few minutes
+# make deep           the same with every example; SINCE=origin/main: only for what changed since then
+# make live           train a toy model and run an agent through the gateway and through a plain server; scan both logs
+# make bench          scan speed; QUICK=1: a rough run of two minutes
+# make bench-joining  time and memory for joining single calls into conversations; QUICK=1
+# make bench-gateway  latency that the gateway adds, with 500 sessions and 200 requests in flight; QUICK=1
+# make planted        scan logs with planted faults by both engines; TOKENS=200000000
+# make vllm           install a real vLLM server into .cache/vllm (2 GB) and run every test that needs one
+# make lint           style and types only
+# make package        build the wheel and the sdist into build/dist and test them; ADDRESS=https://github.com/OWNER/tito-audit
+# make sizes          measure the installed sizes in docs/install.md
+# make docs           build the site, build/docs/index.html
+# make pictures       draw the pictures of the README from real output; needs Chromium
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
-# Only its CPU build is small enough to be fetched for tests. Elsewhere the plain version is that build.
+# Only the CPU build is small enough to install for tests. Outside Linux the plain version is that build.
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test deep vllm bench bench-joining planted lint torch docs
+.PHONY: demo test deep vllm bench bench-joining planted lint torch docs package sizes pictures
 
 demo: $(VENV)/.installed
-	@echo "Example logs of every format, made by hand, with faults planted in them:"
-	@echo "a finding below is the tool at work, not something broken here."
+	@echo "Example logs of every format, written by hand, with planted faults. The findings below are those faults:"
 	@echo
 	@$(call shown,scan fixtures/formats -t $(TOY) --worst 3 --fail-on never)
 	@echo
-	@echo "Repaired, every row proven by a second scan before it is written. What no repair can prove stays,"
-	@echo "so the command ends with exit code 1:"
+	@echo "Repaired: a second scan proves each row before it is written. What no repair can prove stays as it was,"
+	@echo "so the command exits with 1:"
 	@echo
 	@$(call shown,repair fixtures/formats -o build/demo --force -t $(TOY)) || test $$? -eq 1
 	@echo
-	@echo "One row of it, token by token:"
+	@echo "One repaired row, token by token:"
 	@echo
 	@$(call shown,repair fixtures/formats/nemo_gym.jsonl --with splice --unsafe --diff --worst 1 -t $(TOY) --quiet) \
 		|| test $$? -eq 1
-	@echo "And scanned again as they were written:"
+	@echo "The repaired logs, scanned again:"
 	@echo
 	@$(call shown,scan build/demo -t $(TOY) --worst 0 --fail-on never)
 
-# No GPU, and no network beyond pip: the model is taught in half a minute and kept in build/live.
+# Needs no GPU, and no network except for pip: the model trains in half a minute and is kept in build/live.
 live: $(VENV)/.installed-live
 	@$(BIN)/python examples/live/demo.py
 
 test: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python tests/suite.sh quick
 
-# SINCE=origin/main: only the test files that changed since that commit, or what they test.
+# SINCE=origin/main: only test files that changed since that commit, or whose subject did.
 deep: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python tests/suite.sh deep $(SINCE)
 
-# `make test` runs a few of them where that server is installed already. Where it cannot be, they are skipped, saying why;
-# with TITO_AUDIT_VLLM=required that is a failure.
+# Once the server is installed, `make test` runs a few of these tests. If it cannot be installed they are skipped, with
+# the reason; TITO_AUDIT_VLLM=required makes that a failure.
 vllm: torch
-	@if [ "$$TITO_AUDIT_VLLM" = off ]; then echo "TITO_AUDIT_VLLM=off: the tests that ask a vLLM server are skipped"; \
+	@if [ "$$TITO_AUDIT_VLLM" = off ]; then echo "TITO_AUDIT_VLLM=off: the tests that need a vLLM server are skipped"; \
 	elif PYTHON=$(BIN)/python tests/vllm/install.sh >/dev/null; then \
 		TITO_AUDIT_VLLM=required TITO_AUDIT_TIER=deep $(BIN)/python -m pytest -q -rs $$(grep -l vllm_server tests/test_*.py); \
 	else [ "$$TITO_AUDIT_VLLM" != required ]; fi
 
-# What nothing but the tests of Torch files needs; they are skipped without it.
+# Only the tests of Torch files need torch; without it they are skipped.
 torch: $(VENV)/.installed-dev
 	@test -z "$(TORCH)" || $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' || { \
 		echo "Installing torch into $(VENV), for the tests of Torch files ..."; \
@@ -73,31 +75,42 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# BENCH="--full --huge" takes far longer than the twenty minutes of a plain run; BENCH="--help" says what else there is.
+# A plain run takes twenty minutes, BENCH="--full --huge" far longer; BENCH="--help" lists all options.
 bench: $(VENV)/.installed-bench
 	@tests/real_tokenizers.sh >/dev/null
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(BENCH)
 
-# Logs of up to two million calls, built for it; BENCH="--help" says what else there is.
+# Builds logs of up to two million calls; BENCH="--help" lists all options.
 bench-joining: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.joining $(if $(QUICK),--quick) $(BENCH)
 
-# Three processes on this machine: clients, the gateway, and a stub for a vLLM server.
+# Runs three processes on this machine: clients, the gateway, and a stub of a vLLM server.
 bench-gateway: $(VENV)/.installed-dev $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.gateway $(if $(QUICK),--quick) $(BENCH)
 
-# Findings of the scan as it is and of its reference engine, on logs built for it and removed again. A stopped run goes on.
+# Compares the scan's findings with those of the reference engine, on temporary logs. A stopped run resumes.
 planted: $(VENV)/.installed
 	@tests/real_tokenizers.sh >/dev/null
 	$(BIN)/python -m benchmarks.planted --tokens $(or $(TOKENS),20000000) $(PLANTED)
 
-# Warnings are errors, and so is a name that nothing defines. It needs no network.
+# Warnings and unresolved references are errors. Needs no network.
 docs: $(VENV)/.installed-docs
 	@$(BIN)/python docs/generate.py build/docs-source
 	@$(BIN)/python -m sphinx -q -W --keep-going -n build/docs-source build/docs
 	@echo "The documentation is build/docs/index.html"
 
-# Each stamp is older than pyproject.toml exactly when the dependencies may have changed.
+# Checks the packages as an index would, then installs the wheel into a fresh environment and scans a log with it.
+package: $(VENV)/.installed-dev
+	@TITO_AUDIT_ADDRESS='$(or $(ADDRESS),$(TITO_AUDIT_ADDRESS))' $(BIN)/python -m tools.package build/dist
+
+# Measures the installed sizes in docs/install.md.
+sizes: $(VENV)/.installed-dev
+	@$(BIN)/python -m tools.install_size docs/install-size.json $(if $(TORCH),'$(TORCH)')
+
+pictures: $(VENV)/.installed-dev
+	@$(BIN)/python -m tools.pictures
+
+# A stamp older than pyproject.toml means that the dependencies may have changed.
 $(VENV)/.installed: pyproject.toml
 	@$(MAKE) --no-print-directory venv
 	@echo "Installing into $(VENV) ..."
@@ -106,27 +119,27 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: pyproject.toml
 	@$(MAKE) --no-print-directory venv
-	@echo "Installing into $(VENV), with what tests need ..."
+	@echo "Installing into $(VENV), with the test dependencies ..."
 	@$(PIP) install -e '.[dev]'
 	@touch $(VENV)/.installed $(VENV)/.installed-docs $@
 
 $(VENV)/.installed-bench: pyproject.toml
 	@$(MAKE) --no-print-directory venv
-	@echo "Installing into $(VENV), with what benchmarks need ..."
+	@echo "Installing into $(VENV), with the benchmark dependencies ..."
 	@$(PIP) install -e '.[bench]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-live: pyproject.toml
 	@$(MAKE) --no-print-directory venv
-	@echo "Installing into $(VENV), with what models and the gateway need ..."
-	@$(PIP) install -e '.[serve]'
+	@echo "Installing into $(VENV), with the dependencies of models and the gateway ..."
+	@$(PIP) install -e '.[serve,transformers]'
 	@$(PIP) install '$(or $(TORCH),torch)' 2>/dev/null || $(PIP) install '$(or $(TORCH),torch)' \
 		--extra-index-url https://download.pytorch.org/whl/cpu
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-docs: pyproject.toml
 	@$(MAKE) --no-print-directory venv
-	@echo "Installing into $(VENV), with what the documentation needs ..."
+	@echo "Installing into $(VENV), with the documentation dependencies ..."
 	@$(PIP) install -e '.[docs]'
 	@touch $(VENV)/.installed $@
 
@@ -134,6 +147,6 @@ $(VENV)/.installed-docs: pyproject.toml
 venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "tito-audit needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
-		echo "Name another one: make PYTHON=python3.12 ..." >&2; \
+		echo "Choose another one: make PYTHON=python3.12 ..." >&2; \
 		exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,1 +1,1 @@
-"""What developers run by hand; nothing of it is shipped."""
+"""Tools that developers run by hand; none is shipped."""

@@ -29,6 +29,7 @@ FLOW = {
         "parser",
         "registry",
         "summary",
+        "unknown",
         "errors",
     ),
 }

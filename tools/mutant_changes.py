@@ -1,4 +1,4 @@
-"""What can be changed in a module, one operator or constant at a time."""
+"""The possible changes of a module, one operator or constant at a time."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Mutant:
     """The outermost function that holds it, as `__qualname__`."""
     line: int
     node: int
-    """Which of the changeable nodes of the file, in the order of the walk."""
+    """The number of the changed node, in the order of the walk."""
     change: str
-    """What is changed, for people."""
+    """A description of the change."""
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:
-    """Every change that can be made within the functions of a module."""
+    """Every possible change in the functions of a module."""
     return [
         Mutant(file, function, line, number, change)
         for number, (function, line, change, _) in enumerate(_changeable(ast.parse(text)))
@@ -61,7 +61,7 @@ def mutated(text: str, mutant: Mutant) -> str:
 
 
 def _changeable(tree: ast.Module) -> Iterator[tuple[str, int, str, Callable[[], None]]]:
-    """Function, line, words and the change itself of each node that can be changed."""
+    """Function, line, description and change of each node that can be changed."""
     for name, function in functions_of(tree.body, ""):
         for statement in function.body:
             for node in ast.walk(statement):
@@ -79,7 +79,7 @@ def functions_of(body: Sequence[ast.stmt], within: str) -> Iterator[tuple[str, a
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What can be changed in a node itself: words for people, and the change."""
+    """The possible changes of a node itself, each with a description."""
     if isinstance(node, ast.Compare):
         for index, operator in enumerate(node.ops):
             if type(operator) in SWAPPED:

@@ -1,4 +1,4 @@
-"""Tests that run on one mutant after the other, each in a fork of a process that has read the tests in."""
+"""Runs tests on one mutant after another, each in a fork of a process that has loaded the tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STARTS_PROCESSES = re.compile(r"subprocess|Popen|os\.exec|become\(")
 
 @dataclass
 class Reach:
-    """What a run of all tests without a fault says: a file of the copy for each half of the tests."""
+    """What a run of all tests without a mutant shows, one file for each process."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     """CPU seconds of each test that passed."""
@@ -42,14 +42,14 @@ class Reach:
     """The tests, without their parameters, that call a function; functions as `FILE::NAME`."""
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Take in what the run of another process said."""
+        """Add the result of another process."""
         self.seconds |= other["seconds"]
         for function, tests in other["calls"].items():
             self.calls[function] = sorted({*self.calls.get(function, ()), *tests})
 
 
 class Runner:
-    """A pytest plugin: runs the mutants in place of the tests."""
+    """A pytest plugin that runs mutants instead of tests."""
 
     def __init__(self, work: Work) -> None:
         self.work, self.root = work, work.root
@@ -77,7 +77,7 @@ class Runner:
         return True
 
     def _tried(self, session: Any, mutant: Mutant) -> tuple[str, str]:
-        """What became of a mutant, and the test that noticed it."""
+        """The outcome of a mutant, and the test that noticed it."""
         path = self.root / mutant.file
         original = path.read_text(encoding="utf-8")
         changed = mutated(original, mutant)
@@ -88,7 +88,7 @@ class Runner:
         return WORDS.get(code, f"noticed: ended by {code}"), by
 
     def _forked(self, session: Any, job: Callable[[], tuple[int, str]], seconds: float) -> tuple[int, str]:
-        """What a job in a fork says, or the signal that ended it, and all that it started, when it did not end."""
+        """The result of a job in a fork; past its time it and all its processes are killed."""
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with tempfile.TemporaryFile() as said:
             child = os.fork()
@@ -109,7 +109,7 @@ class Runner:
             return code, said.read().decode()
 
     def _reaching(self, session: Any) -> tuple[int, str]:
-        """Run this process's share of the tests, and write down what each calls."""
+        """Run this process's share of the tests, and record what each calls."""
         functions = sorted({(one.file, one.function) for one in self.work.every})
         called = mmap.mmap(-1, len(functions))  # shared with the processes that tests fork
         builtins.__dict__["_called"] = partial(_mark, called)
@@ -151,7 +151,7 @@ class Runner:
 
 @dataclass
 class Work:
-    """What one of the processes has to do, and where the processes meet."""
+    """The work of one process, and the folder where processes meet."""
 
     root: Path
     aside: Path
@@ -160,7 +160,7 @@ class Work:
     every: Sequence[Mutant]
     seconds: float
     known: Path | None
-    """What an earlier run said of the tests."""
+    """What an earlier run showed about the tests."""
     paths: Sequence[str] = ("tests",)
 
     def share(self, items: Sequence[Any]) -> Sequence[Any]:
@@ -173,21 +173,21 @@ class Work:
         return self.every[self.number :: self.jobs]
 
     def mine(self, number: int | None = None) -> Path:
-        """Where a process says what its tests call."""
+        """The file in which a process records what its tests call."""
         return self.aside / f"reach-{self.number if number is None else number}.json"
 
     def met(self) -> None:
-        """Wait until every process has said what its tests call."""
+        """Wait until every process has recorded what its tests call."""
         while not all((self.aside / f"reached-{number}").exists() for number in range(self.jobs)):
             (self.aside / f"reached-{self.number}").touch()
             time.sleep(0.1)
 
     def reaches(self) -> list[Path]:
-        """The files that say what tests call."""
+        """The files that record what tests call."""
         return [self.known] if self.known is not None else [self.mine(number) for number in range(self.jobs)]
 
     def ended(self, mutant: Mutant, word: str, by: str, out: Any) -> None:
-        """Print what became of a mutant, and keep it."""
+        """Print and record the outcome of a mutant."""
         print(f"{word}\t{mutant.file}:{mutant.line}\t{mutant.change}\t{by}", file=out)
         with (self.aside / f"ended-{self.number}").open("a", encoding="utf-8") as file:
             file.write(json.dumps([word, asdict(mutant)]) + "\n")
@@ -212,7 +212,7 @@ def _mark(called: mmap.mmap, number: int) -> None:
 
 
 def _marked(tree: ast.Module, names: Mapping[str, int]) -> None:
-    """Let each function say that it is called, first of all."""
+    """Make each function record its calls."""
     for name, function in functions_of(tree.body, ""):
         if name in names:
             said = ast.parse(f"__import__('builtins')._called({names[name]})").body
@@ -220,7 +220,7 @@ def _marked(tree: ast.Module, names: Mapping[str, int]) -> None:
 
 
 def _waited(child: int, seconds: float) -> int:
-    """The exit code of a child; it is ended, and all that it started, when it takes longer."""
+    """The exit code of a child; past its time it and all its processes are killed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -232,7 +232,7 @@ def _waited(child: int, seconds: float) -> int:
 
 
 def _replace(function: str, file: str, code: CodeType) -> None:
-    """Give every function made of the code of this one the new code."""
+    """Give every function with this code the new code."""
     for name in function.split("."):
         code = next(one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == name)
     for one in gc.get_objects():

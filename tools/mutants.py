@@ -6,11 +6,11 @@
 Prints each mutant and the test that noticed it, or that none did, and the counts. FILE keeps those that none
 noticed: the second line runs the tests on these with all of their examples.
 
-It works on copies of the checkout. First all tests run once, without a fault, and say which of the changed
-functions each of them calls and how long it takes; what fails there is left out from then on. Then each mutant
-runs in a fork, which writes the changed module (for tests that start processes) and replaces the code of the
-changed function in memory. Tests that call the function run, files that name the module and take no time first,
-and behind them files that start processes, until one fails or the mutant's seconds are up.
+It works on copies of the checkout. First all tests run once, without a fault, to record which of the changed
+functions each calls and how long it takes; tests that fail there are left out. Then each mutant runs in a fork,
+which writes the changed module (for tests that start processes) and replaces the code of the changed function in
+memory. Tests that call the function run, quick files that name the module first, files that start processes last,
+until one fails or the mutant's time is up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def _copied(to: Path) -> Path:
-    """A copy of the checkout's files, with what lies beside it where tests look for it."""
+    """A copy of the checkout's files, with the files next to it that tests need."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
         (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def _copied(to: Path) -> Path:
 
 
 def _picked(chosen: argparse.Namespace) -> list[Mutant]:
-    """The mutants that are asked for, and in which words."""
+    """The requested mutants, and a description."""
     if chosen.only:
         kept = json.loads(chosen.only.read_text(encoding="utf-8"))["mutants"]
         print(f"{len(kept)} mutants of {chosen.only}", flush=True)
@@ -61,7 +61,7 @@ def _picked(chosen: argparse.Namespace) -> list[Mutant]:
 
 
 def _run(chosen: argparse.Namespace, aside: Path) -> int:
-    """Share the mutants out to processes with a copy each, and say what became of all."""
+    """Distribute the mutants among processes with a copy each, and print the outcome."""
     mutants, children = _picked(chosen), []
     works = [
         Work(
@@ -98,7 +98,7 @@ def _run(chosen: argparse.Namespace, aside: Path) -> int:
 
 
 def main() -> int:
-    """Choose the mutants, run them, print what became of them."""
+    """Choose the mutants, run them, print the outcome."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--rooms", default="run,formats,rules,repairs,align")

@@ -1,4 +1,4 @@
-"""Where a tokenizer's own pre-tokenizer always cuts: worked out from it, by trying.
+"""Where a tokenizer's pre-tokenizer always cuts, derived by experiment.
 
 A regex sees of a character only which of its single-character parts (`\\p{L}`, `[\\r\\n]`, `'`) match it. So
 characters that the same parts match are interchangeable: they are one class. Then every string of class
@@ -10,7 +10,7 @@ at which whole and cut differ once is never safe. The strings grow until two len
 and long random strings, of any members of the classes, find nothing more. That is a bounded search and no
 proof: three characters were too few for o200k, four for all of its places.
 
-A normalizer is left out of this by never cutting beside a character that it could touch.
+To be independent of a normalizer, there is never a cut next to a character that it could change.
 
     python -m tools.split_points FOLDER      derive the table for the tokenizer of a folder
 """
@@ -57,7 +57,7 @@ Classes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What was found out about one pre-tokenizer and normalizer."""
+    """The result for one pre-tokenizer and normalizer."""
 
     classes: Classes
     """`[0x110000]` the class of each character; the last class holds those that border no cut."""
@@ -67,7 +67,7 @@ class Derived:
     members: Bools
     """`[K - 1, matchers]` which matchers match the characters of a class."""
     longest: int
-    """How long the strings were when nothing more was found."""
+    """The length of the strings at which nothing more was found."""
 
 
 def derive(
@@ -75,8 +75,7 @@ def derive(
 ) -> Derived:
     """Where the pre-tokenizer of a tokenizer always cuts.
 
-    Takes seconds to minutes. TokenizerError when the patterns hold something that is not understood, or
-    when the search does not come to rest.
+    Takes seconds to minutes. TokenizerError if a pattern is not understood or the search does not converge.
     """
     found = sorted({matcher for pattern in patterns for matcher in _matchers(pattern)})
     letters = {matcher[-2] if matcher.startswith("(?i:") else matcher for matcher in found if _is_letter(matcher)}
@@ -90,7 +89,7 @@ def derive(
     classes: Classes = np.full(CODE_POINTS, len(vectors), np.uint8)
     classes[[ord(character) for character in characters]] = inverse
     uncertain = _uncertain(backend, classes, composed)
-    # A class of which no character may border a cut still stands beside others in the strings.
+    # Characters of a class that must not border a cut still occur in the strings.
     kept = classes.copy()
     kept[uncertain] = len(vectors)
     strings = _Strings(backend, classes, uncertain, len(vectors), letters & _CONTRACTIONS if letters else set())
@@ -104,7 +103,7 @@ _GROUP = re.compile(r"\(\?(i?):|\(\?[=!]|\((?!\?)")
 
 
 def _matchers(pattern: str) -> Iterator[str]:
-    """The parts of a regex that match one character each; TokenizerError for what is not understood."""
+    """The parts of a regex that match one character each; TokenizerError if one is not understood."""
     if pattern == NUMERIC:
         yield pattern
         return
@@ -134,9 +133,9 @@ def _is_letter(matcher: str) -> bool:
 def _uncertain(backend: tokenizers.Tokenizer, classes: Classes, composed: bool) -> Bools:
     """`[0x110000]` the characters that must not border a cut.
 
-    Halves of surrogate pairs, which are mended in pairs; characters that are unassigned, for another
-    version of the library may know them. With NFC all that combine, compose with what stands before, or
-    are not as NFC writes them; and those that become a character of another class when a mark follows.
+    Halves of surrogate pairs, which are joined in pairs; unassigned characters, which another version of the
+    library may know. With NFC, all that combine, compose with the character before, or are not in NFC; and those
+    that become a character of another class when a mark follows.
     """
     out = np.zeros(CODE_POINTS, np.bool_)
     for point in range(CODE_POINTS):
@@ -192,7 +191,7 @@ class _Strings:
         self.cuts: list[NDArray[np.uint16]] = [np.zeros(1, np.uint16)]
 
     def search(self, longest: int) -> tuple[Bools, int]:
-        """Which places are safe, and the length of the strings at which that was settled."""
+        """The safe places, and the length of the strings at which they were settled."""
         size = len(self.alphabet)
         for length in range(1, longest + 1):
             if size**length > _MOST_STRINGS:
@@ -226,7 +225,7 @@ class _Strings:
         return marks & ((1 << len(text)) - 1)
 
     def _try_random(self, length: int) -> bool:
-        """Whether long strings show a place to be unsafe that was taken for safe; each is cut once."""
+        """Whether long random strings, each cut once, refute a safe place."""
         draw = random.Random(length)
         table, found = self._table(), False
         for _ in range(_RANDOM_STRINGS):
@@ -279,7 +278,7 @@ def write_table(folder: str, into: Path = TABLES) -> Path:
     backend = load_tokenizer(folder).backend
     steps = steps_of(backend)
     if steps is None:
-        raise TokenizerError(f"{folder}: its way of splitting texts is not understood, so no cuts are known safe.")
+        raise TokenizerError(f"{folder}: its pre-tokenizer is not understood, so no cut is known to be safe.")
     file = into / f"{table_name(*steps)}.json"
     file.write_bytes(orjson.dumps(_stored(derive(backend, *steps), *steps)) + b"\n")
     return file

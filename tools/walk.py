@@ -1,8 +1,9 @@
-"""The functions that a row passes from the log to its findings: `python -m tools.walk LOG ROW [TOKENIZER]`.
+"""The functions that a row passes through, from the log to its findings: `python -m tools.walk LOG ROW
+[TOKENIZER]`.
 
-Each counts once, when it is first called, after the function that calls it; one of fewer than 8 lines is read
-where it is called and does not count. A stay is a run of functions in one room, a return is a stay in a room that
-was left before. The first row of the log goes before the row, so loading is no part of the way.
+Each counts once, when it is first called, after the function that calls it; functions of fewer than 8 lines do not
+count. A stay is a run of functions in one room, a return is a stay in a room that was left before. The first row
+of the log is read before, so loading is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Stop = tuple[str, str]
 
 
 def walk(log: Path, row: int, tokenizer: Path = TOY) -> list[Stop]:
-    """The functions that a row of a log of JSON lines passes, in the order in which a reader meets them."""
+    """The functions that a row of a JSONL log passes through, in reading order."""
     lines, stops, seen = log.read_bytes().splitlines(keepends=True), list[Stop](), set[CodeType]()
 
     def called(frame: FrameType, event: str, _: object) -> None:
@@ -45,7 +46,7 @@ def walk(log: Path, row: int, tokenizer: Path = TOY) -> list[Stop]:
 
 
 def stays(stops: Sequence[Stop], *, files: bool = False) -> list[str]:
-    """The rooms, or the files, of a way: one entry for each run of functions in it."""
+    """The rooms or files of a walk: one entry for each run of functions."""
     return [name for name, _ in groupby(stop[0] if files else stop[0].split("/")[0] for stop in stops)]
 
 
