@@ -16,8 +16,13 @@ from importlib.resources import files
 from pathlib import Path
 
 import yaml
+
+# The examples of the rules are cases of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from pages.api import api
 from pages.commands import commands, configuration, exit_codes
+from pages.install import install_extras, install_measured, install_sizes
 from pages.plugins import formats, repairs, reports, rules
 from pages.schema import SCHEMAS, schema
 from pages.words import Pages, linked, table
@@ -31,13 +36,20 @@ ROOT = HERE.parent
 INTROS = ("api", "commands", "configuration", "formats", "repairs", "reports", "rules", "schema")
 """Pages here, `_NAME.md`, that the code goes on with."""
 MARKED = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<table>.*?)<!-- end -->\n", re.DOTALL)
+LISTED = re.compile(r"<!-- tito-audit list .*?<!-- end -->\n", re.DOTALL)
+"""A table for readers of the repository; the site has a page for each of its rows, and an index of them."""
 MARK = ".generated"
 """A file in a folder that this wrote, and may replace."""
 
 
+def written() -> list[Path]:
+    """The pages of this folder that people write."""
+    return sorted((*HERE.glob("*.md"), *HERE.glob("tutorials/*.md")))
+
+
 def site() -> Pages:
     """Every page by its path."""
-    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*.md"))}
+    texts = {path.relative_to(HERE).as_posix(): path.read_text(encoding="utf-8") for path in written()}
     # The pages that these become may be in folders.
     intro = {name: re.sub(r"\]\(([a-z-]+\.md)", r"](/\1", texts.pop(f"_{name}.md")) for name in INTROS}
     texts = {name: MARKED.sub(lambda one: one["table"], text) for name, text in texts.items()}
@@ -55,7 +67,7 @@ def site() -> Pages:
         **api(intro["api"]),
     }
     places = {rule.code: f"/rules/{rule.code}.md" for rule in all_rules()}
-    return {path: linked(_as_on_site(text, pages), places) for path, text in pages.items()}
+    return {path: linked(_as_on_site(LISTED.sub("", text), pages), places) for path, text in pages.items()}
 
 
 def marked() -> dict[str, str]:
@@ -65,6 +77,9 @@ def marked() -> dict[str, str]:
         "action-inputs": action_inputs(),
         "action-outputs": action_outputs(),
         "parsers": parsers(),
+        "install-extras": install_extras(),
+        "install-measured": install_measured(),
+        "install-sizes": install_sizes(),
     }
 
 
@@ -77,7 +92,7 @@ def _as_on_site(text: str, pages: Pages) -> str:
         whole = f"{name}.md" if f"{name}.md" in pages else f"{name}/index.md"
         return f"](/{one})" if one in pages else f"](/{whole}{anchor})"
 
-    text = re.sub(r"\]\(_(?P<name>\w+)\.md(?P<anchor>#[\w-]+)?\)", there, text)
+    text = re.sub(r"\]\((?:\.\./)?_(?P<name>\w+)\.md(?P<anchor>#[\w-]+)?\)", there, text)
     return text.replace("](../tito_audit/schemas/", "](/_static/")
 
 
@@ -118,7 +133,8 @@ def write(folder: Path) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / MARK).touch()
-    shutil.copytree(HERE / "_static", folder / "_static")
+    for name in ("_static", "pictures"):
+        shutil.copytree(HERE / name, folder / name)
     shutil.copy(HERE / "conf.py", folder)
     for name in SCHEMAS:
         text = files("tito_audit").joinpath("schemas", name).read_text(encoding="utf-8")

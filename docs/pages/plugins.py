@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pages.cases import example_of
 from pages.words import Pages, command_block, fenced, table, toctree
 from tito_audit.cli._compare import REPORTS as REPAIR_REPORTS
 from tito_audit.convert.rows import makers_of
@@ -50,24 +51,33 @@ def _rule(rule: Rule) -> str:
     claims = [f"[`{one.name}`](/repairs/{one.name}.md)" for one in all_repairs() if one.claims(rule.code)]
     facts = [
         ("Name", f"`{rule.name}`, of the family {rule.code[:3]}: {FAMILIES[rule.code[:3]]}"),
-        ("Severity", f"{rule.severity.word} at most"),
+        ("Severity", f"up to {rule.severity.word}" if rule.severity else rule.severity.word),
         ("Needs", ", ".join(needs) or "nothing but the row"),
         ("Repairs", ", ".join(claims) or "none"),
     ]
-    return "\n".join([f"# {rule.code}: {rule.title}\n", *_facts(facts), _with_repairs(_without_title(rule.doc))])
+    parts = [f"# {rule.code}: {rule.title}\n", *_facts(facts), _with_repairs(_without_title(rule.doc))]
+    return "\n".join([*parts, *_repaired(rule)])
+
+
+def _repaired(rule: Rule) -> list[str]:
+    """What a repair makes of the example; nothing where none cures it."""
+    example = example_of(rule)
+    if not example.command:
+        return []
+    return ["## The example, repaired\n", command_block(example.command), fenced(example.after)]
 
 
 def formats(intro: str) -> Pages:
     """The formats in the order in which they are tried, and a page for each."""
     rows = [(f"[{one.name}]({one.name}.md)", one.title, one.signature.text) for one in all_formats()]
     first, *more = re.split(r"^(?=## )", intro, flags=re.MULTILINE)
-    index = "\n".join([first, table(("format", "written by", "told by"), rows), "".join(more)])
+    index = "\n".join([first, table(("format", "written by", "recognized by"), rows), "".join(more)])
     index += "\n" + toctree(sorted(one.name for one in all_formats()))
     return {**{f"formats/{one.name}.md": _format(one) for one in all_formats()}, "formats/index.md": index}
 
 
 def _format(one: Format) -> str:
-    facts = [("Written by", one.title), ("Detection by", one.signature.text)]
+    facts = [("Written by", one.title), ("Recognized by", one.signature.text)]
     if makers := makers_of(one):
         facts.append(("Made by", ", ".join(f"`tito-audit convert --to {maker.name}`" for maker in makers)))
     origin = inspect.cleandoc(importlib.import_module(f"tito_audit.formats.{one.name}").__doc__ or "")
