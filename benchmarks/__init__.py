@@ -1,4 +1,4 @@
-"""How fast a scan is, measured: corpora out of seeds, engines in processes of their own, tables and a plot.
+"""Benchmarks of the scan: generated logs, engines in separate processes, tables and a plot.
 
-`python -m benchmarks` writes RESULTS.md; `benchmarks.planted` holds the scan against its reference engine.
+`python -m benchmarks` writes RESULTS.md; `benchmarks.planted` compares the scan with its reference engine.
 """

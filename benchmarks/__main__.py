@@ -30,11 +30,11 @@ from benchmarks.users import users_section
 __all__ = ["main"]
 
 STUDIES = ("compare", "budget", "users", "sizes", "lengths", "cold")
-NO_REAL_LOGS = "No recorded rollouts are beside this checkout, so logs that models sampled are left out."
+NO_REAL_LOGS = "No recorded rollouts next to this checkout, so logs that models sampled are left out."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure what was asked for and write it down; a study that is done is on the page at once."""
+    """Run the studies; the page is written after each of them."""
     asked = _parser().parse_args(argv)
     plan = _plan(asked)
     tokenizer = asked.tokenizer or tokenizer_folder()
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @dataclass(slots=True)
 class _Page:
-    """What is written so far: goals first, then how to read the rest, then study by study."""
+    """The page so far: goals, how to read the rest, then each study."""
 
     heading: str
     method: str
@@ -81,13 +81,13 @@ class _Page:
         return "\n".join(part for part in parts if part).rstrip() + "\n"
 
     def add(self, section: str) -> None:
-        """Write the page with one more section."""
+        """Add a section and write the page."""
         self.sections.append(section)
         self.output.write_text(self.text(), encoding="utf-8")
 
 
 def _measured(studies: Studies, wanted: Sequence[str], plan: Plan, page: _Page) -> Growth | None:
-    """Run the studies, adding each to the page when it is done; what was found of lengths."""
+    """Run the studies, adding each to the page when it is done; returns the study of lengths."""
     lengths: Growth | None = None
     for kind in plan.kinds if "compare" in wanted else ():
         page.reached.compared.append(studies.comparison(kind))
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--quick", action="store_true", help="two minutes: 1 M tokens, one round; not into RESULTS.md"
+        "--quick", action="store_true", help="two minutes: 1 M tokens, one round; not written to RESULTS.md"
     )
     size.add_argument("--full", action="store_true", help="growth up to 50 M tokens")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of the largest log [default: 10,000,000]")
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const=10.0,
         metavar="GB",
-        help="memory on a Parquet file of so many GB [10]",
+        help="memory for a Parquet file of this many GB [10]",
     )
     parser.add_argument(
         "--tokenizer", type=Path, metavar="DIR", help="[default: Qwen3 if found, else the toy one]"

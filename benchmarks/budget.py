@@ -1,4 +1,4 @@
-"""Where the CPU time of a scan goes: nanoseconds a token by stage, beside the least that each could take."""
+"""Where the CPU time of a scan goes: nanoseconds per token by stage, and the least that each could take."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ __all__ = ["Budget", "budget_of", "budget_section"]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Runs of the command line in one process on one log, each beside the others of its round."""
+    """Runs of the command line in one process on one log, by round."""
 
     name: str
     plain: tuple[Marks, ...]
     """Without clocks, with a full cache."""
     cold: tuple[Marks, ...]
-    """Only to the first result, with an empty cache."""
+    """Up to the first result, with an empty cache."""
     clocked: tuple[Marks, ...]
     floors: tuple[Mapping[str, float], ...]
-    """By stage, CPU seconds for all rows."""
+    """CPU seconds for all rows, by stage."""
 
     @property
     def rate(self) -> float:
-        """Tokens a CPU second, after the first row."""
+        """Tokens per CPU second, after the first row."""
         return statistics.median(one.tokens / one.scan for one in self.plain)
 
     @property
     def start_up(self) -> tuple[float, float]:
-        """CPU seconds to the first result, with a full cache and with an empty one."""
+        """CPU seconds to the first result, with a full and with an empty cache."""
         warm, cold = (statistics.median(one.start for one in runs) for runs in (self.plain, self.cold))
         return warm, cold
 
     @property
     def times_reading(self) -> float:
-        """How many times what reading alone takes."""
+        """The time as a multiple of reading alone."""
         pairs = zip(self.plain, self.floors, strict=True)
         return statistics.median(one.scan / floor["reading"] for one, floor in pairs)
 
     def stage(self, name: str) -> float:
-        """Nanoseconds a token of a stage."""
+        """Nanoseconds per token in a stage."""
         return statistics.median(one.stages[name] / one.tokens * 1e9 for one in self.clocked)
 
     def floor(self, name: str) -> float | None:
-        """Nanoseconds a token of what the stage's library takes alone; None where there is none."""
+        """Nanoseconds per token in the stage's library alone; None if there is none."""
         pairs = zip(self.floors, self.plain, strict=True)
         found = [floor[name] / one.tokens * 1e9 for floor, one in pairs if name in floor]
         return statistics.median(found) if found else None
@@ -61,7 +61,7 @@ class Budget:
 def budget_of(
     name: str, log: str, tokenizer: Path, cache: Path, rounds: int, say: Callable[[str], None]
 ) -> Budget:
-    """The budget of a log; `cache` is a folder that a scan has filled."""
+    """The budget of a log; `cache` is a folder filled by a scan."""
     plain, cold, clocked, floors = [], [], [], []
     for number in range(rounds):
         plain.append(_marks(log, tokenizer, cache))
@@ -80,7 +80,7 @@ def _marks(log: str, tokenizer: Path, cache: Path, *flags: str) -> Marks:
 
 
 def budget_section(budgets: list[Budget]) -> str:
-    """A table of stages, a pair of columns for each log."""
+    """A table of stages, two columns for each log."""
     head = ["CPU ns a token", *(part for one in budgets for part in (one.name, "least"))]
     rows = [[stage, *(cell for one in budgets for cell in _cells(one, stage))] for stage in ROW_STAGES]
     rows.append(["faulty rows", *(cell for one in budgets for cell in (_ns(_faulty(one)), ""))])
@@ -93,8 +93,8 @@ def budget_section(budgets: list[Budget]) -> str:
         table(head, rows),
         "",
         "CPU time of one process after its first row, medians. *Least* is the library alone on the same rows, in "
-        "the same run: orjson or pyarrow, minijinja, fastokens, numpy's comparison of ids. Stages are what right "
-        "rows take; *faulty rows* is what rows with findings take beyond that. The clocks are put around "
+        "the same run: orjson or pyarrow, minijinja, fastokens, numpy's comparison of ids. Stages are for "
+        "rows without findings; *faulty rows* is what rows with findings take in addition. The clocks wrap "
         "functions from outside and cost some time themselves.",
         "",
     ]

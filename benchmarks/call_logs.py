@@ -1,4 +1,4 @@
-"""Logs whose rows are single calls of many conversations at a time, of any size, from a seed."""
+"""Logs of single calls from many interleaved conversations, of any size, from a seed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.measure import TOY
 __all__ = ["CallLog", "Shape", "call_log"]
 
 OPEN = 2_000
-"""Conversations that go on at the same time: so many rows lie between a call and the next."""
+"""Conversations open at the same time: this many rows lie between a call and the next."""
 SAMPLES = 4
 """Conversations that begin with the same prompt."""
 DRIFTED = 0.05
-"""The part of the answers that come back in other tokens."""
+"""The share of answers that come back in other tokens."""
 POOL = 512
 
 
@@ -28,7 +28,7 @@ class Shape:
 
     turns: int
     words: int
-    """About so many in each message."""
+    """Approximate number per message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CallLog:
 
 
 def call_log(shape: Shape, rows: int, kind: str, folder: Path, *, keyed: bool) -> CallLog:
-    """The log, written once and then found again."""
+    """The log, written on first use."""
     name = f"calls-{shape.turns}-{shape.words}-{rows}{'-keyed' * keyed}"
     path, counted = folder / f"{name}.{kind}", folder / f"{name}.ids"
     plain = folder / f"{name}.jsonl"
@@ -58,7 +58,7 @@ def call_log(shape: Shape, rows: int, kind: str, folder: Path, *, keyed: bool) -
 
 
 def _write(path: Path, shape: Shape, rows: int, keyed: bool) -> int:
-    """Write rows as JSON lines; the number of their ids."""
+    """Write rows as JSON lines; returns the number of ids."""
     total = 0
     waiting = path.with_suffix(".part")
     with waiting.open("w", encoding="utf-8") as file:
@@ -73,7 +73,7 @@ def _write(path: Path, shape: Shape, rows: int, keyed: bool) -> int:
 
 
 class _Words:
-    """Ids of messages as JSON holds them, and how many they are."""
+    """Ids of messages, as in JSON, and their number."""
 
     def __init__(self, words: int, rng: random.Random) -> None:
         from tokenizers import Tokenizer
@@ -95,13 +95,13 @@ class _Words:
         return ",".join(map(str, found)), len(found)
 
     def number(self, number: int) -> tuple[str, int]:
-        """The ids of a number, which no other number has."""
+        """Ids that are unique to this number."""
         return joined(
             *(self._numbers[part] for part in (number // 1_000_000, number // 1000 % 1000, number % 1000))
         )
 
     def _split(self, text: str) -> tuple[str, int]:
-        """The same text, its first word in other tokens."""
+        """The same text with its first word in other tokens."""
         return joined(self.ids(" "), self.ids(text[:1]), self.ids(text[1:]))
 
     def _word(self) -> str:
@@ -109,12 +109,12 @@ class _Words:
 
 
 def joined(*parts: tuple[str, int]) -> tuple[str, int]:
-    """Several stretches of ids as one."""
+    """Several runs of ids as one."""
     return ",".join(text for text, _ in parts), sum(count for _, count in parts)
 
 
 def _calls(shape: Shape, rows: int) -> Iterator[tuple[int, str, str, int]]:
-    """Calls in the order in which they end: conversation, prompt, completion, and how many ids these are."""
+    """Calls in the order in which they end: conversation, prompt, completion and number of ids."""
     rng = random.Random(shape.turns * 1000 + shape.words)
     words = _Words(shape.words, rng)
     going = [_conversation(number, shape.turns, words, rng) for number in range(min(OPEN, rows))]

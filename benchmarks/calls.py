@@ -1,4 +1,4 @@
-"""Conversations as logs of calls: every call with its complete prompt, so that T answers hold O(T²) ids."""
+"""Conversations as logs of calls, each with its complete prompt, so T answers take O(T²) ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = (("prompt_token_ids", "generation_token_ids"), ("prompt_ids", "completi
 def calls_of(ids: Any, mask: Any, logprobs: Any, heard: Any, heard_mask: Any) -> list[dict[str, Any]]:
     """The calls of a conversation whose answers are the runs of the mask, `[T]` ids, mask and logprobs.
 
-    Later prompts hold `heard` where `ids` stand: the ids themselves, or what encoding their text again gives.
+    Later prompts hold `heard` instead of `ids`: the ids themselves, or their text encoded again.
     """
     answers, asked = runs_of(mask), runs_of(heard_mask)
     assert len(answers) == len(asked)
@@ -37,7 +37,7 @@ def recorded_ids(calls: Sequence[dict[str, Any]]) -> int:
 
 
 def names_of(call: dict[str, Any]) -> tuple[str, str]:
-    """What a call names the ids of its prompt and its answer."""
+    """The names of a call's columns of prompt ids and answer ids."""
     return _NAMES[0] if _NAMES[0][0] in call else _NAMES[1]
 
 
@@ -48,7 +48,7 @@ def ids_of(call: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def calls_type(*, text: bool = False) -> Any:
-    """The Arrow type of a column of calls; with `text`, calls may say what they sampled."""
+    """The Arrow type of a column of calls; with `text`, calls may hold the text of their answer."""
     import pyarrow as pa
 
     values = (pa.int32(), pa.int32(), pa.float32())
@@ -58,6 +58,6 @@ def calls_type(*, text: bool = False) -> Any:
 
 
 def runs_of(mask: Any) -> list[tuple[int, int]]:
-    """Where the mask is set, run by run."""
+    """The runs in which the mask is set."""
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -1,8 +1,8 @@
-"""Conversations out of a seed: prose, code, JSON, tool calls, Chinese and emoji, as agents write them.
+"""Conversations from a seed: prose, code, JSON, tool calls, Chinese and emoji, as agents write them.
 
-Words are the tokenizer's own, drawn by rank as natural text has them (a few often, most rarely), one in
-twenty a name that no vocabulary holds. No text is used twice, so no cache gets help that a real log, with its
-groups of samples of one prompt, would not give it as well.
+Words are the tokenizer's own, drawn by rank as in natural text (a few often, most rarely); one in
+twenty is a name that no vocabulary has. No text is used twice, so caches help no more here than on a real log,
+which has groups of samples of one prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLACES = 4096
 
 
 class Writer:
-    """Writes one conversation after the other from one stream of random numbers."""
+    """Writes conversations from one stream of random numbers."""
 
     def __init__(self, words: Sequence[str] | Any, draw: np.random.Generator, length: int) -> None:
         self._words = np.asarray(words, dtype=object)
@@ -47,7 +47,7 @@ class Writer:
         self._han = _by_rank(len(_CHINESE))
 
     def conversation(self, turns: int) -> list[dict[str, Any]]:
-        """Messages with `turns` answers of the model, the last one without a tool call."""
+        """Messages with `turns` answers, the last one without a tool call."""
         messages = [
             {"role": "system", "content": self._prose(40)},
             {"role": "user", "content": self._text()},
@@ -62,7 +62,7 @@ class Writer:
         return messages
 
     def _call(self, name: str) -> list[dict[str, Any]]:
-        """An answer that calls the tool, and what the tool said."""
+        """An answer that calls the tool, and the tool's result."""
         call = {"name": "run", "arguments": json.dumps({"command": self._prose(12)})}
         calls = [{"id": name, "type": "function", "function": call}]
         return [
@@ -71,7 +71,7 @@ class Writer:
         ]
 
     def _text(self) -> str:
-        """One message, most often prose."""
+        """One message, usually prose."""
         size = max(8, int(self._draw.normal(self._length, self._length / 4)))
         kind = self._draw.random()
         if kind < 0.55:
@@ -84,7 +84,7 @@ class Writer:
         return f"{han}{_EMOJI[self._draw.integers(len(_EMOJI))]} {self._prose(max(size // 4, 8))}"
 
     def _some(self, count: int) -> list[str]:
-        """Words, the first of the vocabulary far more often than the last; some are new."""
+        """Words, by rank of the vocabulary; some are new."""
         words: list[str] = self._words[self._share.searchsorted(self._draw.random(count))].tolist()
         for at in self._draw.integers(0, count, count // 20).tolist():
             words[at] += words[at - 1].title()
@@ -121,7 +121,7 @@ class Writer:
 
 @cache
 def _by_rank(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Cumulated shares: the n-th entry comes about n times more rarely than the first."""
+    """Cumulative shares: the n-th entry is about n times rarer than the first."""
     shares = 1.0 / (np.arange(count) + 10.0)
     cumulated: np.ndarray[Any, np.dtype[np.float64]] = np.cumsum(shares) / shares.sum()
     cumulated[-1] = 1.0

@@ -1,13 +1,13 @@
-"""Logs out of a seed: what a benchmark scans, of any length, without a file to ship.
+"""Logs from a seed, of any length, for benchmarks to scan.
 
 Prompts and answers are what the template writes. In 12 % of the rows some sampled tokens (one in 2,000, at
-least one) are spelled by two others that read the same, as models do; in half of those rows the mask has slid by
-one token too. What was done is noted beside the log, so that an engine can be held to it.
+least one) are replaced with two that read the same, as models sample them; in half of those rows the mask is
+also shifted by one token. A note next to the log says what was done, to check engines against it.
 
-A log has training rows or, of the same conversations, all calls with their complete prompts. There half of the
-rows that were spelled otherwise have, in later prompts, what encoding their text again gives.
+A log has training rows or all calls of the same conversations, with their complete prompts. Half of the changed
+rows then hold the re-encoded text in later prompts.
 
-A row depends on the seed and its number alone, whatever the number of processes that build it.
+A row depends only on the seed and its number, not on the number of processes.
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ __all__ = ["Builder", "Corpus", "Factory", "Shape", "built", "main"]
 
 NON_CANONICAL = 0.0005
 CHUNK_TOKENS = 300_000
-"""About how many tokens are built at a time; also the size of a row group."""
+"""Approximate number of tokens built at a time; also the size of a row group."""
 _TOKENS_A_WORD = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the rollouts of a corpus are like."""
+    """The shape of a corpus's rollouts."""
 
     turns: tuple[int, ...] = (2, 10, 40, 128)
-    """Lengths of conversations; each length gets the same share of the tokens."""
+    """Lengths of conversations; each gets the same share of the tokens."""
     words: int = 330
-    """Words of a message, about."""
+    """Approximate words per message."""
     faulty: float = 0.12
     seed: int = 0
     calls: bool = False
     """A log of calls, not of training rows."""
 
     def turns_of(self, number: int) -> int:
-        """How many answers the row of this number has."""
+        """The number of answers in row `number`."""
         period = [turns for turns in self.turns for _ in range(round(max(self.turns) / turns))]
         order = np.random.default_rng([self.seed, 1]).permutation(len(period))
         return period[int(order[number % len(period)])]
 
     def rows_of(self, tokens: int) -> int:
-        """About how many rows have so many tokens."""
+        """The approximate number of rows with this many tokens."""
         mean = np.mean([self.turns_of(number) for number in range(len(self.turns) * max(self.turns))])
         return max(1, round(tokens / (mean * 2 * self.words * _TOKENS_A_WORD)))
 
 
 @dataclass(slots=True)
 class Corpus:
-    """A log that was built, in both kinds of file, and what is in it."""
+    """A generated log, as JSONL and Parquet, and what is in it."""
 
     jsonl: str
     parquet: str
     tokens: int = 0
-    """Of the conversations, each counted once."""
+    """Tokens of the conversations, each counted once."""
     rows: int = 0
     recorded: int = 0
-    """Ids that the log holds: more than the tokens where every call repeats its prompt."""
+    """Ids in the log: more than the tokens if every call repeats its prompt."""
     prompt_tokens: dict[str, int] = field(default_factory=dict)
-    """By the length of conversations: tokens of the prompts of all their turns, which one who renders every turn
+    """By the length of conversations: tokens of the prompts of all turns, which rendering every turn
     has to encode."""
     faulty: list[int] = field(default_factory=list)
-    """Numbers of the rows whose tokens were spelled anew."""
+    """Numbers of the rows whose tokens were changed."""
 
 
 @dataclass(slots=True)
@@ -97,9 +97,9 @@ class _Chunk:
 
 
 def built(wanted: Sequence[tuple[Shape, int]], tokenizer: Path, folder: Path, jobs: int) -> list[Corpus]:
-    """Corpora of these shapes and tokens, built by a process of their own.
+    """Corpora of these shapes and tokens, built by a separate process.
 
-    What it had in memory would count as the memory of every process that is started later.
+    Its memory would otherwise count for every process that is started later.
     """
     command = [sys.executable, "-m", "benchmarks.corpus", str(tokenizer), str(folder), "--jobs", str(jobs)]
     asked = json.dumps([[asdict(shape), tokens] for shape, tokens in wanted])
@@ -110,25 +110,25 @@ def built(wanted: Sequence[tuple[Shape, int]], tokenizer: Path, folder: Path, jo
 
 
 class Factory:
-    """Builds corpora of one tokenizer into a folder and keeps them there for the next run."""
+    """Builds corpora of one tokenizer in a folder and keeps them for the next run."""
 
     def __init__(self, tokenizer: Path, folder: Path, jobs: int = 1) -> None:
         self.tokenizer = tokenizer
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        # A new interpreter each: the libraries have threads, and a fork with threads can hang.
+        # New interpreters: the libraries have threads, and a fork with threads can hang.
         self._pool = (
             ProcessPoolExecutor(jobs, get_context("spawn"), _start, (str(tokenizer),)) if jobs > 1 else None
         )
         self._jobs = jobs
 
     def close(self) -> None:
-        """Let the processes go."""
+        """End the processes."""
         if self._pool is not None:
             self._pool.shutdown()
 
     def corpus(self, shape: Shape, tokens: int) -> Corpus:
-        """A corpus of about so many tokens, out of the folder if it was built before."""
+        """A corpus of about this many tokens, from the folder if it was built before."""
         name = f"{'-'.join(map(str, shape.turns))}-{tokens}-{self._key(shape)}"
         note = self.folder / f"{name}.json"
         if note.is_file():
@@ -162,7 +162,7 @@ class Factory:
                     return
 
     def _chunks(self, shape: Shape, rows: int) -> Iterator[_Chunk]:
-        """Chunks of so many rows without end, in order, a few of them ahead."""
+        """Endless chunks of this many rows, in order, a few built ahead."""
         if self._pool is None:
             build = _builder(str(self.tokenizer))
             yield from (build(shape, number * rows, rows) for number in count())
@@ -212,7 +212,7 @@ _here: list[str] = []
 
 
 def _start(tokenizer: str) -> None:
-    """What a process of the pool does first."""
+    """Initialize a process of the pool."""
     _here[:] = [tokenizer]
     _builder(tokenizer)
 
@@ -222,7 +222,7 @@ def _build(shape: Shape, first: int, rows: int) -> _Chunk:
 
 
 def _builder(tokenizer: str) -> _Build:
-    """The builder of a tokenizer, loaded once a process."""
+    """The builder of a tokenizer, loaded once per process."""
     if tokenizer not in _built:
         _built[tokenizer] = Builder(tokenizer).chunk
     return _built[tokenizer]
@@ -272,13 +272,13 @@ class Builder:
     def conversation(
         self, shape: Shape, number: int
     ) -> tuple[np.random.Generator, list[dict[str, Any]], Any, Any, Any]:
-        """The row's stream of random numbers, messages, right ids, where answers begin, and mask."""
+        """The row's random stream, messages, correct ids, starts of answers, and mask."""
         draw = np.random.default_rng([shape.seed, 0, number])
         messages = Writer(self._words, draw, shape.words).conversation(shape.turns_of(number))
         return draw, messages, *self._tokens(messages)
 
     def _tokens(self, messages: list[dict[str, Any]]) -> tuple[Any, Any, Any]:
-        """Ids of a conversation, where in them each answer begins, and the mask of what was sampled."""
+        """Ids of a conversation, the starts of its answers, and the mask of what was sampled."""
         from tito_audit.record.message import as_messages, as_tools
         from tito_audit.render.spans import spans
 
@@ -297,7 +297,7 @@ class Builder:
         return ids, starts, mask
 
     def _respelled(self, ids: Any, mask: Any, draw: np.random.Generator) -> tuple[Any, Any]:
-        """Some sampled tokens as two that spell the same, at least one of them."""
+        """The row with some sampled tokens, at least one, as two that spell the same."""
         sampled = np.flatnonzero(mask)
         wanted = max(1, int(draw.binomial(len(sampled), NON_CANONICAL)))
         new, at = [], []
@@ -315,7 +315,7 @@ class Builder:
         return np.insert(out, spots + 1, pairs[:, 1]), np.insert(mask, spots + 1, 1)
 
     def _halves(self, token: int) -> tuple[int, int] | None:
-        """Two tokens that read like this one; None for one of a single byte or a control token."""
+        """Two tokens that read like this one; None for a single byte or a control token."""
         vocabulary = self.tokenizer.vocabulary
         if token in vocabulary.added_ids:
             return None
@@ -328,7 +328,7 @@ class Builder:
 
 
 def _words(vocabulary: Any) -> list[str]:
-    """Words of a vocabulary, the earlier merged and so more common ones first."""
+    """Words of a vocabulary, those merged earlier (more common) first."""
     pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
     begun = [piece[1:] for piece in pieces if piece[:1] == " "]
     plain = [word for word in (begun if len(begun) > 5000 else pieces) if word.isascii() and word.isalpha()]
@@ -336,13 +336,13 @@ def _words(vocabulary: Any) -> list[str]:
 
 
 def _encoder(tokenizer: Any, folder: str) -> Callable[[str], Any]:
-    """A fast way to encode that says what the tokenizer says on a probe; the tokenizer where there is none."""
+    """A fast encoder that agrees with the tokenizer on a probe, else the tokenizer."""
     probe = json.dumps([TOOLS, "héllo 世界 🙂\n\n  x = 12345", "<|im_start|>user\n"], ensure_ascii=False)
     try:
         import fastokens
 
         fast = fastokens.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-    except Exception:  # not installed, or it refuses this tokenizer in a way of its own
+    except Exception:  # not installed, or it does not support this tokenizer
         return lambda text: tokenizer.encode(text)
 
     def encode(text: str) -> Any:

@@ -1,11 +1,11 @@
-"""What a scan is measured against, each in a process of its own that prints one line of JSON.
+"""The engines that a scan is compared with, each in a separate process that prints one line of JSON.
 
     per-turn  the frameworks' way: for every answer `apply_chat_template` on the history, with transformers, and
-              compare the ids with those recorded. A sample of turns, since the whole is quadratic.
-    linear    a good linear way: every rollout rendered once, encoded in batches with tokenizers, arrays compared
+              compare the ids with the recorded ones. On a sample of turns, since it is quadratic.
+    linear    a linear way: each rollout rendered once, encoded in batches with tokenizers, arrays compared
     floor     the file's columns read and nothing else
 
-Time starts when libraries and tokenizers are loaded; processes are forked after that and count.
+Time starts when libraries and tokenizers are loaded; processes forked after that count.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ PART_BYTES = 1 << 20
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 BATCH_ROWS = 32
 TURNS_OF_A_ROW = 4
-"""How many turns of one conversation the quadratic way is tried on."""
+"""The number of turns per conversation that the quadratic way samples."""
 SAMPLE_TOKENS = 100_000
-"""How many prompt tokens of each length of conversation it has to encode at least."""
+"""The least number of prompt tokens that it encodes for each length of conversation."""
 
 Part = tuple[int, int]
 """Bytes `[start, stop)` of a JSONL file, or one row group `[n, n + 1)` of a Parquet file."""
 Columns = dict[str, Any]
 _Sampled = tuple[Any, Any, Any, list[int]]
-"""A chat, its tools, the recorded ids, and the answers whose prompts are tried."""
+"""A chat, its tools, the recorded ids, and the answers whose prompts are sampled."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What an engine took and what it found."""
+    """Time, memory and findings of an engine."""
 
     seconds: float = 0.0
     tokens: int = 0
-    """Recorded tokens of the rollouts it looked at."""
+    """Recorded tokens of the rollouts that it read."""
     rows: int = 0
     different: int = 0
-    """Rows (of `per-turn`: prompts) whose ids are not what the template and the tokenizer write."""
+    """Rows (for `per-turn`: prompts) whose ids are not what template and tokenizer write."""
     encoded: dict[str, int] = field(default_factory=dict)
     """`per-turn`: prompt tokens encoded, by the length of conversations."""
     spent: dict[str, float] = field(default_factory=dict)
-    """`per-turn`: the seconds that these took."""
+    """`per-turn`: seconds for these."""
     cpu: float = 0.0
     """CPU seconds of all processes, loading included."""
 
 
 def floor(log: Path, workers: int = 1, tokens: int | None = None) -> Outcome:
-    """Reading alone: every line through orjson and its ids into an array, or every column of a table."""
+    """Reading alone: each line with orjson and its ids as an array, or each column of a table."""
     return _in_parts(_read_part, log, workers, tokens)
 
 
 def linear(log: Path, tokenizer: Path, workers: int = 1, tokens: int | None = None) -> Outcome:
-    """One rendering and one encoding a rollout, compared as arrays."""
+    """Render and encode each rollout once, and compare arrays."""
     return _in_parts(partial(_linear_part, _render_and_encode(tokenizer)), log, workers, tokens)
 
 
 def per_turn(log: Path, tokenizer: Path, sample_tokens: int = SAMPLE_TOKENS, workers: int = 1) -> Outcome:
-    """Prompts of a sample of turns rendered and encoded anew, as trainers and environments do it.
+    """Render and encode the prompts of a sample of turns, as trainers and environments do.
 
-    Of each length of conversation as many rows, with some turns evenly spread over each, as it takes to encode
-    `sample_tokens` in every process. Reading the log is not counted. Processes take one prompt after the other,
-    the longest first, so none waits long for the last.
+    For each length of conversation, as many rows, with a few evenly spaced turns of each, as it takes to encode
+    `sample_tokens` in every process. Reading the log is not counted. Processes take the longest prompts first, so
+    that none waits long for the last.
     """
     import transformers
 
@@ -100,16 +100,16 @@ def per_turn(log: Path, tokenizer: Path, sample_tokens: int = SAMPLE_TOKENS, wor
 
 
 def _prompt(oracle: Any, prompt: tuple[_Sampled, int]) -> tuple[int, bool]:
-    """How many tokens a prompt has, and whether they differ from those recorded."""
+    """The number of tokens of a prompt, and whether they differ from the recorded ones."""
     (chat, tools, recorded, _), index = prompt
     ids = oracle.apply_chat_template(chat[:index], tools=tools, add_generation_prompt=True, return_dict=False)
     return len(ids), ids != recorded[: len(ids)].tolist()
 
 
 def _sample(log: Path, wanted: int, turns_of_a_row: int) -> dict[int, list[_Sampled]]:
-    """By length: chats with tools, recorded ids, and the messages that are tried, until all have enough.
+    """By length: chats with tools, recorded ids and sampled messages, until each length has enough.
 
-    Prompt tokens are not known before they are encoded: half of a row for each turn is close.
+    The number of prompt tokens is estimated as half of the row for each turn.
     """
     found: dict[int, list[_Sampled]] = {}
     about: dict[int, float] = {}
@@ -132,7 +132,7 @@ def _sample(log: Path, wanted: int, turns_of_a_row: int) -> dict[int, list[_Samp
 
 
 def _in_parts(work: Callable[[Path, Part], Outcome], log: Path, workers: int, tokens: int | None) -> Outcome:
-    """The work on all parts of a log, summed, and the time that it took as a whole."""
+    """The summed results for all parts of a log, and the total time."""
     started = time.perf_counter()
     total = Outcome()
     jobs = [(log, part) for part in _parts(log, tokens)]
@@ -142,7 +142,7 @@ def _in_parts(work: Callable[[Path, Part], Outcome], log: Path, workers: int, to
 
 
 def _each(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Any]:
-    """What the work gives for each job, in no order, by so many processes."""
+    """The results of all jobs, in any order, from this many processes."""
     global _work, _jobs
     _work, _jobs = work, jobs
     if workers == 1:
@@ -150,12 +150,12 @@ def _each(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iter
         return
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         yield from pool.imap_unordered(_working, range(len(jobs)))
-        pool.close()  # and wait: only the time of processes that have ended is known
+        pool.close()  # and wait: CPU time is known only for ended processes
         pool.join()
 
 
 _work: Callable[[Any], Any]
-"""What forked processes do; a tokenizer cannot be sent to them."""
+"""The work of forked processes; a tokenizer cannot be sent to them."""
 _jobs: Sequence[Any]
 
 
@@ -171,7 +171,7 @@ def _add(total: Outcome, outcomes: Iterator[Outcome]) -> None:
 
 
 def _parts(log: Path, tokens: int | None) -> list[Part]:
-    """The log in parts that begin and end with rows, as many of the first ones as hold about `tokens`."""
+    """The log in parts at row boundaries; only the first ones with about `tokens` in all."""
     note = _note(log)
     share = 1.0 if tokens is None or note is None else min(1.0, tokens / note["tokens"])
     if log.suffix == ".parquet":
@@ -192,7 +192,7 @@ def _parts(log: Path, tokens: int | None) -> list[Part]:
 
 
 def _note(log: Path) -> dict[str, Any] | None:
-    """What the builder of a log noted about it."""
+    """The note that the builder left about a log."""
     note = log.with_suffix(".json")
     return dict(orjson.loads(note.read_bytes())) if note.is_file() else None
 
@@ -211,7 +211,7 @@ def _lines(log: Path, part: Part) -> Iterator[bytes]:
 
 
 def _rows(log: Path, part: Part) -> Iterator[Columns]:
-    """Messages, tools and ids of the rows of a part, and how many ids a row holds."""
+    """Messages, tools and ids of the rows of a part, and the number of ids in each row."""
     if log.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -232,7 +232,7 @@ def _rows(log: Path, part: Part) -> Iterator[Columns]:
 
 
 def _ids(row: Columns) -> tuple[list[int], int]:
-    """The ids of a whole conversation, and how many the row holds; of calls the last one, prompt and answer."""
+    """The ids of a whole conversation (of calls: the last prompt and answer), and how many the row holds."""
     if "calls" not in row:
         return row["token_ids"], len(row["token_ids"])
     return [one for part in ids_of(row["calls"][-1]) for one in part], recorded_ids(row["calls"])
@@ -276,7 +276,7 @@ def _render_and_encode(folder: Path) -> Callable[[Sequence[Columns]], list[Any]]
     from tito_audit.tokens.load import load_tokenizer
 
     loaded = load_tokenizer(str(folder))
-    # As transformers sets it up, but compiled once and called without its checks.
+    # Set up as transformers does, but compiled once and called without its checks.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     template = environment.from_string(loaded.chat_templates["default"])
@@ -297,7 +297,7 @@ def _render_and_encode(folder: Path) -> Callable[[Sequence[Columns]], list[Any]]
 
 
 def _chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as servers give them to a template: arguments of tool calls as objects."""
+    """Messages as servers pass them to a template: tool-call arguments as objects."""
     for message in messages:
         for call in message.get("tool_calls") or ():
             if isinstance(call["function"]["arguments"], str):
@@ -313,10 +313,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
-        "--tokens", type=int, help="linear: of the first rows only; per-turn: to encode of each length"
+        "--tokens", type=int, help="linear: of the first rows only; per-turn: to encode for each length"
     )
     asked = parser.parse_args(argv)
-    # One process, one core, here as there: the libraries' own threads are off.
+    # One core per process, as in the scan: the libraries' threads are off.
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     if asked.log.suffix == ".parquet":
         import pyarrow.parquet  # noqa: F401 - loading is not part of the time

@@ -1,9 +1,9 @@
-"""The least that each stage of a scan could take: one library alone, on the rows of a log, in CPU seconds.
+"""The least that each stage of a scan could take: its library alone on the rows of a log, in CPU seconds.
 
 reading     orjson on every line, or pyarrow on every row group
-rendering   minijinja on every conversation, its messages at hand
-encoding    fastokens on every text, one after the other
-comparing   numpy on ids: those of each text and the recorded ones, and each prompt and what was said before it
+rendering   minijinja on every conversation, with its messages ready
+encoding    fastokens on every text
+comparing   numpy on ids: those of each text with the recorded ones, and each prompt with what precedes it
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Array = Any
 
 
 def floors(log: Path, tokenizer: Path) -> dict[str, float]:
-    """By stage, the CPU seconds that its library takes; of a table only reading."""
+    """CPU seconds of each stage's library; for a table only reading."""
     spent = {"reading": _spent(lambda: _read(log))}
-    if log.suffix == ".parquet":  # all else is as with the lines of the same rows
+    if log.suffix == ".parquet":  # everything else is as with JSONL
         return spent
     rows = list(_rows(log))
     render = _renderer(tokenizer)
@@ -92,7 +92,7 @@ def _pairs(rows: Sequence[Row], found: Sequence[Array]) -> Iterator[tuple[Array,
 
 
 def _renderer(folder: Path) -> Callable[[Row], str] | None:
-    """A function from rows to texts; None where the template or the library is not there."""
+    """A function from rows to texts; None without the template or the library."""
     from tito_audit.render.globals import raise_exception, strftime_now, to_json
     from tito_audit.tokens.load import load_tokenizer
 
@@ -124,7 +124,7 @@ def _encoder(folder: Path) -> Callable[[str], Array] | None:
         import fastokens
 
         fast = fastokens.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception:  # not installed, or it refuses this tokenizer in a way of its own
+    except Exception:  # not installed, or it does not support this tokenizer
         return None
     return lambda text: np.frombuffer(fast.encode_batch_flat([text])[0], np.int32)
 
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("tokenizer", type=Path)
     asked = parser.parse_args(argv)
-    if hasattr(os, "sched_setaffinity"):  # one processor: fastokens makes a thread for each
+    if hasattr(os, "sched_setaffinity"):  # one processor: fastokens starts a thread for each
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import pyarrow.parquet  # noqa: F401 - loading is not part of the time
 

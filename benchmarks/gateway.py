@@ -25,15 +25,15 @@ __all__ = ["Load", "Measured", "main", "page"]
 
 PLAIN = ("--tool-parser", "none", "--reasoning-parser", "none")
 METHOD = (
-    "The upstream is a stub in a process of its own, which answers 16 tokens after a while; the clients are a "
-    "third process on the same cores. Each session asks turn after turn; its first message makes up nearly all of "
-    "the prompt.",
-    "*Added* is what a client waited, minus what the stub took for the same request, in ms: reading, rendering, "
-    "encoding, both ways of HTTP, the log, and waiting for a processor: clients, gateway and stub share them all.",
-    "*Own clock* is what the gateway measures itself (`X-Tito-Overhead-Ms`): from the body of a request to its "
-    "answer, without the time in which it sends a request upstream and waits for what comes back.",
-    "*First* are first prompts, which are rendered and encoded whole; *next* are those that continue.",
-    "*CPU* is that of the gateway per request, first prompts included; *MB* what a session holds in its memory.",
+    "The upstream is a stub in a separate process that returns 16 tokens after a delay; the clients are a third "
+    "process on the same cores. Each session runs turn after turn; its first message is nearly all of the prompt.",
+    "*Added* is the time that a client waited, minus what the stub took for the same request, in ms: reading, "
+    "rendering, encoding, HTTP in both directions, the log, and waiting for a processor, which clients, gateway "
+    "and stub share.",
+    "*Own clock* is what the gateway measures (`X-Tito-Overhead-Ms`): from the body of a request to its answer, "
+    "without sending the request upstream and waiting for the response.",
+    "*First* are first prompts, which are rendered and encoded completely; *next* are prompts that continue.",
+    "*CPU* is the gateway's CPU time per request, first prompts included; *MB* is its memory per session.",
 )
 
 
@@ -42,35 +42,35 @@ class Load:
     """One way to load the gateway."""
 
     tokens: int
-    """Of the first prompt, about."""
+    """Approximate tokens of the first prompt."""
     sessions: int
     flying: int
-    """Requests in flight, at most."""
+    """Most requests in flight."""
     turns: int
     latency: float
-    """Seconds that the stub takes."""
+    """Seconds that the stub takes per request."""
 
 
 @dataclass
 class Measured:
-    """What a load took."""
+    """Times and memory of a load."""
 
     load: Load
     first: list[float] = field(default_factory=list)
     """Seconds added to first prompts."""
     own_first: list[float] = field(default_factory=list)
-    """The same by the gateway's clock."""
+    """The same, by the gateway's clock."""
     own_next: list[float] = field(default_factory=list)
     turns: list[list[float]] = field(default_factory=list)
     """Seconds added to each next turn."""
     cpu: float = 0.0
-    """Seconds of the gateway for a request."""
+    """CPU seconds of the gateway per request."""
     held: float = 0.0
-    """Bytes that it holds for a session."""
+    """Bytes of the gateway's memory per session."""
     rate: float = 0.0
     """Requests a second."""
     most: int = 0
-    """Requests that were in flight at the stub."""
+    """The most requests in flight at the stub."""
 
     @property
     def next(self) -> list[float]:
@@ -89,7 +89,7 @@ QUICK = (Load(4_000, 6, 1, 5, 0.0), Load(4_000, 60, 40, 3, 2.0), Load(32_000, 2,
 
 
 def text_of(tokens: int, dice: random.Random) -> str:
-    """Words of about so many tokens of the toy tokenizer."""
+    """Words of about this many tokens of the toy tokenizer."""
     known = (TOY.parent / "text" / "prose.txt").read_text(encoding="utf-8").split()
     return " ".join(dice.choices(known, k=int(tokens / 1.35)))
 
@@ -124,7 +124,7 @@ async def _session(
 
 async def _all(load: Load, where: str) -> list[tuple[int, float, float, str]]:
     gate = asyncio.Semaphore(load.flying)
-    # Clients do not come all at once: they fill the flight over one latency.
+    # Clients do not start all at once, but over one latency.
     gap = load.latency / load.flying
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=600)
@@ -137,13 +137,13 @@ async def _all(load: Load, where: str) -> list[tuple[int, float, float, str]]:
 
 
 def measured(load: Load, tokenizer: Path) -> Measured:
-    """One load before a fresh gateway."""
+    """Run one load on a fresh gateway."""
     with (
         tempfile.TemporaryDirectory() as folder,
         stub(tokenizer, latency=load.latency, load=True, remember=False) as upstream,
         gateway(f"vllm={upstream.address}", tokenizer, Path(folder) / "log.jsonl", *PLAIN) as server,
     ):
-        asyncio.run(_all(Load(200, 4, 2, 2, 0.0), server.address))  # what is made once
+        asyncio.run(_all(Load(200, 4, 2, 2, 0.0), server.address))  # what is created only once
         before, cpu = _memory(server), _cpu(server)
         began = time.perf_counter()
         took = asyncio.run(_all(load, server.address))
@@ -166,13 +166,13 @@ def _memory(server: Process) -> int:
 
 
 def _cpu(server: Process) -> float:
-    """Seconds of CPU so far."""
+    """CPU seconds so far."""
     fields = Path(f"/proc/{server.running.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 def page(studies: Sequence[Measured], tokenizer: Path, warning: str | None) -> str:
-    """All that was measured, as Markdown."""
+    """All measurements, as Markdown."""
     head = heading(tokenizer, warning, title="What the gateway adds to a request", command="make bench-gateway")
     parts = [head, "## How to read the table", "", *(f"- {line}" for line in METHOD), ""]
     titles = (
@@ -206,7 +206,7 @@ def _middle_and_tail(values: Sequence[float]) -> tuple[str, str]:
 
 
 def _growth(studies: Sequence[Measured]) -> list[str]:
-    """How a session's cost grows by its turns."""
+    """How the cost grows with the turns of a session."""
     longest = max(studies, key=lambda one: one.load.turns)
     if longest.load.turns < 20:
         return []
@@ -221,7 +221,7 @@ def _growth(studies: Sequence[Measured]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="half a minute; not into GATEWAY.md")
+    parser.add_argument("--quick", action="store_true", help="half a minute; not written to GATEWAY.md")
     parser.add_argument("--tokenizer", type=Path, default=TOY, metavar="DIR", help="[default: the toy one]")
     parser.add_argument("--output", type=Path, metavar="FILE", help="[default: benchmarks/GATEWAY.md]")
     asked = parser.parse_args(argv)

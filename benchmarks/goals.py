@@ -1,4 +1,4 @@
-"""The goals of a scan's speed, and what was reached of them: the first table of the page."""
+"""The goals for the scan's speed and what was reached: the first table of the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class _Goal:
-    """One goal: at least, or at most, so much."""
+    """One goal: a lower or an upper bound."""
 
     what: str
     goal: float
@@ -39,7 +39,7 @@ class _Goal:
 
 
 def goals_section(found: Reached) -> str:
-    """The table; empty where nothing of it was measured."""
+    """The table; empty if nothing in it was measured."""
     goals = [one for one in _goals(found) if one.measured]
     if not goals:
         return ""
@@ -67,7 +67,7 @@ def _goals(found: Reached) -> Iterator[_Goal]:
         rates = [run.rate / 1e6 for run in compared.timed((SCAN, 2))] if (SCAN, 2) in compared.runs else []
         yield _Goal(f"training rows, {compared.shown}, two processes", 12, "M tokens a second", rates)
     for one in found.budgets:
-        yield _Goal(f"{one.name}, beside reading alone", 3, "times", [one.times_reading], most=True)
+        yield _Goal(f"{one.name}, compared with reading alone", 3, "times", [one.times_reading], most=True)
     for name, goal in ((LINEAR, 15.0), (PER_TURN, 300.0)):
         for compared in found.compared:
             for jobs in sorted({jobs for other, jobs in compared.runs if other == name}):

@@ -1,4 +1,4 @@
-"""A Parquet file of any size: the row groups of a small one, again and again, not compressed."""
+"""A Parquet file of any size: the row groups of a small one, repeated and uncompressed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main(source: str, target: str, size: int) -> None:
-    """Write row groups of one file into another until it has so many bytes."""
+    """Write row groups of one file into another until it has this many bytes."""
     from pyarrow import parquet
 
     log = parquet.ParquetFile(source)

@@ -23,43 +23,43 @@ __all__ = ["Joining", "main", "page", "study"]
 SHORT, LONG = Shape(turns=3, words=2), Shape(turns=8, words=340)
 SIZES = (10_000, 100_000, 500_000, 2_000_000)
 HUGE = 500_000
-"""Larger logs are read as plain lines alone."""
+"""Larger logs are only read as plain lines."""
 LONG_SIZES = (1_000, 4_000, 16_000)
 QUICK_SIZES, QUICK_LONG_SIZES = (2_000, 10_000), (100, 400)
 WHOLE = 10_000
-"""The most rows of a log that is also scanned, joined and not."""
+"""Logs with up to this many rows are also scanned, joined and not."""
 KINDS = ("jsonl", "jsonl.gz", "parquet")
 FEW = 50
 MB = 1 << 20
 
 METHOD = (
-    "Calls are rows of generic columns: ids of the whole prompt and of what was sampled, without messages. Two "
-    "thousand conversations go on at a time, four begin with the same prompt, and one answer in twenty comes back "
-    "in other tokens.",
-    "Joining is the first pass, which reads all rows and finds their conversations, in a process of its own that "
-    "joined a few rows before: CPU seconds, and the most memory that it held beyond what it held by then.",
-    "*Its part of a scan* compares two whole scans by their CPU time, with `--no-join` and without; their logs "
-    "are the same, but conversations are audited where the other audits single calls.",
+    "Calls are rows of generic columns: ids of the whole prompt and of the sampled answer, without messages. Two "
+    "thousand conversations are open at a time, four begin with the same prompt, and one answer in twenty comes "
+    "back in other tokens.",
+    "Joining is the first pass, which reads all rows and finds their conversations. It runs in a separate process "
+    "that has joined a few rows before: CPU seconds, and the peak memory beyond what the process held before.",
+    "*Its part of a scan* compares the CPU time of two whole scans, with `--no-join` and without; on the same "
+    "log, one audits single calls and the other conversations.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What joining one log took."""
+    """Time and memory to join one log."""
 
     log: CallLog
     found: str
-    """What the command says of it."""
+    """What the command says about it."""
     seconds: float
     """Of CPU."""
     held: int
     """Bytes of memory."""
     scans: tuple[Measured, Measured] | None = None
-    """The whole scan, joined and not; None where none was run."""
+    """The whole scan, joined and not; None if it was not run."""
 
     @property
     def share(self) -> float | None:
-        """How much more CPU time a scan takes that joins, as a part of it."""
+        """The additional CPU time of a scan that joins, as a share of it."""
         if self.scans is None:
             return None
         joined, apart = self.scans
@@ -86,7 +86,7 @@ def _once(log: Path, warm: Path) -> dict[str, object]:
 
 
 def _joined(path: Path) -> str:
-    """Join a log; what the summary of a scan would say of it."""
+    """Join a log; returns what the summary of a scan would say about it."""
     from tito_audit.join import Join
     from tito_audit.settings.model import Settings
     from tito_audit.storage import open_log
@@ -99,7 +99,7 @@ def _joined(path: Path) -> str:
 
 
 def _memory(name: str) -> int:
-    """Bytes that this process holds (`VmRSS`) or once held (`VmHWM`); Linux says so."""
+    """Bytes that this process holds (`VmRSS`) or held at its peak (`VmHWM`), on Linux."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
@@ -108,7 +108,7 @@ def _memory(name: str) -> int:
 
 
 def page(studies: Sequence[Joining], tokenizer: Path, warning: str | None) -> str:
-    """All that was measured, as Markdown."""
+    """All measurements, as Markdown."""
     head = heading(tokenizer, warning, title="How fast calls are joined", command="make bench-joining")
     parts = [head, "## How to read the tables", "", *(f"- {line}" for line in METHOD), ""]
     for (kind, keyed, long), some in _alike(studies).items():
@@ -125,7 +125,7 @@ def page(studies: Sequence[Joining], tokenizer: Path, warning: str | None) -> st
 
 
 def _alike(studies: Sequence[Joining]) -> dict[tuple[str, bool, bool], list[Joining]]:
-    """Studies of logs that differ in their size alone."""
+    """Studies of logs that differ only in size."""
     found: dict[tuple[str, bool, bool], list[Joining]] = {}
     for one in studies:
         long = one.log.ids / one.log.rows > 1000
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _logs(asked: argparse.Namespace) -> Iterator[tuple[CallLog, CallLog]]:
-    """The logs, each with a small one of its kind, as they are needed; large ones are removed afterwards."""
+    """The logs, each with a small one of its kind, built when needed; large ones are removed afterwards."""
     sizes = QUICK_SIZES if asked.quick else [size for size in SIZES if size <= asked.most]
     long = QUICK_LONG_SIZES if asked.quick else LONG_SIZES
     wanted = [(SHORT, size, keyed) for keyed in (False, True) for size in sizes]
@@ -206,7 +206,7 @@ def _logs(asked: argparse.Namespace) -> Iterator[tuple[CallLog, CallLog]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.joining", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="half a minute; not into JOINING.md")
+    parser.add_argument("--quick", action="store_true", help="half a minute; not written to JOINING.md")
     parser.add_argument("--most", type=int, default=SIZES[-1], metavar="N", help="calls of the largest log [2 M]")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="[default: all; jsonl with --quick]")
     parser.add_argument("--tokenizer", type=Path, default=TOY, metavar="DIR", help="[default: the toy one]")

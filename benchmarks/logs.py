@@ -1,9 +1,9 @@
-"""Logs as users have them, made of corpora and of rollouts that real models sampled.
+"""Logs as users have them, made from corpora and from rollouts that real models sampled.
 
-A corpus is written again as TRL's table, as a table of one row group, and compressed. Recorded rollouts are
-repeated under other row ids: each copy has its digits exchanged, in every text and token alike, and its first
-question says the number of the copy. So texts of whole prompts hardly ever come twice; answers without a digit do,
-and it is noted how many of their tokens.
+A corpus is also written as TRL's table, as a table of one row group, and compressed. Recorded rollouts are
+repeated under other row ids: each copy has its digits permuted, in all texts and tokens, and its first question
+has the number of the copy. So texts of whole prompts hardly ever repeat, but answers without a digit do; the page
+says how many of their tokens.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class UserLog:
     tokenizer: str
     rows: int
     note: str = ""
-    """What is to be known of it."""
+    """Remarks about it."""
     compared: bool = False
-    """Whether other engines are tried on it too."""
+    """Whether other engines run on it too."""
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     """By the length of conversations: tokens of the prompts of all their turns."""
 
@@ -52,9 +52,9 @@ class UserLog:
 def logs_of_users(
     corpora: Sequence[tuple[str, str, str]], tokenizer: Path, folder: Path, tokens: int
 ) -> list[UserLog]:
-    """Logs of about so many ids, built by a process of their own; those that are there are kept.
+    """Logs of about this many ids, built by a separate process; existing ones are kept.
 
-    A corpus is what it is, `rows` or `calls`, and its JSONL and Parquet file.
+    A corpus is given as its kind, `rows` or `calls`, and its JSONL and Parquet file.
     """
     command = [sys.executable, "-m", "benchmarks.logs", str(tokenizer), str(folder), str(tokens)]
     done = subprocess.run([*command, json.dumps(corpora)], cwd=ROOT, stdout=subprocess.PIPE, check=True)
@@ -62,7 +62,7 @@ def logs_of_users(
 
 
 def real_logs() -> Iterator[tuple[str, str, list[Path]]]:
-    """The recorded logs that are beside the checkout: name, tokenizer, files."""
+    """The recorded logs next to the checkout: name, tokenizer, files."""
     for model in _MODELS:
         files = sorted((SHARED / "rollouts" / model).glob("*.jsonl.gz"))
         if files and (SHARED / "tokenizers" / model).is_dir():
@@ -111,7 +111,7 @@ def _of_corpus(what: str, lines: Path, table: Path, tokenizer: str) -> Iterator[
 
 
 def _once(path: Path, write: Any) -> Path:
-    """The file, written if it is not there."""
+    """The file, written if it does not exist."""
     if not path.is_file():
         part = path.with_name(f"part-{path.name}")
         write(part)
@@ -135,7 +135,7 @@ def _one_group(source: Path, target: Path) -> None:
 
 
 def _as_trl(source: Path, target: Path) -> None:
-    """The columns of TRL's log of completions, with the ids that a user adds to them."""
+    """The columns of TRL's completions log, with the ids that a user adds."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -196,7 +196,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _write_copies(rows: Sequence[Row], tokenizer: str, path: Path, tokens: int) -> Row:
-    """Write copies until there are so many ids; how many, and how much of the answers repeats."""
+    """Write copies until there are this many ids; returns how many, and the share of the answers that repeats."""
     varied, written, copies, ids = Varied(tokenizer), 0, 0, 0
     seen: set[bytes] = set()
     answered = repeated = 0
@@ -225,7 +225,7 @@ def _write_copies(rows: Sequence[Row], tokenizer: str, path: Path, tokens: int) 
 
 
 class Varied:
-    """Copies of rows of calls that are right where the row was."""
+    """Makes copies of rows of calls that are correct where the row is."""
 
     def __init__(self, tokenizer: str) -> None:
         from tito_audit.tokens.load import load_tokenizer
@@ -237,17 +237,17 @@ class Varied:
         single = {token for tokens in self._digits for token in tokens[:1]}
         odd = [any(49 <= byte <= 57 for byte in piece) for piece in pieces]
         self._odd = {token for token, has_digit in enumerate(odd) if has_digit and token not in single}
-        """Tokens with a digit and more, which cannot be exchanged."""
+        """Tokens of a digit and other characters, which cannot be exchanged."""
 
     def copy(self, row: Row, number: int) -> Row:
-        """The row as its copy of this number; copy 0 has its own digits."""
+        """Copy `number` of the row; copy 0 keeps its digits."""
         order = np.random.default_rng(number).permutation(9).tolist() if number else list(range(9))
         new = self._exchanged(row, order)
         self._question(new, number)
         return {**new, "id": f"{row['id']}-{number}"}
 
     def _exchanged(self, row: Row, order: Sequence[int]) -> Row:
-        """The row with the digits from 1 to 9 in another order, where each is a token of its own."""
+        """The row with the digits from 1 to 9 permuted, if each is a separate token."""
         ids = {token for call in row["calls"] for part in ids_of(call) for token in part}
         said = {name: row[name] for name in ("messages", "tools") if name in row}
         texts = [call.get("text") for call in row["calls"]]
@@ -264,7 +264,7 @@ class Varied:
         return {**row, **said, "calls": calls}
 
     def _question(self, row: Row, number: int) -> None:
-        """Say the number of the copy at the end of the first question, in the messages and in every prompt."""
+        """Add the number of the copy to the end of the first question, in the messages and in every prompt."""
         vocabulary = self._tokenizer.vocabulary
         first = np.array(ids_of(row["calls"][0])[0], np.int32)
         control = np.flatnonzero(vocabulary.control(first)).tolist()

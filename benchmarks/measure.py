@@ -1,4 +1,4 @@
-"""One run of one engine in a process of its own: time, CPU seconds, memory."""
+"""One run of one engine in a separate process: time, CPU seconds, memory."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
-"""Real tokenizers and logs, where they are beside the checkout."""
+"""Real tokenizers and logs, if they are next to the checkout."""
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 WATCH_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run took."""
+    """Time and memory of one run."""
 
     tokens: int
     rows: int
     different: int
-    """Rows with tokens that are not canonical (per turn: prompts that differ)."""
+    """Rows with tokens that re-encode differently (per turn: prompts that differ)."""
     seconds: float
     """From the moment everything is loaded to the last row."""
     wall: float
@@ -50,9 +50,9 @@ class Measured:
     cpu: float
     """Of all processes, loading included."""
     process_mb: float
-    """The most that the largest process held."""
+    """The peak of the largest process."""
     all_mb: float | None
-    """The most that all processes held at one time, shared pages once; None when nobody watched."""
+    """The peak of all processes together, shared pages counted once; None if it was not watched."""
 
     @property
     def rate(self) -> float:
@@ -61,22 +61,22 @@ class Measured:
 
 
 def tokenizer_folder(name: str = "qwen3") -> Path:
-    """The folder of a real tokenizer; the toy one where it is not there."""
+    """The folder of a real tokenizer, or of the toy one if that is missing."""
     places = (SHARED / "tokenizers" / name, ROOT / ".cache" / "tokenizers" / name)
     return next((folder for folder in places if folder.is_dir()), TOY)
 
 
 Runner = Callable[[bool], Measured]
-"""Runs an engine once; True: watch the memory of all its processes."""
+"""Runs an engine once; with True, watches the memory of all its processes."""
 
 
 def alternately(
     runners: Mapping[str, Runner], rounds: int, say: Callable[[str], None]
 ) -> dict[str, list[Measured]]:
-    """What each engine took in each round; they take turns, so that a busy minute hits all of them.
+    """Time and memory of each engine in each round; they take turns, so that a busy minute hits all of them.
 
-    A round more is run ahead, for warm file caches and to watch the memory, and left out of the times; with one
-    round only there is none ahead. The first entry of each list is the watched run.
+    An extra round runs first, to warm file caches and watch the memory, and is left out of the times; with one
+    round there is none. The first entry of each list is the watched run.
     """
     found: dict[str, list[Measured]] = {name: [] for name in runners}
     for number in range(rounds + 1 if rounds > 1 else 1):
@@ -97,7 +97,7 @@ def scan(
 ) -> Measured:
     """One `tito-audit scan` as a user runs it, with a JSON report of every finding.
 
-    With None it chooses itself in how many processes. Nothing is kept from run to run but in `cache`.
+    With None, it chooses the number of processes. Only `cache` is kept from run to run.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -154,7 +154,7 @@ def knows_jobs() -> bool:
 def run(
     command: Sequence[str], watch: bool = False, variables: Mapping[str, str] | None = None
 ) -> tuple[bytes, float, Any, float | None]:
-    """What a command printed, its wall seconds, what it and its children used, and their memory if watched."""
+    """A command's output, wall seconds, resources used with its children, and their memory if watched."""
     environment = {**os.environ, **(variables or {})}
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=environment)
@@ -183,7 +183,7 @@ def _watch(pid: int, ended: threading.Event, peak: list[float]) -> None:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all below it, as far as Linux says."""
+    """A process and all its descendants, on Linux."""
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").glob("*/children"):
@@ -195,7 +195,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _held(pid: int) -> float:
-    """Megabytes of a process, pages that it shares with others divided among them; 0.0 where not known."""
+    """Megabytes of a process, shared pages divided among their processes; 0.0 if unknown."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -204,5 +204,5 @@ def _held(pid: int) -> float:
 
 
 def _mb(maxrss: int) -> float:
-    """Megabytes of what the system calls maxrss: kilobytes, bytes on macOS."""
+    """Megabytes of the system's maxrss, which is in kilobytes, or in bytes on macOS."""
     return maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)

@@ -1,4 +1,4 @@
-"""What a run of the benchmark measures: how much text, how often, which questions."""
+"""What a run of the benchmark measures: how much text, how often, which studies."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ class Plan:
     """Sizes and rounds of one run."""
 
     tokens: int
-    """Of the corpus that the engines are compared on."""
+    """Tokens of the corpus on which the engines are compared."""
     rounds: int
     linear_tokens: int
-    """Of its first rows, for the linear engine, which would take minutes on all."""
+    """Tokens of its first rows, for the linear engine, which would take minutes on all."""
     sizes: tuple[int, ...]
     turns: tuple[int, ...]
     turn_tokens: int
-    """Of each corpus of conversations of one length."""
+    """Tokens of each corpus of conversations of one length."""
     user_tokens: int = 2_000_000
-    """Of each log of users; recorded ones, most of whose rows have findings, hold half of it."""
+    """Ids of each user log; recorded ones, most of whose rows have findings, have half as many."""
     every: int = 1
-    """One in so many of these logs is tried."""
+    """One in this many of these logs is measured."""
     kinds: tuple[str, ...] = ("jsonl", "parquet")
     huge_gb: float = 0.0
 
     def up_to(self, tokens: int) -> Plan:
-        """The same with no corpus larger than this."""
+        """The same plan with no corpus larger than this."""
         sizes = tuple(size for size in self.sizes if size < tokens)
         return replace(
             self,

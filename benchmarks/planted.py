@@ -1,11 +1,11 @@
-"""Logs with every fault of the catalogue, scanned as they are and by the reference engine, piece by piece.
+"""Logs with every fault of the catalogue, scanned by the command's engine and by the reference engine.
 
     python -m benchmarks.planted --tokens 200000000
 
-A piece is one log: training rows or calls, JSONL or Parquet, in one row of ten a fault of `benchmarks/faults`.
-What both engines say of it must be the same to the last finding, something must be said of what was planted, and
-rows that are right must stay without errors and warnings. A piece that is done leaves a note and no log, so that a
-run that was stopped goes on where it was; a change of the package or of the bench makes all of them anew.
+A piece is one log: training rows or calls, JSONL or Parquet, with a fault of `benchmarks/faults` in 10 % of rows.
+Both engines must report exactly the same findings, each planted fault must be reported, and correct rows must have
+no errors or warnings. A finished piece leaves a note and no log, so a stopped run resumes; a change of the package
+or of the benchmark starts over.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from benchmarks.planter import planted_log
 __all__ = ["FORMS", "Order", "Piece", "main", "piece"]
 
 FORMS = ("rows.jsonl", "calls.parquet", "rows.parquet", "foreign.jsonl", "calls.jsonl")
-"""What the logs are, in turn; that of another vocabulary is small."""
+"""The kinds of logs, in turn; the one of another vocabulary is small."""
 FOREIGN = "ids of another tokenizer"
 SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What pieces are made of."""
+    """The settings of the pieces."""
 
     tokenizer: str
     scratch: str
     tokens: int
-    """Of a piece, about, as a scan counts them."""
+    """Approximate tokens of a piece, as a scan counts them."""
     rate: float
     """The share of rows with a fault."""
     seed: int
     jobs: int
 
     def form(self, number: int) -> str:
-        """What kind of log a piece is."""
+        """The kind of log of a piece."""
         return FORMS[number % len(FORMS)]
 
     def size(self, number: int) -> int:
-        """How many tokens a piece has."""
+        """The number of tokens of a piece."""
         return self.tokens // 20 if "foreign" in self.form(number) else self.tokens
 
     def note(self, number: int) -> Path:
-        """Where it is noted what became of a piece."""
+        """The file with the result of a piece."""
         return Path(self.scratch) / f"{self._key()}-{number}.json"
 
     def _key(self) -> str:
@@ -70,7 +70,7 @@ class Order:
 
 @cache
 def _version(tokenizer: str) -> str:
-    """The package, the bench and a tokenizer as they are when it is first asked for."""
+    """A hash of the package, the benchmark and a tokenizer, computed once."""
     sources = sorted((*(ROOT / "tito_audit").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")))
     read = (path.read_bytes() for path in (*sources, Path(tokenizer) / "tokenizer.json"))
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in read)).hexdigest()
@@ -78,7 +78,7 @@ def _version(tokenizer: str) -> str:
 
 @dataclass(slots=True)
 class Piece:
-    """What became of a piece."""
+    """The result of a piece."""
 
     number: int
     form: str
@@ -90,16 +90,16 @@ class Piece:
     planted: dict[str, int] = field(default_factory=dict)
     """By fault: rows."""
     named: dict[str, int] = field(default_factory=dict)
-    """By fault: rows in which a rule of the fault names it."""
+    """Rows in which a rule of the fault finds it, by fault."""
     told: dict[str, int] = field(default_factory=dict)
-    """By fault: rows of which anything is said."""
+    """Rows with any finding, by fault."""
     false: list[str] = field(default_factory=list)
-    """Errors and warnings of rows that are right."""
+    """Errors and warnings in correct rows."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def bad(self) -> bool:
-        """Whether something is not as it must be."""
+        """Whether the engines differ, a fault was missed, or a correct row has findings."""
         return self.difference is not None or bool(self.false) or self.planted != self.told
 
 
@@ -121,7 +121,7 @@ def piece(order: Order, number: int) -> Piece:
 
 
 def _compare(log: Path, order: Order, found: Piece, truth: Sequence[str]) -> None:
-    """What both engines say of a log, and of what was planted."""
+    """Compare the findings of both engines, and with the planted faults."""
     from benchmarks.reference import by_reference, said
     from tito_audit.run.scan import scan_rollouts
     from tito_audit.settings.model import Settings
@@ -167,12 +167,12 @@ def _judge(fast: Sequence[tuple[Any, ...]], truth: Sequence[str], found: Piece) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pieces until there are so many tokens; 1 when any of them is not as it must be."""
+    """Run pieces until there are this many tokens; 1 if any of them is bad."""
     asked = _parser().parse_args(argv)
     order = Order(
         str(asked.tokenizer.resolve()),
         str(asked.scratch.resolve()),
-        min(asked.piece, asked.tokens // 4),  # one of each form at least
+        min(asked.piece, asked.tokens // 4),  # at least one of each form
         asked.rate,
         asked.seed,
         asked.jobs,
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _noted(order: Order, number: int) -> tuple[Piece, bool]:
-    """A piece, and whether it was there already; made by a process of its own, so that memory stays bounded."""
+    """A piece, and whether it was already done; made by a separate process, to bound memory."""
     note = order.note(number)
     if note.is_file():
         return Piece(**orjson.loads(note.read_bytes())), True
@@ -208,16 +208,16 @@ def _say(one: Piece, known: bool, tokens: int) -> None:
         flush=True,
     )
     for line in one.false[:SHOWN]:
-        print(f"  said of a row that is right: {line}", flush=True)
+        print(f"  finding in a correct row: {line}", flush=True)
 
 
 def _table(pieces: Sequence[Piece]) -> Iterator[str]:
-    """What was planted and what was said of it, and the sum of all."""
+    """A table of planted faults and findings, with totals."""
     sums = {name: Counter[str]() for name in ("planted", "named", "told")}
     for one in pieces:
         for name, counts in sums.items():
             counts.update(getattr(one, name))
-    yield f"{'fault':36}{'planted':>9}{'named':>9}{'told':>9}"
+    yield f"{'fault':36}{'planted':>9}{'by rule':>9}{'found':>9}"
     for name in (*CATALOGUE, FOREIGN):
         yield f"{name:36}" + "".join(f"{counts[name]:9,}" for counts in sums.values())
     differing = sum(one.difference is not None for one in pieces)

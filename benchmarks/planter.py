@@ -27,7 +27,7 @@ TURNS = (2, 3, 8)
 WORDS = 90
 CHUNK_ROWS = 200
 RIGHT_AHEAD = 64
-"""The first rows of a log are right: they say whether the tokenizer fits it."""
+"""The first rows of a log are correct: they decide whether the tokenizer fits."""
 Row = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows, written out, with the fault of each, or nothing."""
+    """Serialized rows, with the fault of each, or ""."""
 
     data: bytes
     faults: list[str]
@@ -57,10 +57,11 @@ class _Chunk:
 def planted_log(
     log: Path, tokenizer: str, *, tokens: int, rate: float, seed: tuple[int, int], jobs: int
 ) -> list[str]:
-    """Write a log of about so many tokens; the fault of each row, or nothing.
+    """Write a log of about this many tokens; returns the fault of each row, or "".
 
-    Its name says what it holds: `rows`, `calls`, or `foreign` rows of another vocabulary; `.jsonl` or `.parquet`.
-    A row depends on seed and number alone.
+    The file name says what it holds: `rows`, `calls`, or `foreign` rows of another vocabulary, as `.jsonl` or
+    `.parquet`.
+    A row depends only on seed and number.
     """
     calls, parquet, foreign = "calls" in log.name, log.suffix == ".parquet", "foreign" in log.name
     number = int(np.random.default_rng(seed).integers(1 << 31))
@@ -80,11 +81,11 @@ def planted_log(
 
 @contextmanager
 def _made(tasks: Iterator[_Task], jobs: int) -> Iterator[Iterator[_Chunk]]:
-    """The chunks of tasks, in order, a few of them ahead."""
+    """The chunks of tasks, in order, a few built ahead."""
     if jobs == 1:
         yield map(_chunk, tasks)
         return
-    # A new interpreter each: the libraries have threads, and a fork with threads can hang.
+    # New interpreters: the libraries have threads, and a fork with threads can hang.
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
 
         def ordered() -> Iterator[_Chunk]:
@@ -138,7 +139,7 @@ def _chunk(task: _Task) -> _Chunk:
 def rows_of(
     tokenizer: str, seed: int, first: int, rows: int, rate: float, *, calls: bool
 ) -> Iterator[tuple[Row, str]]:
-    """Rows of a log, each with the name of the fault planted in it, or nothing."""
+    """Rows of a log, each with the name of its planted fault, or ""."""
     builder, kit = _kit(tokenizer)
     wanted = [one for one in CATALOGUE.values() if (one.calls if calls else one.rows)]
     shape = Shape(turns=TURNS, words=WORDS, faulty=0.0, seed=seed)
@@ -147,14 +148,14 @@ def rows_of(
         logprobs = np.where(mask == 1, np.round(-draw.exponential(0.4, len(ids)) - 1e-4, 4), 0.0)
         draft = Draft(kit, draw, messages, list(TOOLS), ids.copy(), mask, logprobs)
         spoiled = number >= RIGHT_AHEAD and draw.random() < rate
-        # In turn, so that each is tried as often as any other; where a row refuses it, any other.
+        # In turn, so that all are tried equally often; if a row cannot take one, the next.
         order = [number % len(wanted), *draw.permutation(len(wanted)).tolist()] if spoiled else []
         row, name = _spoiled(draft, [wanted[at] for at in order], calls=calls)
         yield {"id": f"{seed}-{number}", **row}, name
 
 
 def _spoiled(draft: Draft, faults: list[Fault], *, calls: bool) -> tuple[Row, str]:
-    """A row with the first of the faults that it takes; as it was when it takes none."""
+    """A row with the first of the faults that can be planted in it; unchanged if none can."""
     before = draft.copy()
     for one in faults:
         attempt = before.copy()
@@ -189,7 +190,7 @@ def _kit(tokenizer: str) -> tuple[Builder, Kit]:
 
 
 def _line(row: Row) -> bytes:
-    """A row of JSON lines; messages that are no JSON break the whole line."""
+    """A row as a JSON line; messages that are not JSON break the whole line."""
     text = row["messages"]
     rest = orjson.dumps({**row, "messages": None}, option=orjson.OPT_SERIALIZE_NUMPY)
     return rest.replace(b'"messages":null', b'"messages":' + text.encode(), 1) + b"\n"

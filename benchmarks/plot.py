@@ -1,4 +1,4 @@
-"""The figure beside the tables: rates of the engines, and what becomes of them as conversations grow."""
+"""The figure of the page: rates of the engines, and how they change as conversations grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["plot"]
 
 
 def plot(compared: Comparison, lengths: Growth | None, path: Path) -> bool:
-    """Write an SVG; False when matplotlib is not installed."""
+    """Write an SVG; False if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,8 +1,8 @@
-"""The scan with nothing fast in it, which the scan as it is must agree with to the token.
+"""The reference engine: the scan with every shortcut turned off. Both must report exactly the same.
 
 It renders every text with jinja2 alone, encodes whole texts with `tokenizers` alone, remembers no prefix and no
-segment, asks every format about every row, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER`
-holds the scan against it.
+segment, tries every format on every row, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER`
+compares the scan with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Said = tuple[Any, ...]
 
 @contextmanager
 def nothing_fast() -> Iterator[None]:
-    """Every shortcut of the engine closed, in this process and those that it forks."""
+    """Turn off every shortcut of the engine, in this process and its forks."""
 
     def nothing(*_: Any, **__: Any) -> None:
         return None
@@ -49,7 +49,7 @@ def nothing_fast() -> Iterator[None]:
         return False
 
     def whole(self: Reference, text: str, _recorded: Ids) -> Ids:
-        # As the library takes it: a surrogate pair is its character, half of one U+FFFD.
+        # As the library reads it: a surrogate pair is its character, half of one is U+FFFD.
         formed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return np.array(self.tokenizer.backend.encode(formed, add_special_tokens=False).ids, np.int32)
 
@@ -82,19 +82,19 @@ def nothing_fast() -> Iterator[None]:
 
 
 def said(results: Iterable[Result]) -> Iterator[Said]:
-    """All that a scan says of each rollout."""
+    """Everything that a scan reports for each rollout."""
     for one in results:
         yield one.place, one.findings, one.skips, dict(one.counts)
 
 
 def by_reference(log: str | Path, settings: Settings) -> Iterator[Said]:
-    """What the scan says with nothing fast in it."""
+    """What the reference engine reports for each rollout."""
     with nothing_fast():
         yield from said(scan_rollouts(log, replace(settings, encoder="tokenizers")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Scan a log both ways and compare all that is said; 1 at the first rollout that differs."""
+    """Scan a log with both engines and compare; 1 at the first rollout that differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference", description=main.__doc__)
     parser.add_argument("log", type=Path)
     parser.add_argument("tokenizer", type=Path)

@@ -1,4 +1,4 @@
-"""What was measured, as Markdown: tables, how they came about, and on which machine."""
+"""The measurements as Markdown: tables, the method, and the machine."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["busy", "cold_section", "comparison_section", "growth_section", "head
 PACKAGES = ("fastokens", "tokenizers", "transformers", "minijinja", "jinja2", "numpy", "orjson", "pyarrow")
 
 METHOD = (
-    "Engines run in processes of their own and take turns. A ratio is taken inside each round, between engines "
-    "with as many processes; what is given is the median of those.",
-    "Seconds count from the moment when libraries and tokenizers are loaded. Start-up has a column of its own; "
+    "Engines run in separate processes and take turns. Ratios are taken within each round, between "
+    "engines with the same number of processes; their median is given.",
+    "Seconds count from when libraries and tokenizers are loaded. Start-up has a separate column; "
     "CPU seconds include it. The scan is the command line with a JSON report of every finding.",
-    "Memory is the peak of the largest process, then of all processes at one time (shared pages once).",
+    "Memory is the peak of the largest process, then of all processes together (shared pages counted once).",
     "Logs are built from a seed: messages, tools, token ids, mask and logprobs; prose, code, JSON, tool calls, "
     "Chinese, emoji; conversations of 2, 10, 40 and 128 answers, each length a quarter of the tokens. In 12 % of "
-    "the rows 0.05 % of the sampled tokens, at least one, are not canonical. No text occurs twice, so caches get "
-    "no help; real logs, with groups of samples of one prompt, repeat far more.",
-    f"*{PER_TURN}*: `apply_chat_template` on the history of each answer, ids compared with those recorded, as "
-    "frameworks do it, in one process or several. It is quadratic, so it ran on a sample (of each length some "
-    "rows, up to four turns of each for each process) and its time is scaled to the prompt tokens of all turns. "
-    "Reading the file is not in it.",
+    "the rows, 0.05 % of the sampled tokens, at least one, re-encode differently. No text occurs twice, so caches "
+    "get no help; real logs, with groups of samples of one prompt, repeat far more.",
+    f"*{PER_TURN}*: `apply_chat_template` on the history of each answer, and ids compared with the recorded "
+    "ones, as frameworks do it, in one process or several. It is quadratic, so it ran on a sample (some rows of "
+    "each length, up to four turns of each per process), and its time is scaled to the prompt tokens of all "
+    "turns. Reading the file is not included.",
 )
 """How to read the figures."""
 
 
 def busy() -> str | None:
-    """A warning when the machine has other work than its cores can do at once."""
+    """A warning if the machine had more work than cores."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cores:
         return None
@@ -68,24 +68,25 @@ def heading(
 def method(plan: Plan) -> str:
     """How to read the tables."""
     rounds = (
-        f"Medians of {plan.rounds} rounds, in brackets the slowest and the fastest. A round ahead warms file "
-        "caches and is not timed."
+        f"Medians of {plan.rounds} rounds, in brackets the slowest and the fastest. An untimed round before "
+        "them warms the file caches."
         if plan.rounds > 1
-        else "One round with nothing ahead: figures for a rough idea."
+        else "One round without warm-up: rough figures."
     )
     lines = [
         "## How to read the rest",
         "",
         *(f"- {line}" for line in (rounds, *METHOD)),
-        f"- *{LINEAR}*: one rendering (compiled jinja2) and one `encode_batch_fast` a rollout, arrays compared, "
-        f"on about the first {plan.linear_tokens:,} tokens. *{FLOOR}*: the file's columns, nothing else.",
+        f"- *{LINEAR}*: each rollout rendered once (compiled jinja2) and encoded once (`encode_batch_fast`), "
+        f"arrays compared, on about the first {plan.linear_tokens:,} tokens. *{FLOOR}*: the file's columns, "
+        "nothing else.",
         "",
     ]
     return "\n".join(lines)
 
 
 def comparison_section(found: Comparison) -> str:
-    """Every engine on one log, and how many times faster the scan with as many processes is."""
+    """Every engine on one log, and how many times faster the scan is with the same number of processes."""
     corpus = found.corpus
     rows = []
     for name, workers in found.runs:
@@ -129,7 +130,7 @@ def comparison_section(found: Comparison) -> str:
 
 
 def growth_section(found: Growth) -> str:
-    """Time and memory as one thing grows, with the exponents that fit best."""
+    """Time and memory as one quantity grows, with the best-fitting exponents."""
     scans = [runs[1:] or runs for runs in found.scans]
     medians = [statistics.median(one.seconds for one in runs) for runs in scans]
     a_token = [seconds / runs[0].tokens for seconds, runs in zip(medians, scans, strict=True)]
@@ -151,7 +152,7 @@ def growth_section(found: Growth) -> str:
         head += ["every turn, tokens/s", "faster by"]
     seconds = medians if found.what == "tokens" else a_token
     said = f"{'Seconds' if found.what == 'tokens' else 'Seconds a token'} grow as {found.what}^"
-    line = f"{said}{exponent(found.at, seconds):.2f}" if len(found.at) > 1 else "One size only, nothing to fit"
+    line = f"{said}{exponent(found.at, seconds):.2f}" if len(found.at) > 1 else "Only one size, nothing to fit"
     if theirs and len(found.at) > 1:
         slow = [1 / statistics.median(one.rate for one in runs) for runs in theirs]
         line += f"; the frameworks' way as {found.what}^{exponent(found.at, slow):.2f}"
@@ -161,7 +162,7 @@ def growth_section(found: Growth) -> str:
 
 
 def cold_section(found: Cold) -> str:
-    """A few rows from the shell."""
+    """The section on a few rows from the shell."""
     rows = [
         (what, spread([cpu for cpu, _ in runs], 2), spread([wall for _, wall in runs], 2))
         for what, runs in found.spent.items()
@@ -176,14 +177,14 @@ def cold_section(found: Cold) -> str:
 
 
 def huge_section(size: int, one: Measured) -> str:
-    """Memory on a file far larger than it."""
+    """The section on memory for a file far larger than it."""
     row = (f"{size / 1e9:.1f} GB", f"{one.tokens:,}", f"{one.rate:,.0f}", _memory([one]))
     shown = table(("Parquet file", "tokens", "tokens/s", "memory, MB"), [row])
     return "\n".join(["## A large file", "", shown, "", "One run; the file repeats the row groups above.", ""])
 
 
 def _memory(runs: Sequence[Measured]) -> str:
-    """The largest process of any run, and all processes of the watched one."""
+    """Memory of the largest process of any run, and of all processes of the watched run."""
     together = runs[0].all_mb
     largest = f"{max(one.process_mb for one in runs):,.0f}"
     return largest if together is None else f"{largest} / {together:,.0f}"

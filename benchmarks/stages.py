@@ -1,9 +1,9 @@
-"""The command line in this process with its CPU time noted: to the first result, after it, and stage by stage.
+"""CPU time of the command line, run in this process: up to the first result, after it, and by stage.
 
     python -m benchmarks.stages LOG TOKENIZER [--clocks | --start]
 
-Nothing in the package knows of it: functions are wrapped by their names (`STAGES`), and a name that is gone is an
-error. A stage's time is that of its functions without what they call of other stages. Clocks cost time
+The package knows nothing about it: functions are wrapped by name (`STAGES`), and a missing name is an
+error. A stage's time is that of its functions, without calls to other stages. Clocks cost time
 themselves, so the time of a whole scan is taken from a run without them.
 """
 
@@ -56,7 +56,7 @@ ROW_STAGES = (*STAGES, REST)
 
 
 class MissingName(LookupError):
-    """A function that is timed is gone."""
+    """A function that should be timed does not exist."""
 
 
 @dataclass(slots=True)
@@ -64,29 +64,29 @@ class Marks:
     """CPU seconds of one run of the command line, all threads."""
 
     tokens: int = 0
-    """Of the rows after the first result."""
+    """Rows after the first result."""
     rows: int = 0
     start: float = 0.0
     """From the interpreter's start to the first result."""
     scan: float = 0.0
     """From the first result to the last."""
     end: float = 0.0
-    """From the last result to the end of the command: what is kept for the next run, and the report."""
+    """From the last result to the end of the command: writing the cache and the report."""
     stages: dict[str, float] = field(default_factory=dict)
-    """By stage, what rows took that are right, for as many tokens as all rows have."""
+    """Time of rows without findings by stage, scaled to the tokens of all rows."""
     faulty: float = 0.0
-    """What faulty rows took on top of what right rows of their length take."""
+    """What rows with findings took beyond rows of the same length without."""
 
 
 class Clock:
-    """Who has the CPU: the stage whose function was entered last."""
+    """Charges CPU time to the stage whose function was entered last."""
 
     def __init__(self) -> None:
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._stage, self._since = REST, process_time()
 
     def switch(self, stage: str) -> str:
-        """From now on it is this stage; returns the one before."""
+        """Switch to this stage; returns the previous one."""
         now, before = process_time(), self._stage
         self.spent[before] += now - self._since
         self._stage, self._since = stage, now
@@ -122,7 +122,7 @@ class Clock:
 
 
 def named(name: str) -> tuple[Any, str, Any]:
-    """The owner of a function, the function's name in it, and the function; MissingName where it is gone."""
+    """The owner of a function, its name there, and the function; raises MissingName if it does not exist."""
     module, _, path = name.partition(":")
     try:
         owner: Any = import_module(module)
@@ -132,7 +132,7 @@ def named(name: str) -> tuple[Any, str, Any]:
         return owner, last, vars(owner)[last]
     except (ImportError, AttributeError, KeyError):
         raise MissingName(
-            f"{name} is timed by benchmarks/stages.py and is gone: name what took its place in STAGES"
+            f"{name} is timed by benchmarks/stages.py but does not exist: name its replacement in STAGES"
         ) from None
 
 
@@ -146,7 +146,7 @@ def wrap(clock: Clock) -> None:
 
 
 def watch(clock: Clock | None, only_start: bool = False) -> Marks:
-    """Note the times of the scan that this process makes; they are known when it ends."""
+    """Record the times of this process's scan; they are complete when it ends."""
     from tito_audit.run.scan import Scan
 
     marks, plain = Marks(), Scan.__iter__
@@ -176,7 +176,7 @@ def watch(clock: Clock | None, only_start: bool = False) -> Marks:
 
 
 class _RowTimes:
-    """The times of rows, right and faulty ones apart."""
+    """The times of rows, with and without findings separately."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

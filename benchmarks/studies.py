@@ -1,12 +1,12 @@
-"""The questions of the benchmark, each answered by runs that take turns.
+"""The studies of the benchmark, each made of runs that take turns.
 
 comparison  the scan against the frameworks' way, a linear way and the floor, on one log
-sizes       what a scan takes as the log grows
-lengths     what it takes as conversations grow and the log does not
+sizes       time and memory as the log grows
+lengths     time as conversations grow and the log does not
 cold        ten rows, from the shell
 budgets     where the time of a scan goes
 users       logs as users have them
-huge        memory on a file that is far larger than it
+huge        memory for a file that is far larger than it
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["LOADING", "Cold", "Comparison", "Growth", "Studies", "exponent"]
 PER_TURN, LINEAR, FLOOR = "every turn, transformers", "linear, tokenizers", "floor: reading"
 SCAN = "tito-audit scan"
 CALLS = 10
-"""Calls of a conversation, in the log of calls."""
+"""Calls per conversation in the log of calls."""
 LOADING = "loading the tokenizer alone"
 FULL_CACHE = "with a full cache"
 _STARTS = {
@@ -46,7 +46,7 @@ _STARTS = {
     "all_rules(); all_repairs(); all_formats()",
     LOADING: "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1])",
 }
-"""What is in the start of a scan, as code."""
+"""The parts of a scan's start-up, as code."""
 Engine = tuple[str, int]
 """Its name and its number of processes."""
 
@@ -59,11 +59,11 @@ class Comparison:
     corpus: Corpus
     runs: Mapping[Engine, list[Measured]]
     disagreements: tuple[str, ...]
-    """Engines that did not find the rows that the builder had changed."""
+    """Engines that did not find exactly the rows that the builder had changed."""
 
     @property
     def shown(self) -> str:
-        """The kind of file, as a title has it."""
+        """The kind of file, for a title."""
         return "JSONL" if self.kind == "jsonl" else self.kind.title()
 
     def timed(self, engine: Engine) -> list[Measured]:
@@ -71,14 +71,14 @@ class Comparison:
         return _timed(self.runs[engine])
 
     def ratios(self, engine: Engine) -> list[float]:
-        """How many times faster the scan with as many processes was, in each round."""
+        """How many times faster the scan was in each round, with the same number of processes."""
         ours = self.timed((SCAN, engine[1])) if (SCAN, engine[1]) in self.runs else []
         return [mine.rate / its.rate for mine, its in zip(ours, self.timed(engine), strict=False) if its.rate]
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A scan, and where it was asked for the frameworks' way, on corpora that differ in one thing."""
+    """A scan, and optionally the frameworks' way, on corpora that differ in one quantity."""
 
     what: str
     at: tuple[int, ...]
@@ -90,16 +90,16 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """Scans of a few rows, and the parts of a start by themselves."""
+    """Scans of a few rows, and the parts of the start-up separately."""
 
     rows: int
     tokens: int
     spent: Mapping[str, list[tuple[float, float]]]
-    """By what was run: CPU seconds and wall seconds of each round."""
+    """CPU and wall seconds of each round, by what was run."""
 
     @property
     def without_cache(self) -> str:
-        """What a scan without a cache is called."""
+        """The name of a scan without a cache."""
         return f"{_few(self.rows, 'JSONL')}, without a cache"
 
     @property
@@ -113,7 +113,7 @@ def _few(rows: int, kind: str) -> str:
 
 
 class Studies:
-    """Runs the studies of a plan in a folder that keeps its corpora."""
+    """Runs the studies of a plan in a folder, where corpora are kept."""
 
     def __init__(self, plan: Plan, tokenizer: Path, scratch: Path, say: Callable[[str], None]) -> None:
         self.plan = plan
@@ -136,7 +136,7 @@ class Studies:
         self._main, self._user = by_size[plan.tokens], by_size[plan.user_tokens]
 
     def comparison(self, kind: str) -> Comparison:
-        """All engines on the main corpus as JSONL or Parquet; the quadratic one does not depend on that."""
+        """All engines on the main corpus as JSONL or Parquet; the quadratic one gives the same for both."""
         corpus, plan = self._main, self.plan
         path = corpus.jsonl if kind == "jsonl" else corpus.parquet
         runners: dict[Engine, measure.Runner] = {
@@ -154,12 +154,12 @@ class Studies:
         return Comparison(kind, corpus, by_engine, tuple(_disagreements(corpus, by_engine)))
 
     def sizes(self, jobs: int) -> Growth:
-        """A scan in so many processes of logs of growing size."""
+        """Scans of logs of growing size in this many processes."""
         at = tuple(one.tokens for one in self._by_size)
         return Growth("tokens", at, jobs, self._scans(self._by_size, jobs))
 
     def lengths(self) -> Growth:
-        """A scan, and the frameworks' way, of logs of the same size with ever longer conversations."""
+        """Scans, and the frameworks' way, on logs of the same size with ever longer conversations."""
         runners: dict[str, measure.Runner] = {
             f"{turns} turns, every turn": partial(self._per_turn, corpus, 1)
             for turns, corpus in zip(self.plan.turns, self._by_length, strict=True)
@@ -169,7 +169,7 @@ class Studies:
         return Growth("turns", self.plan.turns, 1, ours, tuple(theirs.values()))
 
     def cold(self, rows: int = 10) -> Cold:
-        """Scans of a few rows from the shell, with no cache, an empty and a full one, and what a start is."""
+        """Scans of a few rows from the shell, with no, an empty and a full cache, and parts of the start-up."""
         logs = self._first(rows)
         full = self.scratch / "cache"
         tokens = measure.scan(logs["JSONL"], self.tokenizer, None, cache=full).tokens  # fills it
@@ -201,7 +201,7 @@ class Studies:
         return found
 
     def budgets(self) -> list[Budget]:
-        """Where the time goes, in training rows and in calls, JSONL and Parquet."""
+        """Where the time goes, for training rows and for calls, as JSONL and Parquet."""
         cache = self.scratch / "cache"
         measure.scan(self._main.jsonl, self.tokenizer, 1, cache=cache)  # fills it
         logs = [
@@ -219,7 +219,7 @@ class Studies:
         return user_runs(logs[:: plan.every], self.scratch / "cache", self.jobs, plan.rounds, self.say)
 
     def huge(self) -> tuple[int, Measured]:
-        """The bytes of a Parquet file that repeats the main corpus, and one watched scan of it."""
+        """The size of a Parquet file that repeats the main corpus, and one watched scan of it."""
         path = self.scratch / "huge.parquet"
         size = int(self.plan.huge_gb * 1e9)
         try:
@@ -246,17 +246,17 @@ class Studies:
 
 
 def exponent(at: Sequence[float], seconds: Sequence[float]) -> float:
-    """The b of seconds = a * at ** b that fits best: 1 is linear, 2 quadratic, 0 does not depend."""
+    """The b of the best fit seconds = a * at ** b: 1 is linear, 2 quadratic, 0 constant."""
     return statistics.linear_regression([log(x) for x in at], [log(y) for y in seconds]).slope
 
 
 def _timed(runs: list[Measured]) -> list[Measured]:
-    """The rounds that count: without the watched one ahead, where there are others."""
+    """The rounds that count: without the watched first one, if there are others."""
     return runs[1:] or runs
 
 
 def _disagreements(corpus: Corpus, runs: Mapping[Engine, list[Measured]]) -> list[str]:
-    """What engines found in a log whose faults are known, where it is not those."""
+    """Where an engine's findings differ from the known faults of a log."""
     found = []
     for (name, workers), measured in runs.items():
         if name not in (SCAN, LINEAR):
@@ -265,7 +265,7 @@ def _disagreements(corpus: Corpus, runs: Mapping[Engine, list[Measured]]) -> lis
         expected = sum(row < one.rows for row in corpus.faulty)
         if one.different != expected:
             found.append(
-                f"{name} ({workers}) found {one.different} of {one.rows} rows with other tokens than the template "
-                f"and the tokenizer write; {expected} were made so"
+                f"{name} ({workers}) found {one.different} of {one.rows} rows whose tokens differ from what "
+                f"template and tokenizer write; {expected} were changed"
             )
     return found

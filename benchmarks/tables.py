@@ -15,7 +15,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """The median, and the least and the most of several values."""
+    """The median of several values, with their minimum and maximum."""
 
     def shown(value: float) -> str:
         return f"{value:,.0f}" if not digits or value >= 100 else f"{value:.{digits}f}"

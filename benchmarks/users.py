@@ -1,4 +1,4 @@
-"""Logs as users have them, scanned from the shell: with an empty cache and a full one, beside other engines."""
+"""Logs as users have them, scanned from the shell with an empty and a full cache, next to other engines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UserRuns:
     runs: Mapping[Engine, Sequence[Measured]]
 
     def faster(self, name: str, jobs: int) -> list[float]:
-        """How many times faster than an engine with as many processes, in each round."""
+        """How many times faster than an engine with the same number of processes, in each round."""
         pairs = zip(self.runs[SCAN, jobs], self.runs.get((name, jobs), ()), strict=False)
         return [mine.rate / its.rate for mine, its in pairs if its.rate]
 
@@ -37,7 +37,7 @@ class UserRuns:
 def user_runs(
     logs: Sequence[UserLog], cache: Path, jobs: Sequence[int], rounds: int, say: Callable[[str], None]
 ) -> list[UserRuns]:
-    """All runs; engines take turns on each log. `cache` is a folder for what scans keep."""
+    """All runs; engines take turns on each log. `cache` is the cache folder of the scans."""
     found = []
     for log in logs:
         measure.scan(log.path, Path(log.tokenizer), 1, cache=cache)  # fills the cache
@@ -78,7 +78,7 @@ def _linear(log: UserLog, jobs: int) -> Measured:
 def per_turn(
     log: str, tokenizer: Path, prompt_tokens: Mapping[str, int], jobs: int, watch: bool = False, tokens: int = 0
 ) -> Measured:
-    """The sampled time, scaled to the prompt tokens of all turns of all rows of a log, length by length.
+    """The sampled time, scaled by length to the prompt tokens of all turns of a log.
 
     `tokens` are those of the log.
     """
@@ -99,10 +99,10 @@ def users_section(found: Sequence[UserRuns], skipped: str | None) -> str:
     lines += [f"- {one.log.name}: {one.log.note}." for one in found if one.log.note]
     lines += [f"- {skipped}"] if skipped else []
     lines += [
-        "- A second is one on the clock, from the command to its end; *start-up* is what of it is not scanning. "
-        "*Reading alone* is its share of the scan's seconds, in one process. Linear and every turn as above, with "
-        "as many processes, on samples; ids are those that a log holds, so a log of calls, where each prompt "
-        "repeats what was before it, has more of them than its conversations have tokens.",
+        "- Seconds are wall-clock time of the whole command; *start-up* is the part that is not scanning. "
+        "*Reading alone* is its share of the scan's seconds, in one process. Linear and every turn are as above, "
+        "with the same number of processes, on samples. Ids are those in the log: in a log of calls each prompt "
+        "repeats what came before, so there are more ids than tokens in the conversations.",
         "- Copies of recorded rows differ in their digits and in the number that ends the first question; "
         "everything else in them repeats, so caches help more than on the built logs.",
         "",

@@ -35,10 +35,12 @@ from tito_audit.tokens.tokenizer import Tokenizer
 __all__ = ["become", "loading_once", "run", "written"]
 
 
-def run(*arguments: object, env: Mapping[str, str | None] | None = None) -> tuple[int, str, str]:
+def run(
+    *arguments: object, env: Mapping[str, str | None] | None = None, stdin: bytes | None = None
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command, run in this process."""
     with loading_once():
-        result = CliRunner().invoke(app, [str(one) for one in arguments], env=env)
+        result = CliRunner().invoke(app, [str(one) for one in arguments], env=env, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr

@@ -10,7 +10,7 @@ from typing import Any
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.report import Report, ReportOptions
-from tito_audit.summary import Fixed, Gate, RateCount, Sampled, Summary
+from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Sampled, Summary
 
 TITLES = {
     "REC001": "A row cannot be read",
@@ -24,6 +24,8 @@ GATE = Gate(
     because=(
         "4 findings at or above error",
         "TOK: 3 findings in 240 generated tokens, a rate of 0.0125, above its limit of 0.01",
+        "LPR ran on 5 of 8 rollouts (62 %), 100 % required: no logprobs in 2, first logs/run.jsonl:1; "
+        "other reasons in 1",
     ),
     fail_on="error",
     failing=4,
@@ -31,6 +33,20 @@ GATE = Gate(
         RateCount("TOK=0.01", findings=3, of=240, rate=0.0125, failed=True),
         RateCount("SEQ=0.1/rollout", findings=0, of=8, rate=0.0, failed=False),
     ),
+    required=(
+        CoverageCount(
+            "LPR",
+            1.0,
+            covered=5,
+            of=8,
+            because="no logprobs",
+            lacking=2,
+            first=Place("logs/run.jsonl", 1),
+            failed=True,
+        ),
+        CoverageCount("SEQ", 0.5, covered=7, of=8, because="the row cannot be read", lacking=1, idle=3),
+    ),
+    min_audited=CoverageCount("", 0.75, covered=7, of=8, because="no token ids", lacking=1),
     baseline="audit/baseline.jsonl",
     known=2,
     fixed=(

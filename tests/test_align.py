@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
 from functools import cache
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from tests import toy
 from tests.tiers import examples
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
-from tito_audit.align.drift import _cut, align
+from tito_audit.align.drift import _cut, _opcodes, align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer
@@ -364,3 +365,32 @@ def test_toy_tokens_spelled_byte_by_byte_keep_their_place(
     blocks = align(a, b)
     check_partition(blocks, a, b)
     assert blocks.differing() == [(MERGE, start, end, at, at + 1) for start, end, at in wanted]
+
+
+@few
+@given(data=st.data(), left=st.lists(st.sampled_from("abcd"), max_size=24))
+def test_units_pair_as_difflib_pairs_them(data: st.DataObject, left: list[str]) -> None:
+    change = st.one_of(st.just(""), st.sampled_from(["", "", "X", "Y", "a"]))
+    changes = data.draw(st.lists(change, min_size=len(left), max_size=len(left)))
+    right = [new or old for old, new in zip(left, changes, strict=True)]
+    right += data.draw(st.lists(st.sampled_from("ab"), max_size=1))
+    wanted = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    assert list(_opcodes(left, right)) == wanted
+
+
+def test_long_chats_of_equal_units_pair_without_comparing_every_unit_with_every_other() -> None:
+    class Unit(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Unit.compared += 1
+            return str.__eq__(self, str(other))
+
+        __hash__ = str.__hash__
+
+    left = [Unit("same") for _ in range(2000)]
+    right = [Unit("other") if place % 100 == 7 else Unit("same") for place in range(2000)]
+    for place in range(7, 2000, 100):
+        left[place] = Unit("old")
+    assert len(list(_opcodes(left, right))) == 41
+    assert Unit.compared < 20 * len(left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -495,3 +496,37 @@ def test_a_baseline_keeps_one_small_thing_for_all_that_are_alike() -> None:
     assert list(entries) == [
         Entry(made_up(Place("a", 0)).fingerprint, "TOK101", Severity.ERROR, "a", 0, "two tokens", 5000)
     ]
+
+
+@pytest.mark.parametrize("report", ["text", "markdown", "junit", "github", "concise", "html", "sarif", "json"])
+def test_a_report_counts_what_is_known_apart_from_what_is_new(report: str, folder: Folder) -> None:
+    folder.writes(a=[BROKEN] * 229)
+    folder.accepts()
+    code, out, _ = run("scan", folder.path, "--baseline", folder.baseline, "-f", report)
+    assert code == 0
+    if report in ("sarif", "json"):
+        whole = json.loads(out)
+        told = whole["runs"][0]["properties"] if report == "sarif" else whole["summary"]
+        assert told["new"]["error"] == 0
+        assert (told["known"] if report == "sarif" else told["gate"]["known"]) == 229
+    elif report == "github":
+        assert "::error" not in out
+        assert "229 known" in out
+    else:
+        assert "0 new errors (229 known)" in out
+    assert re.search(r"229 (new )?errors?|errors? 229", out) is None
+
+
+def test_a_new_finding_stands_out_among_known_ones(folder: Folder) -> None:
+    folder.writes(a=[BROKEN] * 3)
+    folder.accepts()
+    folder.writes(a=[BROKEN] * 5)
+    asked = ("scan", folder.path, "--baseline", folder.baseline, "-f")
+    for report in ("text", "markdown", "junit", "concise", "html"):
+        code, out, _ = run(*asked, report)
+        assert code == 1
+        assert "2 new errors in 2 of 5 rollouts (40 %) (3 known)" in out, report
+    page = run(*asked, "html")[1]
+    assert '<td class="n error">2</td>' in page
+    told = json.loads(run(*asked, "json")[1])["summary"]
+    assert told["new"]["error"] == 2

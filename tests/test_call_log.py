@@ -118,7 +118,7 @@ def test_a_log_has_one_writer_and_is_lines(tmp_path: Path) -> None:
         CallLog(tmp_path / "log.jsonl")
     log.close()
     CallLog(tmp_path / "log.jsonl").close()
-    with pytest.raises(SetupError, match="lines of JSON"):
+    with pytest.raises(SetupError, match="JSON lines"):
         CallLog(tmp_path / "log.jsonl.gz")
     with pytest.raises(SetupError, match="cannot be written"):
         CallLog(tmp_path / "nowhere" / "log.jsonl")

@@ -55,12 +55,12 @@ def test_a_scan_of_a_clean_log_exits_0(tmp_path: Path) -> None:
     code, out, _ = run("scan", written(tmp_path / "clean.jsonl", [CLEAN] * 3), "--fail-on", "warning")
     assert code == 0
     number = sum(rule.needs[:1] == (Needs.TOKENIZER,) for rule in all_rules())
-    lead = f"no findings, but {number} rules need a tokenizer"
-    assert f"{lead}: pass -t NAME; nothing was compared in 3 rollouts" in out
+    verdict = f"nothing compared: {number} rules need a tokenizer: pass -t NAME (3 rollouts)"
+    assert out.splitlines()[-1] == verdict
     assert "clean:" not in out
     code, out, _ = run("scan", tmp_path / "clean.jsonl", "-t", TOKENIZER)
     assert code == 0
-    assert "nothing was compared" not in out
+    assert "nothing compared" not in out
 
 
 def test_a_log_of_single_calls_without_a_tokenizer_says_what_to_pass_by_the_word_of_the_log(
@@ -72,7 +72,7 @@ def test_a_log_of_single_calls_without_a_tokenizer_says_what_to_pass_by_the_word
     )
     assert code == 0
     assert "clean:" not in out
-    assert "nothing was compared in 3 rollouts" in out
+    assert out.splitlines()[-1].startswith("nothing compared: ")
     said = " ".join(out.split())
     assert "names its model 'Org/Model-1B' (not verified): pass -t Org/Model-1B to audit against it." in said
 
@@ -80,7 +80,7 @@ def test_a_log_of_single_calls_without_a_tokenizer_says_what_to_pass_by_the_word
 def test_an_empty_log_exits_0_and_says_that_there_was_nothing(tmp_path: Path) -> None:
     code, out, _ = run("scan", written(tmp_path / "empty.jsonl", []))
     assert code == 0
-    assert "nothing to audit" in out
+    assert out.splitlines()[-1] == "nothing audited: there are no rollouts"
     assert "clean" not in out
 
 
@@ -103,7 +103,7 @@ def test_select_and_ignore_take_comma_lists_of_prefixes_in_any_case(log: Path) -
         (["LOG", "--report", "json=."], "is a folder"),
         (["LOG", "--map", "token_ids"], "--map token_ids=tokens"),
         (["LOG", "--template-arg", "=true"], "enable_thinking=false"),
-        (["LOG", "--format", "slimy"], "no such format"),
+        (["LOG", "--format", "slimy"], 'Unknown format "slimy": did you mean slime?'),
         (["LOG", "--tokenizer", "no-such-folder/x"], "no-such-folder"),
         (["LOG", "--chat-template", "no-such.jinja"], "Pass --tokenizer DIR"),
         (["LOG", "-t", str(TOKENIZER), "--chat-template", "no-such.jinja"], "no-such.jinja: the chat template"),
@@ -202,7 +202,7 @@ def test_explain_prints_the_manual_of_every_rule(rule: object) -> None:
 def test_explain_of_an_unknown_code_names_the_nearest(log: Path) -> None:
     code, out, err = run("explain", "LPR510")
     assert (code, out) == (2, "")
-    assert "Nearest: LPR50" in err
+    assert 'Unknown rule or repair "LPR510": did you mean LPR501' in err
 
 
 @pytest.mark.parametrize("kind", ["formats", "rules", "repairs", "reports"])
@@ -225,7 +225,7 @@ try:
     app(sys.argv[1:])
 except SystemExit:
     pass
-names = ("transformers", "torch", "pyarrow", "numpy", "tokenizers", "rich", "jinja2", "pygal")
+names = ("transformers", "torch", "pyarrow", "numpy", "tokenizers", "rich", "jinja2")
 print(*[name for name in names if name in sys.modules], file=sys.stderr)
 """
 

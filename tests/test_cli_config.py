@@ -171,10 +171,10 @@ def test_without_a_file_the_page_says_what_was_looked_for(tmp_path: Path, monkey
 
 
 def test_config_and_no_config_choose_the_file(project: Path) -> None:
-    assert page("--no-config")[0] == "# No configuration file, as --no-config says"
+    assert page("--no-config")[0] == "# No configuration file (--no-config)"
     assert told("--no-config")["file"] is None
     lines = page("--config", "../base.toml")
-    assert lines[0] == "# Settings from ../base.toml, as --config says"
+    assert lines[0] == "# Settings from ../base.toml, given by --config"
     assert 'tokenizer = "org/model" # ../base.toml' in lines
     assert {one["from"] for one in told("--no-config")["settings"].values()} == {"default"}
 
@@ -182,12 +182,12 @@ def test_config_and_no_config_choose_the_file(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ignore = 'NOPE'", "--ignore NOPE: no rule matches 'NOPE'."),
-        ("format = 'slimy'", "--format slimy: no such format."),
-        ("[[overrides]]\npaths = 'x'\nformat = 'slimy'", "--format slimy: no such format."),
-        ("with = 'splise'", "--with splise: no such repair."),
-        ("report = 'txt'", "--report txt: "),
-        ("max-rate = {TOKK = 1}", "--max-rate TOKK: no rule matches 'TOKK'."),
+        ("ignore = 'NOPE'", 'Unknown rule "NOPE". (tito-audit list rules)'),
+        ("format = 'slimy'", 'Unknown format "slimy": did you mean slime?'),
+        ("[[overrides]]\npaths = 'x'\nformat = 'slimy'", 'Unknown format "slimy": did you mean slime?'),
+        ("with = 'splise'", 'Unknown repair "splise": did you mean splice?'),
+        ("report = 'txt'", 'Unknown report "txt": did you mean text?'),
+        ("max-rate = {TOKK = 1}", 'Unknown rule "TOKK": did you mean TOK?'),
         ("max-rate = ['TOK=1', 'TOK=2']", "--max-rate TOK=2: TOK already has a rate, TOK=1."),
         ("template-args = {'' = 1}", "--template-arg"),
     ],

@@ -84,10 +84,10 @@ def test_the_command_to_paste_audits_the_log_without_a_finding(tmp_path: Path) -
     log = log_at(tmp_path / "a log.jsonl", turns=1, arguments={"enable_thinking": False})
     code, page, _ = run("identify", log, "-t", TOY)
     assert code == 0
-    assert page.splitlines()[3].startswith(f"Written by {TOY} with its own template")
+    assert f"\n\nWritten by {TOY} with its own template" in page
     calls = [call for line in log.read_text().splitlines() for call in json.loads(line)["calls"]]
     tokens = sum(len(call["prompt_token_ids"]) for call in calls)
-    assert f"8 of 8 prompts (100%) and {tokens} of {tokens} tokens (100%)." in " ".join(page.split())
+    assert f"8 of 8 prompts (100 %) and {tokens} of {tokens} tokens (100 %)." in " ".join(page.split())
     (command,) = (line for line in page.splitlines() if line.startswith("  tito-audit scan "))
     words = shlex.split(command)
     assert words == ["tito-audit", "scan", str(log), "-t", str(TOY), "--template-arg", "enable_thinking=false"]
@@ -132,7 +132,7 @@ def test_what_was_found_is_written_and_then_used(tmp_path: Path) -> None:
     assert (code, told) == (0, "tito-audit.toml: added tokenizer and template-args.\n")
     assert finds_nothing(log)
     before = (tmp_path / "tito-audit.toml").read_bytes()
-    assert run("identify", log, "-w", "tito-audit.toml")[2] == "tito-audit.toml says all of it already.\n"
+    assert run("identify", log, "-w", "tito-audit.toml")[2] == "tito-audit.toml already has these settings.\n"
     assert (tmp_path / "tito-audit.toml").read_bytes() == before
 
 
@@ -170,8 +170,8 @@ def test_what_is_not_sure_is_not_written(tmp_path: Path) -> None:
     log.write_text("\n".join([*rows, *(row.replace("How much is", "Why is") for row in rows)]) + "\n")
     code, page, told = run("identify", log, "-t", TOY, "-w", "tito-audit.toml")
     assert code == 1
-    assert "Not sure. Closest:" in page
-    assert "4 of 8 prompts (50%)" in page
+    assert "Not certain. Closest:" in page
+    assert "4 of 8 prompts (50 %)" in page
     assert "Nothing was written" in told
     assert not (tmp_path / "tito-audit.toml").exists()
 

@@ -134,9 +134,9 @@ def test_what_cannot_be_served_is_refused_in_a_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     known = ("--provider", AWAY, "--log", log, "-t", TOY)
     cases: list[tuple[tuple[object, ...], str]] = [
-        (("--provider", AWAY, "--log", log), "no tokenizer was given"),
-        (("--provider", "vlm=http://x", "--log", log, "-t", TOY), "Did you mean vllm?"),
-        ((*known, "--tool-parser", "hermess"), "Did you mean hermes?"),
+        (("--provider", AWAY, "--log", log), "no tokenizer is given"),
+        (("--provider", "vlm=http://x", "--log", log, "-t", TOY), "did you mean vllm?"),
+        ((*known, "--tool-parser", "hermess"), "did you mean hermes?"),
         ((*known[:2], "--log", tmp_path / "no" / "log.jsonl", "-t", TOY), "cannot be written"),
         ((*known, "--chat-template", tmp_path / "none.jinja"), "none.jinja"),
     ]

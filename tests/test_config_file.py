@@ -41,7 +41,8 @@ def test_the_nearest_file_above_holds_and_the_report_says_which_and_what(project
     says(project.parent, 'ignore = ["LPR504"]')
     code, out, _ = run("scan", "run.jsonl")
     assert code == 0
-    assert f"Settings from {project.parent / 'tito-audit.toml'}: ignore." in " ".join(out.split())
+    said = f"Settings from {project.parent / 'tito-audit.toml'}: ignore."
+    assert "".join(said.split()) in "".join(out.split())  # a long path wraps anywhere
     says(project, 'fail-on = "note"')
     code, out, _ = run("scan", "run.jsonl")
     assert code == 1
@@ -131,22 +132,22 @@ def test_repair_and_show_read_the_file_too(project: Path) -> None:
     for command in (("show", "run.jsonl", "--row", "3"), ("inspect", "run.jsonl")):
         code, _, err = run(*command)
         assert code == 2
-        assert "--format slimy: no such format" in err
+        assert 'Unknown format "slimy": did you mean slime?' in err
         assert "format may come from tito-audit.toml." in err
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tokeniser = 'x'", "there is no key 'tokeniser'.\nDid you mean tokenizer?"),
-        ("fail_on = 'error'", "there is no key 'fail_on'.\nDid you mean fail-on?"),
-        ("max_rate = 'TOK=1'", "there is no key 'max_rate'.\nDid you mean max-rate?"),
-        ("template-arg = {a = 1}", "there is no key 'template-arg'.\nDid you mean template-args?"),
-        ("q = true", "there is no key 'q'.\nDid you mean quiet?"),
-        ("t = 'x'", "there is no key 't'.\nDid you mean tokenizer?"),
-        ("[tool.tito-audit]\njobs = 1", "there is no key 'tool'.\nIn tito-audit.toml the keys are at the top"),
-        ("[tito-audit]\njobs = 1", "there is no key 'tito-audit'.\nIn tito-audit.toml the keys are at the top"),
-        ("zzz = 1", "there is no key 'zzz'.\nKeys: tokenizer, "),
+        ("tokeniser = 'x'", 'unknown key "tokeniser": did you mean tokenizer?'),
+        ("fail_on = 'error'", 'unknown key "fail_on": did you mean fail-on?'),
+        ("max_rate = 'TOK=1'", 'unknown key "max_rate": did you mean max-rate?'),
+        ("template-arg = {a = 1}", 'unknown key "template-arg": did you mean template-args?'),
+        ("q = true", 'unknown key "q": did you mean quiet?'),
+        ("t = 'x'", 'unknown key "t": did you mean tokenizer?'),
+        ("[tool.tito-audit]\njobs = 1", 'unknown key "tool".\nIn tito-audit.toml the keys are at the top'),
+        ("[tito-audit]\njobs = 1", 'unknown key "tito-audit".\nIn tito-audit.toml the keys are at the top'),
+        ("zzz = 1", 'unknown key "zzz".\nKeys: tokenizer, '),
         ("unsafe = true", "unsafe cannot be set in a file: it gives up a safeguard"),
         ("trust-remote-code = true", "trust-remote-code cannot be set in a file: it lets code run"),
         ("jobs = true", "jobs is true.\nIt takes a number of processes, 1 or more."),
@@ -168,7 +169,7 @@ def test_repair_and_show_read_the_file_too(project: Path) -> None:
         ("provenance = 'no'", "provenance is the text 'no'.\nIt takes true or false."),
         ("jobs = ", "not valid TOML ("),
         ("a = " + "[" * 5000, "not valid TOML ("),
-        ('"\\u001b[31m" = 1', "there is no key '\\x1b[31m'"),
+        ('"\\u001b[31m" = 1', 'unknown key "\\x1b[31m"'),
     ],
     ids=lambda value: value[:24],
 )
@@ -311,7 +312,8 @@ def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() 
         "--report": {"repair", "rescore"},
         "--worst": {"repair", "rescore"},
         "--jobs": {"rescore"},
-        "--output-format": {"inspect", "identify", "template"},
+        "--output-format": {"inspect", "identify", "template", "show", "repair", "rescore"},
+        "--limit": {"inspect"},
         "--tokenizer": {"identify"},
         "--chat-template": {"identify"},
     }
@@ -461,12 +463,12 @@ def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
         ("overrides = 3", "overrides is the number 3.\nIt takes a list of tables: begin each with [[overrides]]"),
         ("[overrides]\npaths = 'x'", "overrides is a table.\n"),
         ("[[overrides]]\nformat = 'slime'", "overrides[0] does not say which logs it is for.\nAdd paths, "),
-        ("[[overrides]]\npath = 'x'", "there is no key 'overrides[0].path'.\nDid you mean paths?"),
+        ("[[overrides]]\npath = 'x'", 'unknown key "overrides[0].path": did you mean paths?'),
         ("[[overrides]]\npaths = 'x'\n[[overrides]]\npaths = []", "overrides[1].paths is an empty list.\n"),
         ("[[overrides]]\npaths = ['x', 3]", "overrides[0].paths is a list with the number 3 in it.\n"),
         (
             "[[overrides]]\npaths = 'x'\nigmore = 'TOK'",
-            "there is no key 'overrides[0].igmore'.\nDid you mean ignore?",
+            'unknown key "overrides[0].igmore": did you mean ignore?',
         ),
         ("[[overrides]]\npaths = 'x'\njobs = 2", "overrides[0].jobs applies to a whole run, so it cannot differ"),
         ("[[overrides]]\npaths = 'x'\nextend = 'y'", "overrides[0].extend applies to a whole run"),
@@ -477,7 +479,7 @@ def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
         ('baseline = "a\\u0000b"', "baseline is the text 'a\\x00b' (embedded null byte).\n"),
         ("extend = '~nobody-of-that-name/x'", "extend names "),
         ("extend = true", "extend is true.\nIt takes the path of a file or a list of paths"),
-        ("extends = 'x'", "there is no key 'extends'.\nDid you mean extend or extend-select?"),
+        ("extends = 'x'", 'unknown key "extends": did you mean extend?'),
         ("dry_run = true", "dry_run cannot be set in a file: it says what a single run is for.\n"),
         ("update-baseline = true", "update-baseline cannot be set in a file: it accepts findings as known"),
         (
@@ -485,7 +487,7 @@ def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
             "max-rate is a table (TOK is the number -1).\nIt takes a table of codes and rates",
         ),
         ("max-rate = {TOK = 'often'}", "max-rate is a table (TOK is the text 'often').\n"),
-        ('max-rate = {"TOK 1" = 1}', "max-rate is a table ('TOK 1' is neither a code nor a prefix of one).\n"),
+        ('max-rate = {"TOK 1" = 1}', "max-rate is a table ('TOK 1' is not a code or a prefix).\n"),
         ("max-rate = ['TOK=1', 'TOK']", "max-rate is a list (the text 'TOK' is in it).\n"),
         ("max-rate = 0.1", "max-rate is the number 0.1.\n"),
         ("sample = 0", "sample is the number 0.\nIt takes a number above 0 and at most 1, or a text"),
@@ -526,7 +528,7 @@ def test_a_code_that_there_is_not_is_refused_with_the_override_that_has_it(proje
     says(project, "[[overrides]]\npaths = ['a', 'b/*']\nignore = 'TOKK'\n")
     code, _, err = run("scan", "run.jsonl")
     assert code == 2
-    assert err.startswith("tito-audit: overrides[0] of tito-audit.toml, for a, b/*:\n--ignore TOKK: no rule")
+    assert err.startswith('tito-audit: overrides[0] of tito-audit.toml, for a, b/*:\nUnknown rule "TOKK": did')
     says(project, "[[overrides]]\npaths = '*.jsonl'\nformat = 'slimy'\n")
     code, _, err = run("scan", "run.jsonl")
     assert code == 2
@@ -592,8 +594,7 @@ def test_what_a_file_turns_on_a_flag_turns_off(project: Path) -> None:
     assert "LPR504" in run("scan", "run.jsonl", "--no-quiet")[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/_configuration.md"])
-def test_what_the_docs_say_of_pyproject_can_be_read(page: str, tmp_path: Path) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+def test_what_the_docs_say_of_pyproject_can_be_read(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "_configuration.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```toml\n(\[tool\.tito-audit\]\n.*?)```", text, re.S)
     assert read_config(says(tmp_path, block, "pyproject.toml")).values

@@ -454,6 +454,24 @@ def test_a_broken_chain_becomes_several_rows_and_what_repeats_is_listed(tmp_path
     ]
 
 
+def test_a_row_of_a_branch_has_the_messages_of_its_own_branch(tmp_path: Path) -> None:
+    episode = json.loads((ROOT / "fixtures/formats/verifiers_v1.jsonl").read_text().splitlines()[2])
+    log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
+    log.write_text(json.dumps(episode) + "\n")
+    code, said, _ = run("convert", log, "-o", out, "--to", "rows", "--lossy")
+    assert code == 0
+    assert "messages of single calls" not in said
+    nodes = episode["traces"][0]["nodes"]
+    paths = []
+    for leaf in (4, 7):
+        path = [leaf]
+        while (above := nodes[path[-1]].get("parent")) is not None:
+            path.append(above)
+        paths.append([nodes[one]["message"].get("content") or "" for one in reversed(path)])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [[one["content"] or "" for one in row["messages"]] for row in rows] == paths
+
+
 def test_rows_that_share_a_group_and_stand_together_become_one_atropos_group(tmp_path: Path) -> None:
     rows = [{**ROW, "group_id": group, "reward": n / 2} for n, group in enumerate(["x", "x", "y", "x"])]
     for row in rows:
@@ -609,7 +627,7 @@ def test_a_dry_run_writes_nothing_and_says_by_its_exit_code_whether_all_is_carri
     log = written(tmp_path / "log.jsonl", [CALLS])
     code, page, _ = run("convert", log, "--to", "rows", "--dry-run")
     assert code == 0
-    assert "Everything is carried over." in page
+    assert "Nothing is lost." in page
     code, page, _ = run("convert", log, "--to", "atropos_group", "--dry-run", "-o", tmp_path / "out.jsonl")
     assert code == 1
     assert "a dry run" in page
@@ -622,7 +640,7 @@ def test_nothing_is_written_that_loses_something_until_it_is_allowed(tmp_path: P
     log, out = written(tmp_path / "log.jsonl", [CALLS]), tmp_path / "out.jsonl"
     code, page, err = run("convert", log, "--to", "atropos_group", "-o", out)
     assert code == 1
-    assert "Not carried" in page
+    assert "Lost, with the number" in page
     assert len(err.splitlines()) == 1
     assert "id" in err
     assert "--lossy" in err
@@ -631,7 +649,7 @@ def test_nothing_is_written_that_loses_something_until_it_is_allowed(tmp_path: P
         convert_rollouts(log, "atropos_group", out)
     code, page, err = run("convert", log, "--to", "atropos_group", "-o", out, "--lossy")
     assert (code, err) == (0, "")
-    assert page.index("Not carried") < page.index("Written to")
+    assert page.index("Lost, with the number") < page.index("Written to")
     assert out.exists()
 
 

@@ -254,7 +254,7 @@ def test_several_logs_become_one_and_each_loss_is_counted_in_each(tmp_path: Path
     assert "3 logs as rows" in page
     assert "6 rows, 3 rollouts → 3 rows" in page
     assert "by `session_id`" in page
-    assert "Not carried over, with the number of rows and conversations that have it" in page
+    assert "Lost, with the number of rows and conversations that have it" in page
     assert [line.split() for line in page.splitlines() if line.startswith("  id")] == [["id", "3"]]
     assert [row["session_id"] for row in rows_of(out)] == ["0", "1", "2"]
     one, two, three = (folder / f"{k}.jsonl" for k in range(3))

@@ -194,7 +194,7 @@ def test_every_delimiter_of_a_real_template_was_seen_in_several_places():
 def test_a_text_that_depends_on_position_is_no_delimiter():
     source = CHATML.replace("'<|im_start|>'", "(loop.index|string if loop.index > 2 else '') + '<|im_start|>'")
     written = of_template(source=source)
-    with pytest.raises(SpliceError, match="between user and assistant: a longer conversation has"):
+    with pytest.raises(SpliceError, match="between user and assistant is not fixed: a longer conversation has"):
         written.between("user", "assistant")
     assert written.between("start", "user").text == "<|im_start|>user\n"
     turns = [StoredTurn("user", "a"), StoredTurn("assistant", [5, 2002]), StoredTurn("user", "b")]

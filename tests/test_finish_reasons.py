@@ -121,6 +121,6 @@ def test_a_conversion_lists_what_the_log_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({**FLAT, "prompt_length": 2}))
     _, shown, _ = run("convert", log, "--to", "slime", "--dry-run")
-    assert "Not in the log, so left out or null, with the number of rollouts that lack it\n  reward  1\n" in shown
+    assert "Not in the log, so left out or null, with the number of rollouts\n  reward  1\n" in shown
     _, shown, _ = run("convert", log, "--to", "atropos_group", "--dry-run")
     assert "put it into the log under one of these names" in shown

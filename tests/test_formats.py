@@ -255,7 +255,7 @@ def test_a_row_of_text_alone_is_read_as_one_without_ids(name):
 
 
 def test_an_unknown_format_name_is_answered_with_close_ones():
-    with pytest.raises(SetupError, match="Did you mean atropos_group"):
+    with pytest.raises(SetupError, match="did you mean atropos_group"):
         format_named("atropos_groups")
 
 

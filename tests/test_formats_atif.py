@@ -43,7 +43,7 @@ FORMATS = (
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 NO_TOOLS = "messages not read: they call tools that the log does not list"
-IMAGES = "prompts not read: they hold parts that are no token, as of images"
+IMAGES = "prompts not read: they hold parts that are not tokens, such as images"
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -371,7 +371,7 @@ def test_a_prompt_with_an_image_in_it_is_not_read_and_its_completion_is() -> Non
     rollout = read_one("rllm_episode", episode(step([1, {"type": "image"}, 2], [3], "a", "b")))
     assert said(rollout.turns) == [(None, [3])]
     assert list(map(str, rollout.stated.reasons)) == [
-        "prompts not read: they hold parts that are no token, as of images"
+        "prompts not read: they hold parts that are not tokens, such as images"
     ]
 
 

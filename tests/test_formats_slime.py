@@ -314,7 +314,7 @@ def test_a_retry_of_a_session_keeps_what_it_was_sent():
     ("records", "says"),
     [
         ([{"response": {"choices": [], "model": "m"}}], r"records\[0\]: choices is empty"),
-        ([{"response": {}}, 3], r"records\[0\]: no answer"),
+        ([{"response": {}}, 3], r"records\[0\]: not the answer of a server"),
         ([{"request": None, "response": {"choices": [{"message": 3, "meta_info": {}}]}}, 3], r"records\[1\]"),
     ],
 )

@@ -107,8 +107,7 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     repository.holds(*rows)
     code, out = repository.scans("--fail-on", "warning")
     assert code == 0
-    assert "clean: nothing found in 4 rollouts" in out
-    assert out.endswith("gate: passed\n")
+    assert out.splitlines()[-1].startswith("passed: no findings in 4 rollouts")
 
     rows[1] = merged(rows[1], 1, "Ġand")
     repository.holds(*rows)
@@ -130,7 +129,8 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     assert code == 0
     assert "2 known from tito-baseline.json" in out
     assert "error TOK101" not in out
-    assert out.endswith("gate: passed\n")
+    assert out.splitlines()[-1] == "passed: 0 new errors (2 known)"
+    assert not re.search(r"[1-9]\d* errors?\b", out.replace("0 new errors", ""))
 
     rows[2] = merged(rows[2], 0, "weather")
     repository.holds(*rows)
@@ -138,9 +138,7 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     assert code == 1
     assert "TOK101 logs/train.jsonl:2 turn 0" in out
     assert "logs/train.jsonl:1 " not in out
-    assert "gate: failed: 2 errors in 1 rollout that are in no baseline: SEQ301 (1), TOK101 (1)" in " ".join(
-        out.split()
-    )
+    assert out.splitlines()[-1] == "failed: 2 new errors in 1 of 4 rollouts (25 %) (2 known)"
     new, known, _ = repository.finds(*BASELINE)
     assert new == {(code, 2) for code in MERGE}
     assert known == {(code, 1) for code in MERGE}
@@ -183,21 +181,21 @@ def test_findings_under_a_limit_fail_together_and_not_one_by_one(tmp_path: Path)
     above = gated(log, MaxRate("LPR", 0.049))
     assert above.failed
     assert above.failing == 0
-    assert above.because == ("LPR: 2 findings in 40 generated tokens are 0.05 a token, above 0.049",)
+    assert above.because == ("LPR: 2 findings, 5 % of 40 generated tokens (limit 4.9 %)",)
     each = gated(log, MaxRate("", 0.09, "rollout"))
-    assert each.because == ("all rules: 2 findings in 20 rollouts are 0.1 a rollout, above 0.09",)
+    assert each.because == ("all rules: 2 findings in 20 rollouts, 0.1 per rollout (limit 0.09)",)
     assert not gated(log, MaxRate("", 0.1, "rollout")).failed
 
 
 def test_a_rate_just_above_its_limit_is_said_in_as_many_digits_as_show_it(tmp_path: Path) -> None:
     log = written(tmp_path / "run.jsonl", [BROKEN] * 1 + [CLEAN] * 98)
     gate = gated(log, MaxRate("LPR", 0.0101, "rollout"), MaxRate("LPR5", 1.0), MaxRate("LPR504", 0.00505))
-    assert gate.because == ("LPR504: 1 finding in 198 generated tokens is 0.005051 a token, above 0.00505",)
+    assert gate.because == ("LPR504: 1 finding, 0.51 % of 198 generated tokens (limit 0.505 %)",)
     assert gated(log, MaxRate("LPR", 0.0101, "rollout")).because == (
-        "LPR: 1 finding in 99 rollouts is 0.010101 a rollout, above 0.0101",
+        "LPR: 1 finding in 99 rollouts, 0.010101 per rollout (limit 0.0101)",
     )
     assert gated(log, MaxRate("LPR", 0.0101010101, "rollout")).because == (
-        "LPR: 1 finding in 99 rollouts is 0.010101010101 a rollout, above 0.0101010101",
+        "LPR: 1 finding in 99 rollouts, 0.010101010101 per rollout (limit 0.0101010101)",
     )
     code, out, _ = run("scan", log, "--max-rate", "LPR=1.01%/rollout")
     assert code == 1
@@ -260,22 +258,22 @@ def test_the_page_says_rates_and_limits_and_why_the_gate_is_red(tmp_path: Path) 
     log = written(tmp_path / "run.jsonl", [CLEAN] * 8 + [BROKEN] * 2)
     code, out, err = run("scan", log, "--max-rate", "LPR=0.01", "--max-rate", "TOK=0.5/rollout")
     assert (code, err) == (1, "")
-    assert "Limits\n  LPR=0.01: 2 findings in 20 generated tokens, 0.1: too many\n" in out
+    assert "Limits\n  LPR=0.01: 2 findings in 20 generated tokens, 10 %: too many\n" in out
     assert "\n  TOK=0.5/rollout: 0 findings in 10 rollouts, 0: passed\n" in out
-    last = out.strip().rpartition("\n\n")[2]
-    assert " ".join(last.split()) == (
-        "gate: failed: LPR: 2 findings in 20 generated tokens are 0.1 a token, above 0.01"
-    )
+    reason = "LPR: 2 findings, 10 % of 20 generated tokens (limit 1 %)"
+    assert out.splitlines()[-1].startswith(f"failed: {reason}; 2 errors in 2 of 10 rollouts (20 %); ")
     assert run("scan", log, "--max-rate", "LPR=10%")[0] == 0
 
 
-def test_a_plain_scan_ends_with_why_it_is_red_and_needs_no_word_when_it_is_not(tmp_path: Path) -> None:
+def test_a_scan_ends_with_its_verdict(tmp_path: Path) -> None:
     log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
     code, page, _ = run("scan", log)
-    assert (code, page.strip().splitlines()[-1]) == (1, "gate: failed: 1 error in 1 rollout: LPR504 (1)")
-    code, page, _ = run("scan", log, "--fail-on", "never")
-    assert (code, "gate" in page) == (0, False)
-    assert "gate" not in run("scan", written(tmp_path / "clean.jsonl", [CLEAN]))[1]
+    assert (code, page.splitlines()[-1].partition(";")[0]) == (1, "failed: 1 error in 1 of 2 rollouts (50 %)")
+    code, page, _ = run("scan", log, "-t", TOKENIZER, "--fail-on", "never")
+    verdict = "passed: nothing fails with --fail-on never; 1 error in 1 of 2 rollouts (50 %); 2 notes in 2 (100 %)"
+    assert (code, page.splitlines()[-1]) == (0, verdict)
+    last = run("scan", written(tmp_path / "clean.jsonl", [CLEAN]), "-t", TOKENIZER)[1].splitlines()[-1]
+    assert last == "passed: no errors; 1 note in 1 of 1 rollout (100 %)"
 
 
 def test_python_users_gate_a_log_and_see_what_fails(tmp_path: Path) -> None:
@@ -337,7 +335,7 @@ def test_a_flag_for_stdout_stands_in_place_of_what_the_file_has_for_it(
     [
         (("--output-format", "json", "--report", "text"), "--report text goes to stdout too"),
         (("--output-format", "json=x"), "--report NAME=FILE"),
-        (("--output-format", "nothing"), "there is no report of that name"),
+        (("--output-format", "nothing"), 'Unknown report "nothing". (concise, github'),
         (("--update-baseline",), "--baseline FILE"),
         (("--report", "json=LOGS/run.jsonl"), "one of the logs"),
         (("--baseline", "LOGS/run.jsonl"), "is one of the logs"),
@@ -387,4 +385,6 @@ def test_the_example_of_the_docs_says_what_fails() -> None:
     findings, _, verdict = done.stdout.partition("\nTrue\n")
     assert "REC005" in findings
     assert not re.search("TOK|SEQ", findings)
-    assert re.search(r"^SEQ: \d+ findings in \d+ rollouts are [\d.]+ a rollout, above 0.1$", verdict, re.MULTILINE)
+    assert re.search(
+        r"^SEQ: \d+ findings in \d+ rollouts, [\d.]+ per rollout \(limit 0\.1\)$", verdict, re.MULTILINE
+    )

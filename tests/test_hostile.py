@@ -74,7 +74,7 @@ def unreadable(findings: list[dict[str, Any]]) -> dict[int, str]:
 def test_an_empty_file_is_nothing_to_audit_and_not_clean(tmp_path: Path) -> None:
     code, out, err = tito("scan", rows(tmp_path / "log.jsonl"), "-t", TOY)
     assert (code, err) == (0, "")
-    assert "nothing to audit" in out
+    assert "nothing audited" in out
     assert "clean" not in out
 
 
@@ -302,7 +302,7 @@ def test_a_file_that_may_not_be_read_is_a_mistake(tmp_path: Path) -> None:
         (["--map", "token_ids"], "--map token_ids=tokens"),
         (["--map", "ids=token_ids"], "--map ids="),
         (["--select", "QQQ"], "tito-audit list rules"),
-        (["--format", "vlm"], "Did you mean vllm?"),
+        (["--format", "vlm"], "did you mean vllm?"),
         (["--report", "pdf"], "json, jsonl, junit, markdown, sarif, text"),
         (["--template-name", "nope", "-t", str(TOY)], "no chat template is named 'nope'"),
         (["--limit", "0"], "--limit"),

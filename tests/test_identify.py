@@ -444,7 +444,7 @@ def test_a_text_in_the_message_of_the_user_is_no_message_of_its_own() -> None:
     assert identified.best is not None
     assert writes_all_prompts(identified.best.share)
     assert not identified.sure
-    assert "not written as a message of its own" in identified.unsure_because
+    assert "not written as a separate message" in identified.unsure_because
 
 
 def test_few_prompts_do_not_prove_that_each_has_its_own_system_prompt() -> None:

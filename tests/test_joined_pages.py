@@ -110,3 +110,30 @@ def test_a_repair_proposes_to_show_what_it_left_as_it_read_it(log: Path) -> None
     broken = written(log, [{**line, "completion_logprobs": [-0.5, -0.5]} for line in lines])
     said = run("repair", broken, "--dry-run", "--session", "session_id")[1]
     assert [command[-2:] for command in hints(said, "show")] == [["--session", "session_id"]]
+
+
+def test_commands_to_paste_read_the_log_as_their_run_did(tmp_path: Path) -> None:
+    row = {"toks": [1, 2, 3], "lp": [0.0, -0.5], "train": [0, 1, 1]}
+    log = written(tmp_path / "log.jsonl", [row])
+    flags = ["--map", "token_ids=toks", "--map", "loss_mask=train", "--map", "logprobs=lp"]
+    flags += ["--template-arg", 'thinking="a b"', "--clock", "2024-07-26T00:00:00"]
+    found = run("scan", log, *flags)[1]
+    (pasted,) = hints(found, "show")
+    assert pasted[-len(flags) :] == flags
+    code, page, _ = run(*pasted)
+    assert code == 0
+    assert "1 error REC004" in page
+
+
+def test_a_log_that_cannot_be_read_is_inspected_first_and_never_proposed_to_be_accepted(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [{"toks": [1, 2, 3]}])
+    code, page, _ = run("scan", log)
+    assert code == 1
+    steps = re.findall(r"^  tito-audit (\S+) ", page[page.index("Next") :], re.MULTILINE)
+    assert steps == ["inspect", "explain"]
+
+
+def test_a_command_pasted_with_its_ellipsis_says_what_to_write_there() -> None:
+    code, out, err = run("scan", "…", "--report", "html")
+    assert (code, out) == (2, "")
+    assert err == "tito-audit: …: it stands for the logs and flags of your scan; write them in its place.\n"

@@ -15,7 +15,7 @@ from tests.command import written
 from tests.grown import TOY, Family, Linked, families
 from tests.tiers import examples
 
-NUMBER = re.compile(r"up to (\d+)")
+NUMBER = re.compile(r"up to ([\d,]+)")
 PLANTED = ("-t", TOY, "--select", "LPR504")
 SEEDS = range(examples(2, 20))
 FORMS = (generic, chat, ids_only)
@@ -47,7 +47,7 @@ def groups(report: Wire) -> list[Group]:
             found.append([])
         match = NUMBER.search(one["message"])
         assert match is not None
-        found[-1].append(int(match[1]))
+        found[-1].append(int(match[1].replace(",", "")))
     return [group(numbers) for numbers in found]
 
 
@@ -89,7 +89,7 @@ def stands_at(report: Wire, placed: Placed, numbers: dict[tuple[int, int], int])
     for one in report["findings"]:
         match = NUMBER.search(one["message"])
         assert match is not None
-        assert numbers[placed[one["file"], one["row"]]] == int(match[1])
+        assert numbers[placed[one["file"], one["row"]]] == int(match[1].replace(",", ""))
 
 
 def numbers_of(made: Iterable[Family]) -> dict[tuple[int, int], int]:

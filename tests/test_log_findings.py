@@ -75,8 +75,8 @@ def test_what_all_rows_share_is_an_error_of_the_log_where_it_is_not_right() -> N
     assert (finding.hit.where, finding.hit.start, finding.hit.end) == (Where.LOG, 0, 0)
     assert finding.repair == "realign"
     assert finding.hit.message == (
-        "the logprobs lie 1 place late in all 4 rows (8 sampled spans): 2 rows show it alone, and the other 2 "
-        "allow nothing else that all rows share (rows 2, 3 among them)"
+        "the logprobs are 1 place late in all 4 rows (8 sampled spans): 2 rows prove it, and it is the only "
+        "reading that all rows allow (including rows 2, 3)"
     )
 
 
@@ -92,7 +92,7 @@ def test_a_mask_that_slid_with_the_logprobs_is_said_of_both() -> None:
 
 def test_what_no_row_shows_alone_may_still_be_all_that_they_share() -> None:
     assert (
-        "no row shows it alone, but together they allow nothing else"
+        "no single row proves it, but it is the only reading that all rows allow"
         in only((RIGHT, LATE), (EARLY, LATE)).hit.message
     )
 
@@ -102,7 +102,7 @@ def test_a_log_that_leaves_it_open_says_so_and_is_never_clean() -> None:
     assert (finding.code, finding.severity, finding.hit.cause) == ("LPR502", Severity.NOTE, "undecided")
     assert finding.repair is None
     assert finding.hit.message.startswith(
-        "3 of 3 rows do not show whether the logprobs lie on their tokens: "
+        "3 of 3 rows do not show whether the logprobs are on their own tokens: "
         "rows 0, 1, 2 allow in place or 1 place late"
     )
     assert found((RIGHT, SLID), (RIGHT, SLID)) == [("MSK401", "note", "undecided")]
@@ -117,7 +117,7 @@ def test_rows_that_contradict_each_other_decide_nothing_for_the_others() -> None
 def test_a_log_whose_rows_agree_that_it_is_wrong_but_not_how_is_warned_of() -> None:
     finding = only((LATE, EARLY), (RIGHT, LATE, EARLY))
     assert finding.severity is Severity.WARNING
-    assert "rules out that it is right" in finding.hit.message
+    assert "other rows rule out that it is right" in finding.hit.message
 
 
 def test_rows_open_in_the_mask_and_rows_open_in_the_logprobs_are_two_findings() -> None:
@@ -174,7 +174,7 @@ def test_a_log_speaks_behind_its_rows_whatever_processes_read_it(tmp_path: Path,
     results, summary = scanned(logs, jobs, None if jobs == 1 else 300)
     said = [(number, one.place, one.findings[0].hit.cause) for number, one in enumerate(results) if one.of_log]
     assert said == [(60, Place(logs[0], 1), "shifted by +1"), (66, Place(logs[2], 2), "undecided")]
-    assert "all 60 rows (60 sampled spans): 40 rows show it alone" in results[60].findings[0].hit.message
+    assert "all 60 rows (60 sampled spans): 40 rows prove it" in results[60].findings[0].hit.message
     assert (summary.rollouts, summary.rows_unreadable) == (65, 0)
     count = summary.findings["LPR502"]
     assert (count.error, count.note, count.rollouts, count.tokens) == (1, 1, 0, 0)
@@ -252,10 +252,10 @@ def test_every_report_takes_a_finding_of_a_log_for_what_it_is(report: Any) -> No
     if report.name != "html":  # which is packed
         assert "LPR502" in text
     if report.name == "text":
-        assert "1 error in the log as a whole (2 rollouts)" in text
+        assert "1 error in the log as a whole" in text
         assert "error LPR502 logs/run.jsonl:1 the whole log" in text
     if report.name == "github":
-        assert "::the log as a whole, from row 1 on: the logprobs lie" in text
+        assert "::the log as a whole, from row 1 on: the logprobs are" in text
     if report.name == "junit":
         assert 'name="rows_unreadable" value="0"' in text
     if report.name == "concise":

@@ -155,7 +155,7 @@ def test_what_is_given_and_wrong_is_named_as_well(tmp_path: Path) -> None:
     given = "--clock", "2025-01-02", "--template-arg", "enable_thinking=false"
     (found,) = findings(log, *flags(tmp_path), *given)
     assert found["code"] == "REC011"
-    assert "written without enable_thinking, not with enable_thinking=false" in found["message"]
+    assert "rendered without enable_thinking, not with enable_thinking=false" in found["message"]
     assert "on 2024-07-26, not on 2025-01-02, as --clock says" in found["message"]
 
 
@@ -174,7 +174,7 @@ def test_the_tokenizers_own_template_is_tried_where_another_was_given(tmp_path: 
     other.write_text("{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}" + (tmp_path / "toy.jinja").read_text())
     (found,) = findings(log, "-t", BPE, "--chat-template", str(other))
     assert (found["code"], found["severity"]) == ("REC011", "warning")
-    assert f"written with the tokenizer's own template, not with {other}" in found["message"]
+    assert f"rendered with the tokenizer's own template, not with {other}" in found["message"]
     assert found["message"].endswith(f"pass -t {BPE}")
     assert findings(log, "-t", BPE) == []
 
@@ -304,7 +304,7 @@ def test_a_row_is_shown_as_it_was_written_with_that_said(tmp_path: Path) -> None
     log = log_of(tmp_path, [row(number, datetime(2024, 7, 1 + number), WITH) for number in range(6)])
     code, page, _ = run("show", f"{log}:4", *flags(tmp_path))
     assert code == 0
-    assert "note TPL210: the prompts of this log were written on many dates" in page
+    assert "note TPL210: the prompts of this log were rendered on many dates" in page
     assert "canonical" not in page
 
 
@@ -312,7 +312,7 @@ def test_a_row_is_shown_as_it_was_written_with_that_said(tmp_path: Path) -> None
 def test_reports_say_it_before_what_rows_show(tmp_path: Path, report: str) -> None:
     rows = [row(number, None, None if number in (4, 9) else WITH, enable_thinking=False) for number in range(ROWS)]
     out = run("scan", log_of(tmp_path, rows), *flags(tmp_path), "-f", report, "--fail-on", "note")[1]
-    said = out.find("were written with enable_thinking=false")
+    said = out.find("were rendered with enable_thinking=false")
     assert said > 0
     assert said < out.find("are missing from the prompt") or report in ("html", "sarif")
 
@@ -333,11 +333,9 @@ def test_a_template_that_strips_reasoning_is_one_note_for_the_log(tmp_path: Path
     (tmp_path / "toy.jinja").write_text(THINKS)
     notes = [one for one in findings(log, *flags(tmp_path)) if one["code"] == "TPL213"]
     assert [(one["severity"], one["where"], one["row"]) for one in notes] == [("note", "log", 1)]
-    assert (
-        "for 4 of the first 8 conversations: after the answer in message 1 of row 1 it writes"
-        in notes[0]["message"]
-    )
-    named = f"`tito-audit template {BPE} --chat-template {tmp_path / 'toy.jinja'}` says"
+    said = "for 4 of the first 8 conversations: rendered up to the answer in message 1 of row 1 it writes"
+    assert said in notes[0]["message"]
+    named = f"`tito-audit template {BPE} --chat-template {tmp_path / 'toy.jinja'}` shows"
     assert named in notes[0]["message"]
     assert not [one for one in findings(log, *flags(tmp_path), "--ignore", "TPL213") if one["code"] == "TPL213"]
 

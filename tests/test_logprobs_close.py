@@ -93,7 +93,7 @@ def test_outputs_may_part_where_each_pick_is_likely_on_the_other_side(a_likely, 
     assert found.close == (a_likely and b_likely)
     assert not check_logprobs_close(a, b, atol=1e-6).close
     words = "both picks are likely" if found.close else f"id {6 if a_likely else 5} is not likely"
-    assert f"part at token 3 (ids 5 and 6): {words}" in str(found)
+    assert f"diverge at token 3 (ids 5 and 6): {words}" in str(found)
 
 
 def test_outputs_that_part_without_alternatives_are_refused():

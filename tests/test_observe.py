@@ -533,7 +533,7 @@ def test_a_prompt_is_shown_from_where_it_adds_to_what_was_seen_before() -> None:
     seen_ids = evidence.rollout.turns[0].seen_ids
     assert seen_ids is not None
     assert second.stretches[0].start == len(seen_ids) - 8
-    assert second.note == f"the first {len(seen_ids)} tokens are what turn 0 saw and said"
+    assert second.note == f"the first {len(seen_ids)} tokens are what turn 0 saw and sampled"
     said = of(holds(evidence, findings), Where.COMPLETION, 0).stretches[0]
     assert said.logprobs == (-0.3, -7.0, None, 0.0)
     assert said.roles == ("assistant", "assistant", "assistant", "turn end")

@@ -154,12 +154,12 @@ class TestHistory:
         assert (finding.hit.where, finding.hit.start, finding.hit.end) == (Where.ROW, 9, 9 + 24 + 5 + 24)
         assert finding.hit.message == (
             "trained again: 48 tokens in 2 spans of its history, which row 1 and 1 other row train first; "
-            "8.3% of all that the run trains"
+            "8.3 % of all that the run trains"
         )
         assert finding.repair == "once"
         assert summary.notices[-1] == (
-            "288 tokens (50.0% of all trained tokens) are trained more than once, in 8 rows; "
-            "`repair --with once` takes the second trainings out of the loss."
+            "288 tokens (50 % of all trained tokens) are trained more than once, in 8 rows; "
+            "`repair --with once` takes the repeated tokens out of the loss."
         )
         assert summary.findings["REC009"].rollouts == 8
         repaired = repaired_rows(log, tmp_path / "out.jsonl")
@@ -223,7 +223,7 @@ class TestRows:
         (finding,) = found["b.jsonl", 1]
         assert finding.hit.message == (
             f"trained again: all of its 48 tokens in the loss, as {first}:1 trains the same tokens first; "
-            "25.0% of all that the run trains"
+            "25 % of all that the run trains"
         )
 
     def test_rows_that_no_memory_is_left_for_are_said_to_be_left_out(
@@ -237,8 +237,8 @@ class TestRows:
         found, summary = scanned(log)
         assert not said(found)
         (notice,) = [one for one in summary.notices if one.startswith("REC009")]
-        assert "rollouts only" in notice
-        assert "more were not looked at. Scan fewer files at a time." in notice
+        assert "compared only the first" in notice
+        assert "more were not compared. Scan fewer files at a time." in notice
 
     def test_branches_train_what_they_share_once(self, tmp_path: Path) -> None:
         dice = random.Random(9)
@@ -340,7 +340,7 @@ class TestCalls:
         rows.write_text(rows.read_text(encoding="utf-8") + json.dumps(left_out) + "\n", encoding="utf-8")
         found, summary = scanned(calls, rows)
         assert said(found) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
-        assert "24 sampled tokens of 1 call are in the loss of no row of the run." in summary.notices
+        assert "No row of the run trains 24 sampled tokens of 1 call." in summary.notices
         assert scanned(calls, rows, sample=0.9)[0].keys() <= {("calls.jsonl", 7)}
 
     def test_logs_that_have_nothing_to_do_with_each_other_are_judged_alone(self, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, option
 CLI = Path(__file__).resolve().parents[1] / "tito_audit" / "cli"
 COMMANDS = (
     *("scan", "repair", "convert", "show", "identify", "inspect", "template", "rescore", "serve", "config"),
-    "list",
+    *("list", "explain"),
 )
 FILLED = (Settings, GateSettings, RepairSettings, RepairChoices)
 NO_OPTION = {(Settings, "row"), (Settings, "overrides"), (RepairSettings, "choices"), (RepairChoices, "rescored")}
@@ -117,7 +117,6 @@ def test_the_flags_of_a_command_are_those_of_the_table_in_its_order() -> None:
             (option.name, [flag.partition("/")[0] for flag in option.declared]) for option in options_of(name)
         ]
     assert {option for option in OPTIONS if not set(option.commands) <= set(COMMANDS)} == set()
-    assert all(one.param_type_name == "argument" for one in commands["explain"].params)
 
 
 def test_flags_and_letters_of_a_command_are_told_apart() -> None:
@@ -126,12 +125,66 @@ def test_flags_and_letters_of_a_command_are_told_apart() -> None:
         assert [word for word, times in Counter(words).items() if times > 1] == [], name
 
 
+MEANINGS = {
+    "--tokenizer": "which tokenizer",
+    "--chat-template": "which chat template",
+    "--output-format": "the report on stdout",
+    "--report": "a report and its place",
+    "--out": "where the log goes that a command writes",
+    "--force": "what is there is replaced",
+    "--unsafe": "what cannot be proven is done as well",
+    "--provider": "which model samples and scores",
+    "--model": "which of a server's models",
+    "--log": "the log beside what the command is about",
+    "--jobs": "how much is done at once",
+    "--worst": "how much of what was found is shown",
+}
+"""What a flag means that several entries of the table describe, each in words for its commands."""
+LETTERS = {
+    **{"-t": "--tokenizer", "-f": "--output-format", "-o": "--out", "-j": "--jobs", "-q": "--quiet"},
+    **{"-r": "--report", "-w": "--write", "-n": "--limit"},
+}
+SAME_AS = {"--rows": "--limit"}
+"""Flags that take another's letter, as they mean the same where the other is missing."""
+JSON = {"scan", "show", "inspect", "identify", "template", "rescore", "repair", "config", "list", "explain"}
+
+
+def test_a_flag_means_one_thing_over_all_commands() -> None:
+    described: dict[str, list[Option]] = {}
+    for option in OPTIONS:
+        described.setdefault(option.flag, []).append(option)
+    several = {flag: options for flag, options in described.items() if len(options) > 1}
+    assert several.keys() == MEANINGS.keys(), "say what it means, or give what means something else another name"
+    for flag, options in described.items():
+        assert len({option.short for option in options}) == 1, f"{flag} has one letter"
+        assert len({option.takes is bool for option in options}) == 1, f"{flag} is a switch or takes a value"
+        commands = [command for option in options for command in option.commands]
+        assert len(commands) == len(set(commands)), f"{flag} has one meaning in a command"
+
+
+def test_a_letter_stands_for_one_flag_over_all_commands() -> None:
+    for option in OPTIONS:
+        if option.short:
+            assert LETTERS[option.short] == SAME_AS.get(option.flag, option.flag)
+        for alias in option.aliases:
+            others = [one for one in OPTIONS if one.flag == alias and set(one.commands) & set(option.commands)]
+            assert others == [], f"{alias} is another flag of the same command"
+
+
+def test_every_command_that_can_print_json_takes_f_json() -> None:
+    reporting = {command for option in OPTIONS if option.flag == "--output-format" for command in option.commands}
+    assert reporting == JSON
+    for option in OPTIONS:
+        if option.flag == "--output-format" and isinstance(option.takes, tuple):
+            assert "json" in option.takes
+
+
 def test_keys_are_told_apart_and_a_flag_is_a_key_or_for_the_command_line_only() -> None:
     keyed = [option for option in OPTIONS if option.key_takes is not None]
     assert sorted(KEYS) == sorted(option.key for option in keyed)
     assert all(option.flag_only is None for option in keyed)
     flags = {option.flag for option in keyed}
-    read_the_file = [one for one in OPTIONS if not set(one.commands) <= {"config", "list"}]
+    read_the_file = [one for one in OPTIONS if not set(one.commands) <= {"config", "list", "explain"}]
     left = [one.flag for one in read_the_file if one.flag_only is None and one.flag not in flags]
     assert left == [], "give each a key, or a reason to have none"
     assert not flags & {f"--{flag}" for flag in FLAG_ONLY}

@@ -46,7 +46,7 @@ def test_a_rate_is_of_codes_and_of_tokens_or_rollouts(text: str, rate: MaxRate) 
         ("TOK=%", "--max-rate TOK=%: '%' is not a number"),
         ("TOK=1/row", "--max-rate TOK=1/row: a rate is per token or per rollout, not per 'row'."),
         ("TOK=1/", "--max-rate TOK=1/: a rate is per token or per rollout, not per ''."),
-        ("TOKK=1", "--max-rate TOKK: no rule matches 'TOKK'.\nDid you mean TOK"),
+        ("TOKK=1", 'Unknown rule "TOKK": did you mean TOK?'),
         ("TOK=1,LPR=2,TOK=3", "--max-rate TOK=3: TOK already has a rate, TOK=1."),
         ("ALL=1,all=1", "--max-rate all=1: ALL already has a rate, ALL=1."),
     ],
@@ -55,13 +55,13 @@ def test_a_rate_that_cannot_be_is_refused_with_what_to_write(text: str, said: st
     with pytest.raises(SetupError) as caught:
         options.gate_settings_of(max_rates=[text])
     assert str(caught.value).startswith(said)
-    assert len(str(caught.value).splitlines()) == 2
+    assert len(str(caught.value).splitlines()) <= 2
 
 
 def test_a_baseline_is_updated_only_where_one_is_named() -> None:
     made = options.gate_settings_of(baseline="known.json", update_baseline=True)
     assert made == GateSettings((), "known.json", True)
-    with pytest.raises(SetupError, match="--update-baseline: there is no file to write"):
+    with pytest.raises(SetupError, match="--update-baseline: no baseline file is named"):
         options.gate_settings_of(update_baseline=True)
 
 
@@ -109,7 +109,7 @@ def test_extending_a_selection_is_selecting_more(
 
 
 def test_a_code_of_extend_select_that_there_is_not_ends_the_run() -> None:
-    with pytest.raises(SetupError, match="--extend-select TOKK: no rule matches"):
+    with pytest.raises(SetupError, match='Unknown rule "TOKK": did you mean TOK'):
         options.settings_of(extend_select=["LPR,TOKK"])
     with pytest.raises(SetupError, match="No rule matches 'TOKK'"):
         list(scan_rollouts([], Settings(extend_select=("TOKK",))))

@@ -45,7 +45,7 @@ def test_a_slice_of_an_array_is_written_as_it_is_read():
 
 @pytest.mark.parametrize("ids", [np.array([3, -1], np.int32), [3, -1]])
 def test_a_negative_id_is_refused_in_either_form(ids):
-    with pytest.raises(ProviderError, match="id -1 at position 1 is no token id"):
+    with pytest.raises(ProviderError, match="id -1 at position 1 is not a token id"):
         prompt_ids(PromptIds(ids) if isinstance(ids, np.ndarray) else ids)
 
 

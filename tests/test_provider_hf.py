@@ -361,8 +361,8 @@ def test_concurrent_calls_give_what_they_give_alone(provider):
         (PROMPT, {"min_p": 1.5}, "min_p is 1.5"),
         (PROMPT, {"stop_token_ids": (70_000,)}, "id 70000"),
         (PROMPT, {"extra": {"allowed_token_ids": []}}, "allowed_token_ids is"),
-        (PROMPT, {"extra": {"logit_bias": {"x": 1}}}, "wrong kind"),
-        (PROMPT, {"extra": {"best_of": 3}}, "knows no best_of"),
+        (PROMPT, {"extra": {"logit_bias": {"x": 1}}}, "wrong type"),
+        (PROMPT, {"extra": {"best_of": 3}}, "does not support best_of"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused_in_one_line(provider, ids, choices, said):

@@ -162,8 +162,8 @@ WRONG = [
     (answer(output_token_logprobs=[[-0.5, 30, None], [-1.0, 32, None]]), "output_ids are not the ids"),
     (answer(prompt_tokens=4), "3 ids were sent, and the server used 4"),
     (answer(finish_reason=None), "no finish_reason"),
-    (answer(finish_reason={"type": "abort", "message": "out of memory"}), "gave the answer up: out of memory"),
-    ([answer(), answer()], "1 answers were asked for, and 2 came"),
+    (answer(finish_reason={"type": "abort", "message": "out of memory"}), "aborted the answer: out of memory"),
+    ([answer(), answer()], "1 answers were requested, and 2 came"),
 ]
 
 
@@ -178,8 +178,8 @@ def test_a_wrong_answer_is_an_error_of_one_line(body, said):
     ("events", "said"),
     [
         ([{"index": 0, **answer(1, finish_reason=None)}], "0 of 1 answers ended"),
-        ([{"index": 1, **answer()}], "one is number 1"),
-        ([answer(), answer()], "one is number 0"),
+        ([{"index": 1, **answer()}], "one has the index 1"),
+        ([answer(), answer()], "one has the index 0"),
         ([answer(1, finish_reason=None), answer(3, output_token_logprobs=[[-1.0, 31, None]])], "sampled 3 tokens"),
         ([{"error": {"message": "engine died"}}], "engine died"),
     ],
@@ -220,7 +220,7 @@ def test_a_score_is_read_from_its_end(start):
         ([[None, 5, None], [-1.0, 8, None], [-2.0, 7, None]], "token 1: id 6 was sent, and the score is of 8"),
         ([[None, 5, None], [None, 6, None], [-2.0, 7, None]], "the logprob is null"),
         ([[-2.0, 7, None]], "id 6 was sent"),
-        ([], "2 ids are to be scored, and 0 were"),
+        ([], "2 ids were sent to be scored, and 0 were"),
     ],
 )
 def test_a_wrong_score_is_an_error(entries, said):

@@ -281,8 +281,8 @@ WRONG = [
     (answer(prompt_token_ids=[5, 6]), "another prompt: 3 ids were sent, and the server used 2"),
     (answer(prompt_token_ids=[5, 6, 8]), "another prompt"),
     (answer(finish_reason=None), "no finish_reason"),
-    (answer(finish_reason="abort"), "gave the answer up"),
-    (answer(index=1), r"1 answers were asked for, and these came: \[1\]"),
+    (answer(finish_reason="abort"), "aborted the answer"),
+    (answer(index=1), r"1 answers were requested, and these came: \[1\]"),
     (answer(index=None), r"these came: \[None\]"),
     (answer(choices=[]), r"these came: \[\]"),
     (answer(usage={"completion_tokens": 3}), "sampled 3 tokens and returned 2"),
@@ -372,7 +372,7 @@ def test_a_server_that_is_not_there_is_named(monkeypatch):
         finally:
             await provider.close()
 
-    with pytest.raises(ProviderError, match="9/v1/models: nothing answers here"):
+    with pytest.raises(ProviderError, match="9/v1/models: no server answers here"):
         asyncio.run(work())
 
 
@@ -453,7 +453,7 @@ BROKEN = [
     ([piece([1], first=True)], {"drop": True}, "the connection broke"),
     ([piece([1], first=True), "[DONE]"], {}, r"ends of answers in the stream.*these came: \[\]"),
     ([piece([1], first=True, reason="stop"), piece([1], reason="stop"), "[DONE]"], {}, r"these came: \[0, 0\]"),
-    ([piece([1], index=1, first=True), "[DONE]"], {}, "one is number 1"),
+    ([piece([1], index=1, first=True), "[DONE]"], {}, "one has the index 1"),
     ([piece([1], reason="stop"), "[DONE]"], {}, "no prompt_token_ids"),
     ([piece([1], first=True), {"error": {"message": "engine died", "code": 500}}], {}, "engine died"),
     ([{"object": "error", "message": "too long", "code": 400}, "[DONE]"], {}, "completions: too long"),

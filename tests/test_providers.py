@@ -26,8 +26,8 @@ def test_every_kind_is_found_by_its_file_and_listed():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("vlm=http://x", "no provider is called 'vlm'. Did you mean vllm?"),
-        ("openai=http://x", "no provider is called 'openai'. Providers: hf=PATH, sglang=URL, vllm=URL."),
+        ("vlm=http://x", 'Unknown provider "vlm": did you mean vllm? (hf=PATH, sglang=URL, vllm=URL)'),
+        ("openai=http://x", 'Unknown provider "openai". (hf=PATH, sglang=URL, vllm=URL)'),
         ("http://127.0.0.1:8000", "a provider is written NAME=WHERE. Providers: hf=PATH"),
         ("vllm", "a vLLM server needs a place: vllm=URL"),
         ("hf=", "a model in this process, by transformers needs a place: hf=PATH"),

@@ -62,7 +62,7 @@ def episode(prompt: list[Any], talk: list[Any]) -> dict[str, Any]:
             episode([5, {"type": "image"}], PLAIN),
             "rllm_episode",
             "SEQ301",
-            "prompts not read: they hold parts that are no token, as of images",
+            "prompts not read: they hold parts that are not tokens, such as images",
         ),
         (
             {**TRACE, "prompt_token_ids": [5], "completion_token_ids": [6]},

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,28 +20,28 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, result, results, tool_call, written
-from tito_audit.record.finding import Result, Severity, Side, Skip, Where
+from tito_audit.record.finding import Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import all_reports, report_named
 from tito_audit.reports._verdict import verdict
-from tito_audit.reports._worst import PER_CODE, Worst
+from tito_audit.reports._worst import PER_HEADLINE, Worst
 from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.boxes import boxes
 from tito_audit.terminal.escape import escaped_json, visible
 
 GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
 EMPTY: dict[str, Callable[[str], bool]] = {
-    "concise": lambda text: text == "tito-audit: nothing audited: nothing found; 0 rollouts audited\n",
+    "concise": lambda text: text == "tito-audit: nothing audited: there are no rollouts\n",
     "github": lambda text: text == "",
     "html": lambda text: "no rollouts" in text and text.rstrip().endswith("</html>"),
     "json": lambda text: json.loads(text)["summary"]["rollouts"] == 0,
     "jsonl": lambda text: json.loads(text)["summary"]["rollouts"] == 0,
     "junit": lambda text: ElementTree.fromstring(text.encode()).get("tests") == "0",
-    "markdown": lambda text: text.startswith("### ⚠️ tito-audit: nothing was audited\n"),
+    "markdown": lambda text: text.startswith("### ⚠️ tito-audit: nothing audited\n"),
     "sarif": lambda text: json.loads(text)["runs"][0]["results"] == [],
-    "text": lambda text: "nothing to audit: no rollouts" in text,
+    "text": lambda text: text.endswith("nothing audited: there are no rollouts\n"),
 }
 """What a report of no results has to be; of a report that is not named here, only that it calls nothing clean."""
 
@@ -79,8 +80,8 @@ def test_json_and_jsonl_hold_the_same_findings_and_the_documented_keys() -> None
     assert list(whole) == ["summary", "findings"]
     assert whole["findings"] == [json.loads(line) for line in lines]
     assert whole["summary"] == json.loads(last)["summary"]
-    keys = "code severity file row item turn where start end cause message recorded canonical repair fingerprint"
-    assert " ".join(whole["findings"][0]) == keys + " known"
+    keys = "code severity file row item turn where start end cause message recorded canonical context repair"
+    assert " ".join(whole["findings"][0]) == keys + " fingerprint known because_of"
     assert whole["summary"]["schema_version"] == 1
     assert whole["summary"]["findings"]["TOK101"]["rollouts"] == 4
     assert whole["summary"]["skipped"]["LPR501"] == {"rollouts": 2, "because": "no logprobs"}
@@ -148,13 +149,14 @@ def test_visible_text_is_one_printable_line(text: str) -> None:
 def test_the_page_keeps_to_its_width(width: int) -> None:
     short = [one for one in results() if one.place.file != ODD]
     lines = written(report_named("text"), short, width=width).splitlines()
-    assert max(cell_len(line) for line in lines if "tito-audit" not in line) <= width
+    assert max(cell_len(line) for line in lines[:-1] if "tito-audit" not in line) <= width
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 100])
 def test_no_number_of_the_table_is_cut_off(width: int) -> None:
-    counted = {"rollouts": 123_456, "tokens": 98_765_432, "error": 234_567, "warning": 345_678, "note": 45_678}
-    summary = Summary(files=["run.jsonl"], findings={"TOK101": RuleCount(**counted)})
+    new = Counter({Severity.ERROR: 234_567, Severity.WARNING: 345_678, Severity.NOTE: 45_678})
+    count = RuleCount(rollouts=123_456, tokens=98_765_432, new=new)
+    summary = Summary(files=["run.jsonl"], findings={"TOK101": count})
     out = io.StringIO()
     report_named("text").write([], summary, out, ReportOptions(width=width, titles=TITLES))
     (line,) = [line for line in out.getvalue().splitlines() if line.startswith("TOK101")]
@@ -169,47 +171,52 @@ def test_a_command_to_paste_is_on_one_line(width: int) -> None:
     lines = written(report_named("text"), results(), width=width).splitlines()
     asked = [line for line in lines if line.startswith("  tito-audit show ")]
     assert len(asked) == 1
-    words = shlex.split(asked[0].partition("   every token")[0])
+    words = shlex.split(asked[0].partition("   that rollout")[0])
     assert words[:2] == ["tito-audit", "show"]
     assert words[3] == "--row"
     after = lines[lines.index(asked[0]) + 1]
-    assert "every token of that rollout" in asked[0] + after
+    assert "that rollout, token by token" in asked[0] + after
     assert cell_len(after) <= width
 
 
 tokens = st.lists(st.text(min_size=1, max_size=40), max_size=40)
 
 
+def hit_of(recorded: Side, canonical: Side) -> Hit:
+    """A hit of a completion with these sides."""
+    return Hit(Where.COMPLETION, 0, len(recorded.ids), "", 0, recorded=recorded, canonical=canonical)
+
+
 @given(tokens, tokens, st.integers(44, 120))
 def test_boxes_fit_and_end_for_any_tokens(recorded: list[str], canonical: list[str], width: int) -> None:
     one = Side(tuple(range(len(recorded))), tuple(recorded))
     other = Side(tuple(range(len(canonical))), tuple(canonical))
-    for line in boxes(one, other, width):
+    for line in boxes(hit_of(one, other), width):
         assert cell_len(line.plain) <= width
 
 
 def test_tokens_of_the_same_text_stand_above_each_other() -> None:
     recorded = Side((43, 7, 905), ("Skin", "ny", " cat"))
-    lines = [line.plain for line in boxes(recorded, Side((4410, 905), ("Skinny", " cat")), 80)]
+    lines = [line.plain for line in boxes(hit_of(recorded, Side((4410, 905), ("Skinny", " cat"))), 80)]
     assert lines == [
-        "recorded   │Skin│ny│·cat│",
-        "            43   7  905",
-        "canonical  │Skinny │·cat│",
-        "            4410    905",
+        "sampled      │Skin│ny│·cat│",
+        "              43   7  905",
+        "re-encoded   │Skinny │·cat│",
+        "              4410    905",
     ]
 
 
 def test_a_long_stretch_is_cut_in_the_middle_with_a_count() -> None:
     side = Side(tuple(range(500)), tuple(f" w{n}" for n in range(500)))
-    text = "\n".join(line.plain for line in boxes(side, Side(), 80))
+    text = "\n".join(line.plain for line in boxes(hit_of(side, Side()), 80))
     assert "… 488 tokens …" in text
     assert "w499" in text
 
 
 def test_without_a_tokenizer_the_ids_stand_alone() -> None:
-    assert [line.plain for line in boxes(Side((5, 6)), Side((7,)), 80)] == [
-        "recorded   │5│6│",
-        "canonical  │7  │",
+    assert [line.plain for line in boxes(hit_of(Side((5, 6)), Side((7,))), 80)] == [
+        "sampled      │5│6│",
+        "re-encoded   │7  │",
     ]
 
 
@@ -223,10 +230,10 @@ def test_the_worst_are_spread_over_rules_and_stay_few_however_long_the_log() -> 
         worst.add((odd,))
     entries = worst.pick(10)
     picked = [entry.finding for entry in entries]
-    assert [one.code for one in picked[:2]] == ["LPR505", "TOK101"]
+    assert [one.code for one in picked[:2]] == ["TOK101", "LPR505"]
     assert [one.severity for one in picked] == sorted((one.severity for one in picked), reverse=True)
-    assert max([one.code for one in picked].count(code) for code in TITLES) == PER_CODE
-    assert len({one.hit.cause for one in picked if one.code == "LPR505"}) == PER_CODE
+    assert max([one.code for one in picked].count(code) for code in TITLES) == PER_HEADLINE
+    assert len({one.hit.cause for one in picked if one.code == "LPR505"}) == PER_HEADLINE
     assert sum(map(len, worst._kept.values())) < 60
 
 
@@ -237,9 +244,9 @@ def test_findings_of_one_log_code_and_cause_are_one_entry_that_counts_them() -> 
     other = [result(2, merge(Place("b", 2), Severity.ERROR), file="b")]
     text = written(report_named("text"), iter([*rows, *other]))
     assert text.count("error TOK101") == 2
-    assert "  18 such findings in 9 rows: 0, 1, 2, 3, 4, …\n" in text
-    assert "The findings\n" in text
-    assert "such findings" in written(report_named("markdown"), iter([*rows, *other]))
+    assert "  18 like this in 9 rows: 0, 1, 2, 3, 4, …\n" in text
+    assert "The worst of each cause\n" in text
+    assert "like this in" in written(report_named("markdown"), iter([*rows, *other]))
 
 
 @pytest.mark.parametrize("name", ["text", "markdown", "github"])
@@ -258,10 +265,10 @@ def test_what_says_that_the_log_does_not_fit_leads(name: str) -> None:
 
 def test_a_log_without_ids_is_never_called_clean() -> None:
     text = written(report_named("text"), iter([result(0, tokens=0), result(1, tokens=0)]))
-    assert "nothing to audit: no token ids in 2 rollouts" in text
+    assert text.splitlines()[-1] == "nothing audited: no token ids in 2 rollouts"
     assert "clean" not in text
     some = written(report_named("text"), iter([result(0, tokens=0), result(1)]))
-    assert "clean: nothing found in 1 rollout; nothing to audit in 1 without token ids" in some
+    assert some.splitlines()[-1] == "clean: no findings in 1 rollout; nothing audited in 1 without token ids"
 
 
 def test_a_log_in_which_nothing_was_compared_is_never_called_clean() -> None:
@@ -274,10 +281,10 @@ def test_a_log_in_which_nothing_was_compared_is_never_called_clean() -> None:
         text = written(report_named(name), iter(alone))
         assert "clean" not in text
         assert "7 rules need a tokenizer: pass -t NAME" in text
-    assert verdict(summary_of(alone)) == "nothing compared"
+    assert verdict(summary_of(alone)).word == "nothing compared"
     some = written(report_named("text"), iter([alone[0], result(1)]))
-    assert "clean: nothing found in 1 rollout" in some
-    assert "; nothing compared in 1, as 7 rules need a tokenizer: pass -t NAME" in " ".join(some.split())
+    assert some.splitlines()[-1].startswith("clean: no findings in 1 rollout; ")
+    assert "; nothing compared in 1: 7 rules need a tokenizer: pass -t NAME" in some.splitlines()[-1]
 
 
 @pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)

@@ -62,14 +62,14 @@ def test_logprobs_of_another_model_do_not(tmp_path, prompt):
     assert one.agreement.k3 == pytest.approx(math.exp(0.4) - 1 - 0.4)
     assert run.summary.failed
     assert [found.code for found in one.findings] == ["LPR509"]
-    assert "`rescored_logprobs` is not `completion_logprobs`" in one.findings[0].hit.message
+    assert "`rescored_logprobs` differs from `completion_logprobs`" in one.findings[0].hit.message
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (lambda values: [values[0], *values[:-1]], "lie 1 place behind"),
-        (lambda values: [*values[1:], values[-1]], "lie 1 place ahead of"),
+        (lambda values: [values[0], *values[:-1]], "are 1 place behind"),
+        (lambda values: [*values[1:], values[-1]], "are 1 place ahead of"),
         (lambda values: [value / math.log(2) for value in values], "base 2"),
         (lambda values: [value / math.log(10) for value in values], "base 10"),
         (lambda values: [value * 1.3 for value in values], ""),

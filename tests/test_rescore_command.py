@@ -192,7 +192,7 @@ def test_the_repair_needs_a_model(tmp_path, rows):
         (["--provider", "hf=/nowhere"], "/nowhere"),
         (["--provider", "vllm"], "needs a place"),
         (["--provider", "abacus=1"], "abacus"),
-        (["--provider", "hf={model}", "-r", "pie"], "--report pie: no such report"),
+        (["--provider", "hf={model}", "-r", "pie"], 'Unknown report "pie". (text, json, html)'),
         (["--provider", "hf={model}", "--resume"], "no journal"),
         (["--provider", "hf={model}", "-o", "{log}"], "log.jsonl"),
     ],

@@ -105,7 +105,7 @@ def test_a_role_that_nobody_knows_is_one_warning_and_never_clean(tmp_path: Path,
     unknown = (0, "MSK401", "warning", "unknown role")
     assert [one for one in said.loud if one[3] == "unknown role"] == [unknown, (1, *unknown[1:])]
     assert said.messages[0] == (
-        "cannot tell which tokens were sampled: role 'planner' is neither sampled nor given by name; "
+        "cannot tell which tokens were sampled: role 'planner' is not known to be sampled or given; "
         "pass --sampled-role planner if the model wrote it"
     )
     _, out, _ = run("scan", tmp_path / "log.jsonl", "-t", BPE, "--no-config")

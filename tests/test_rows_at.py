@@ -436,7 +436,7 @@ def test_rows_that_no_format_takes_lead_to_where_rows_lie(tmp_path: Path) -> Non
         said = " ".join(run(command, log)[1].split())
         assert "The object at data.rollouts looks like generic: pass --rows-at data.rollouts" in said
     said = " ".join(run("inspect", log)[1].split())
-    assert "If each object is a row, pass --rows-at data.rollouts" in said
+    assert "If each object is a row: --rows-at data.rollouts" in said
     for row in ({"x": [{"role": "assistant", "token_ids": [1]}]}, {"x": {"y": 1}}, {"x": []}):
         with pytest.raises(Exception, match="Name the columns of ids with --map"):
             pick_format(row)

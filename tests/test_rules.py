@@ -158,7 +158,8 @@ def evidence_without(case: dict[str, Any], need: Needs) -> Evidence:
     no_tokenizer = bool(need & (Needs.TOKENIZER | Needs.SAMPLED)) or not case.get("tokenizer", True)
     if need & Needs.IMAGE_TOKENS:
         case = {**case, "tokenizer_name": "toy_bpe"}
-    no_template = no_tokenizer or bool(need & Needs.RENDERING) or not case.get("template", True)
+    unrendered = bool(need & (Needs.RENDERING | Needs.HISTORY | Needs.TEMPLATE))
+    no_template = no_tokenizer or unrendered or not case.get("template", True)
     tokenizer = None if no_tokenizer else toy.tokenizer_of(case)
     return gather(rollout, tokenizer, None if no_template else toy.renderer_of(case))
 
@@ -182,7 +183,7 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
         return without_others(replace(rollout, turns=nameless, stated=silent))
     if need is Needs.TRAINER_LOGPROBS:
         return without_others(rollout)
-    if need is Needs.SEVERAL_CALLS:
+    if need in (Needs.SEVERAL_CALLS, Needs.HISTORY):
         return replace(rollout, turns=turns[:1])
     if need is Needs.HIDDEN:
         return rollout if row is None else replace(rollout, training_row=replace(row, hidden=None))

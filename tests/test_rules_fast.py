@@ -23,7 +23,7 @@ from tito_audit.evidence.judgement import row_slide
 from tito_audit.evidence.logprobs import shifts
 from tito_audit.evidence.masks import mask_slide, proven_slide, runs_inside, sampled_turns, whole_mask
 from tito_audit.evidence.model import Evidence, Explained, RowView
-from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.finding import Finding, Hit, Severity, Skip, Where
@@ -35,6 +35,7 @@ from tito_audit.rule import Rule, hit_of, missing
 from tito_audit.rules import rule_of
 from tito_audit.rules._texts import _folded
 from tito_audit.run.check import check
+from tito_audit.run.headlines import linked
 from tito_audit.settings.model import RepairChoices
 
 Runs = list[tuple[int, int]]
@@ -111,21 +112,24 @@ def simple_check(
         because = missing(rule, evidence.present)
         hits = [simple_hit(rule, one, evidence) for one in explained if one.code == rule.code]
         if because is not None and not hits:
-            skips.append(Skip(rule.code, because))
+            skips.append(Skip(rule.code, because, applies(rule.needs, evidence.present)))
             continue
         hits = list(rule.check(evidence)) if rule.check is not None else hits
         for hit in hits:
             severity = rule.severity if hit.severity is None else hit.severity
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    return tuple(replace(one, repair=simple_repair(one, evidence)) for one in findings), tuple(skips)
+    told = linked(findings, rules) if findings else []
+    return tuple(replace(one, repair=simple_repair(one, evidence)) for one in told), tuple(skips)
 
 
 def simple_hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
     of = one.difference
     recorded, canonical = (evidence.side(side.ids[:16]) for side in (of.recorded, of.canonical))
     severity = min(rule.severity, of.severity)
-    message = hit_of(one, evidence, severity).message
-    return Hit(of.where, of.start, of.end, message, of.turn, one.cause, severity, recorded, canonical)
+    said = hit_of(one, evidence, severity)
+    own, other = replace(recorded, label=said.recorded.label), replace(canonical, label=said.canonical.label)
+    more = {"before": said.before, "after": said.after, "later_turn": of.later_turn}
+    return Hit(of.where, of.start, of.end, said.message, of.turn, one.cause, severity, own, other, **more)
 
 
 def simple_repair(finding: Finding, evidence: Evidence) -> str | None:

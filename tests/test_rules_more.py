@@ -75,8 +75,8 @@ def test_a_trainers_column_is_not_taken_for_the_samplers(trainer: str, tmp_path:
     row = {"token_ids": IDS, "loss_mask": [1] * 8, trainer: off, "rollout_log_probs": VALUES}
     (found,) = findings(tmp_path, row)
     assert (found.code, found.severity.word) == ("LPR509", "warning")
-    assert f"`{trainer}` is not `rollout_log_probs`: over 8 tokens" in found.hit.message
-    assert "trainer minus sampler is -0.5 in the mean" in found.hit.message
+    assert f"`{trainer}` differs from `rollout_log_probs`: over 8 tokens" in found.hit.message
+    assert "trainer minus sampler has a mean of -0.5" in found.hit.message
 
 
 def test_the_only_column_of_logprobs_is_the_samplers(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_only_column_of_logprobs_is_the_samplers(tmp_path: Path) -> None:
 )
 def test_versions_are_read_wherever_logs_have_them(row: dict[str, Any], tmp_path: Path) -> None:
     (found,) = findings(tmp_path, row, "REC008")
-    assert "2 versions of the weights: 6" in found.hit.message
+    assert "2 weight versions: 6" in found.hit.message
     assert " and 7" in found.hit.message
 
 
@@ -144,7 +144,7 @@ def test_images_are_skipped_where_the_vocabulary_has_no_tokens_for_them(tmp_path
     log = tmp_path / "log.jsonl"
     log.write_bytes(orjson.dumps({"messages": messages, "token_ids": IDS, "loss_mask": [1] * 8}))
     (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
-    assert [skip.because for skip in result.skips] == ["how the tokenizer writes images is not known"]
+    assert [skip.because for skip in result.skips] == ["the tokenizer's image tokens are unknown"]
 
 
 TALK = [{"role": "user", "content": "4"}, {"role": "assistant", "content": "4"}]
@@ -154,7 +154,7 @@ def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(tmp_path:
     log = tmp_path / "log.jsonl"
     log.write_bytes(orjson.dumps({"token_ids": IDS, "loss_mask": [1] * 8}))
     (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
-    assert [skip.because for skip in result.skips] == ["how the tokenizer writes images is not known"]
+    assert [skip.because for skip in result.skips] == ["the tokenizer's image tokens are unknown"]
     text = {"token_ids": IDS, "loss_mask": [1] * 8, "messages": TALK}
     log.write_bytes(orjson.dumps(text))
     (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
@@ -220,7 +220,7 @@ def test_a_call_that_sampled_nothing_has_no_version() -> None:
 def test_versions_of_calls_without_ids_are_told_without_a_count() -> None:
     turns = tuple(Turn(None, None, weight_versions=(version,)) for version in "34")
     (found,) = hits("REC008", Rollout(Place("made up", 0), "toy", turns=turns))
-    assert "weights: 3 and 4;" in found.message
+    assert "weight versions: 3 and 4;" in found.message
 
 
 def test_a_logprob_beside_its_id_is_no_alternative(tmp_path: Path) -> None:
@@ -260,7 +260,8 @@ def test_the_numbers_of_two_columns_are_those_of_the_simple_form(
     mean = sum(map(abs, differences)) / len(differences)
     assert len(found) == 1 if far else len(found) <= (mean > math.log(1.05))
     for hit in found:
-        assert f"{sum(differences) / len(differences):+.3g} in the mean and {mean:.3g} in size" in hit.message
+        average = sum(differences) / len(differences)
+        assert f"has a mean of {average:+.3g} and a mean size of {mean:.3g}" in hit.message
         k3 = sum(math.exp(d) - 1 - d for d in differences) / len(differences)
         assert f"k3 {k3:.3g}" in hit.message
         worst = max(range(len(differences)), key=lambda at: abs(differences[at]))

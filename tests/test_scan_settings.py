@@ -176,7 +176,7 @@ def test_a_setting_that_cannot_be_is_refused_only_where_a_log_has_it(tmp_path: P
     for changes, says in (
         ({"select": ("NOPE",)}, "No rule matches 'NOPE'"),
         ({"extend_select": ("NOPE",)}, "No rule matches 'NOPE'"),
-        ({"format": "nope"}, "--format nope"),
+        ({"format": "nope"}, 'Unknown format "nope"'),
         ({"tokenizer": str(tmp_path / "gone")}, "gone"),
         ({"chat_template": str(tmp_path / "gone")}, "--chat-template was given without a tokenizer"),
     ):

@@ -143,7 +143,7 @@ def serve(tmp_path: Path, provider: str, *more: str) -> tuple[int, str]:
 def test_a_provider_that_parses_nothing_is_refused(tmp_path: Path) -> None:
     code, err = serve(tmp_path, "sglang=http://127.0.0.1:9")
     assert code == 2
-    assert "--tool-parser server: sglang=http://127.0.0.1:9 parses no answers." in err
+    assert "--tool-parser server: sglang=http://127.0.0.1:9 cannot parse answers." in err
 
 
 def test_reasoning_is_not_parsed_here_and_calls_there(tmp_path: Path) -> None:

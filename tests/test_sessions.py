@@ -390,7 +390,7 @@ def test_calls_of_another_format_or_with_other_tools_are_conversations_of_their_
     ]
     log = jsonl(tmp_path / "log.jsonl", rows)
     assert turns(log) == [(0, [2, 5]), (1, [3, 6]), (2, [4]), (5, [7])]
-    assert "calls of one `session_id` in another format" in notice(log)
+    assert "calls with the same `session_id` but another format" in notice(log)
     assert "6 rows were read as the calls of 4 conversations" in notice(log)
 
 

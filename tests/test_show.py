@@ -289,7 +289,7 @@ def test_every_place_of_the_concise_report_can_be_pasted(name: str) -> None:
         text = shown(place, "-t", TOY, "--context", 1)
         assert re.search(rf"^(error|warning|note) {code}", text, re.MULTILINE), (place, code)
         if not place.endswith(":-"):
-            assert "not looked at" not in text
+            assert "not checked" not in text
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
     assert wanted_place(f"{tmp_path}/run:4:1").turn == 1
     assert wanted_place("no-such:3:1:5-9").log == "no-such"
     assert wanted_place("x" * 5000 + ":3").row == 3
-    with pytest.raises(SetupError, match="names row 3, and --row says 4"):
+    with pytest.raises(SetupError, match="names row 3, but --row is 4"):
         wanted_place("no-such:3", row=4)
 
 
@@ -350,7 +350,7 @@ def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
         ([f"{NEMO}:4", "--around", "0123456789abcdef"], "fingerprint"),
         ([f"{NEMO}:4", "--around", "half way"], "completion:12"),
         ([f"{NEMO}:4", "--around", "9-3"], "ends before it begins"),
-        ([f"{NEMO}:4:1:5-9", "--json"], "--json"),
+        ([f"{NEMO}:4:1:5-9", "-f", "json"], "-f json"),
         (["fixtures/formats:3"], "logs here; name one"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -345,7 +345,9 @@ def test_damaged_parquet_is_a_storage_error_or_an_error_row(tmp_path):
         ("a.xz", b"\xfd7zXZ\0", "unxz"),
         ("a.jsonl", '{"a": 1}'.encode("utf-16"), "iconv"),
         ("a.gz", gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0), "compressed twice"),
-        ("a.csv", b"prompt,completion\n1,2\n", "neither JSON nor a table"),
+        ("a.csv", b"prompt,completion\n1,2\n", "a CSV file"),
+        ("a.txt", b"prompt,completion\n1,2\n", "neither JSON nor a table"),
+        ("a.npy", b"\x93NUMPY\x01\0", "a numpy array"),
         ("a.bin", bytes(range(128, 256)), "binary data"),
     ],
 )

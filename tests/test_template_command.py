@@ -109,7 +109,7 @@ def test_without_a_tokenizer_texts_are_told_and_ids_are_said_to_be_unknown(tmp_p
     assert said["delimiters"] is None
     assert said["beginning_token"] == {"text": "<bos>", "written": True, "added": None, "doubled": None}
     out = run("template", "--chat-template", path)[1]
-    assert "unknown: no tokenizer was given, and <bos> and <eos> stand for its tokens" in " ".join(out.split())
+    assert "unknown: without a tokenizer, <bos> and <eos> are placeholders" in " ".join(out.split())
     with_ids = found(TOKENIZER, "--chat-template", path)[1]
     assert {one["line"] for one in said["breaks"]} == {one["line"] for one in with_ids["breaks"]}
 
@@ -142,7 +142,7 @@ def test_a_log_that_shows_nothing_is_said_to_show_nothing(tmp_path: Path) -> Non
     one = log(tmp_path, THINKING[:2])
     code, out, _ = run("template", "--chat-template", template(tmp_path, KEEPS), "--log", one)
     assert code == 0
-    assert "The log has no answer that something follows, so it shows nothing." in out
+    assert "No answer in the log is followed by anything, so the log shows nothing." in out
 
 
 def test_a_configuration_file_names_tokenizer_template_and_arguments(

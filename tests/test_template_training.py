@@ -153,7 +153,7 @@ def test_where_no_edit_is_enough_the_construct_is_named_and_no_file_written(tmp_
     code, page, _ = run("template", "--chat-template", file, "--training", out)
     assert code == 1
     assert "no file is written" in page
-    assert "What stands in the way" in page
+    assert "Obstacles" in page
     assert not out.exists()
 
 
@@ -414,7 +414,7 @@ def test_two_templates_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
     ("old", "new", "cause"),
     [
         ("{%- if add_generation_prompt %}", "{%- if false %}", "the generation prompt"),
-        ("{%- set ns = ", "Be kind.{% set ns = ", "what stands before the first message's text"),
+        ("{%- set ns = ", "Be kind.{% set ns = ", "the text before the first message"),
         ("m.reasoning_content and loop.index0 > ns.last", "false", "reasoning"),
         ("'<|im_end|>\\n'", "'<|im_end|>\\n\\n'", "whitespace"),
         ("{{- said }}", "{{- '* ' + said }}", "answers in history"),

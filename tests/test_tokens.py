@@ -436,6 +436,48 @@ def test_what_is_no_tokenizer_is_refused_with_its_place_and_a_way_out(make, says
     assert "Traceback" not in str(raised.value)
 
 
+def test_a_tokenizer_that_transformers_has_to_convert_says_what_to_install_where_it_is_missing(
+    monkeypatch, tmp_path
+):
+    folder = a_sentencepiece_file_that_is_none(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(TokenizerError, match=r"pip install 'tito-audit\[transformers\]'") as raised:
+        load_tokenizer(folder)
+    assert str(raised.value).startswith(f"{folder}: no tokenizer.json here")
+    assert load_tokenizer(str(TOYS / "toy_bpe")).vocabulary.size
+
+
+@pytest.fixture
+def sentencepiece_folder(tmp_path) -> Path:
+    """A tokenizer of Llama's kind as SentencePiece writes it: tokenizer.model, and no tokenizer.json."""
+    pytest.importorskip("transformers", reason="transformers is in the extra transformers")
+    trainer = pytest.importorskip("sentencepiece", reason="sentencepiece is in the extra transformers")
+    pytest.importorskip("google.protobuf", reason="protobuf is in the extra transformers")
+    trainer.SentencePieceTrainer.train(
+        sentence_iterator=iter((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n")),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=600,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", ["Hello there", "two  spaces", "line\n\nline", "über 中文 🎉", "7.5%", ""])
+def test_a_sentencepiece_model_without_tokenizer_json_has_the_ids_of_sentencepiece(text, sentencepiece_folder):
+    import sentencepiece
+
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_folder / "tokenizer.model"))
+    mine = load_tokenizer(str(sentencepiece_folder))
+    assert mine.encode(text).tolist() == theirs.encode(text)
+    assert mine.bos_id == theirs.bos_id()
+
+
 def test_a_hub_name_without_a_network_is_refused_in_plain_words(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(TokenizerError, match="no-such-org/no-such-model: no such folder, and the hub"):

@@ -23,10 +23,24 @@ def test_the_workflow_is_what_github_reads() -> None:
 
 
 def test_the_workflow_runs_what_a_change_has_to_pass() -> None:
-    assert COMMANDS == {"test": [".ci/run"], "changed": ['make deep SINCE="origin/$BASE"'], "deep": ["make deep"]}
+    made = {name: COMMANDS[name] for name in ("test", "changed", "deep")}
+    assert made == {"test": [".ci/run"], "changed": ['make deep SINCE="origin/$BASE"'], "deep": ["make deep"]}
     assert "make test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {"test", "deep"} <= set(targets)
+
+
+def test_the_package_is_installed_with_each_python_that_it_is_for_and_the_container_scans() -> None:
+    assert JOBS.keys() == {"test", "changed", "deep", "package", "container"}
+    assert COMMANDS["package"][-1] == "python -m tools.package build/dist"
+    oldest = re.findall(r'^requires-python = ">=(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert JOBS["package"]["strategy"]["matrix"]["python"][:1] == oldest
+    build, scan = COMMANDS["container"]
+    assert build == "docker build -t tito-audit ."
+    assert f"$ {build}\n" in (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    words = scan.partition(" tito-audit ")[2].split()
+    assert words[0] == "scan"
+    assert all((ROOT / word).exists() for word in words if "/" in word)
 
 
 def test_a_job_has_no_more_than_it_needs() -> None:

@@ -1,6 +1,6 @@
-"""Every fault of the catalogue, planted in rows that were right: a function a fault, with the rules that name it.
+"""The catalogue of faults to plant in correct rows: one function per fault, with the rules that find it.
 
-A function changes the draft of a row and says whether it could; if not, the draft is of no use any more.
+A function changes the draft of a row and returns whether it could; if not, the draft is unusable.
 """
 
 from benchmarks.faults import calls, columns, templates, tokens

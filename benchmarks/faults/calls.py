@@ -1,4 +1,4 @@
-"""Faults between calls, and of their columns."""
+"""Faults between calls, and in their columns."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.faults.tokens import one_token_as_two
 
 @fault("SEQ301", rows=False)
 def answer_spelled_anew(draft: Draft) -> bool:
-    """Later prompts hold what encoding an answer's text again gives."""
+    """Later prompts hold the re-encoded text of an answer."""
     runs = draft.runs()
     if len(runs) < 2:
         return False
     heard = draft.ids, draft.mask
     kept = draft.mask.copy()
-    draft.mask[runs[-1][0] :] = 0  # only what a later prompt holds
+    draft.mask[runs[-1][0] :] = 0  # only tokens that a later prompt holds
     done = one_token_as_two(draft)
     if done:
         grown = len(draft.ids) - len(kept)
@@ -43,7 +43,7 @@ def answer_trimmed(draft: Draft) -> bool:
 
 @fault("SEQ303", "SEQ302", rows=False, made=True)
 def history_rewritten(draft: Draft) -> bool:
-    """From one call on, the first message says something else."""
+    """From some call on, the first message is different."""
     calls = draft.calls or []
     if len(calls) < 2:
         return False
@@ -70,7 +70,7 @@ def call_retried(draft: Draft) -> bool:
 
 @fault("SEQ305", rows=False, made=True)
 def call_of_another_conversation(draft: Draft) -> bool:
-    """A judge who was asked in between."""
+    """A call to a judge in between."""
     calls, kit = draft.calls or [], draft.kit
     asked = kit.template([{"role": "user", "content": "Was that right, in a word?"}], True)
     said = np.asarray([*kit.ids("Yes"), draft.end], np.int32)
@@ -88,21 +88,21 @@ def call_of_another_conversation(draft: Draft) -> bool:
 
 @fault("REC005", rows=False, made=True)
 def answer_without_ids(draft: Draft) -> bool:
-    """A call that says why it ended and not what it said."""
+    """A call with a finish reason but no completion."""
     _one_call(draft).update(generation_token_ids=[], generation_log_probs=[])
     return True
 
 
 @fault("REC006", rows=False, made=True)
 def text_of_another_answer(draft: Draft) -> bool:
-    """A text that is not what the ids spell."""
+    """A text that the ids do not spell."""
     _one_call(draft)["text"] = "No such answer was ever sampled."
     return True
 
 
 @fault("LPR501", rows=False, made=True)
 def call_lacks_a_logprob(draft: Draft) -> bool:
-    """One logprob less than tokens."""
+    """One logprob fewer than tokens."""
     call = _one_call(draft)
     call["generation_log_probs"] = call["generation_log_probs"][:-1]
     return True

@@ -1,4 +1,4 @@
-"""Faults of masks, of logprobs and of whole rows."""
+"""Faults in masks, logprobs and whole rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.faults.draft import Draft, fault
 
 @fault("MSK401", "MSK402", calls=False)
 def mask_slid(draft: Draft) -> bool:
-    """The mask late or early by a few."""
+    """The mask shifted by a few tokens."""
     draft.mask = np.roll(draft.mask, draft.pick((-3, -2, -1, 1, 2, 3)))
     return True
 
@@ -34,14 +34,14 @@ def answer_not_trained(draft: Draft) -> bool:
 
 @fault("MSK403", calls=False)
 def mask_inverted(draft: Draft) -> bool:
-    """What was not sampled is trained."""
+    """An inverted mask: it trains what was not sampled."""
     draft.mask = 1 - draft.mask
     return True
 
 
 @fault("MSK404", calls=False)
 def ends_not_trained(draft: Draft) -> bool:
-    """The end token of one answer out of the loss, that of others in."""
+    """The end token of one answer out of the loss, those of others in it."""
     runs = draft.runs()
     if len(runs) < 2:
         return False
@@ -51,14 +51,14 @@ def ends_not_trained(draft: Draft) -> bool:
 
 @fault("LPR501", calls=False)
 def a_logprob_too_few(draft: Draft) -> bool:
-    """One logprob less than tokens."""
+    """One logprob fewer than tokens."""
     draft.logprobs = draft.logprobs[:-1]
     return True
 
 
 @fault("LPR502", calls=False)
 def logprobs_slid(draft: Draft) -> bool:
-    """The logprobs late or early by one."""
+    """The logprobs shifted by one token."""
     draft.logprobs = np.roll(draft.logprobs, draft.pick((-1, 1)))
     return True
 
@@ -74,14 +74,14 @@ def logprob_missing(draft: Draft) -> bool:
 
 @fault("LPR504", calls=False)
 def logprob_above_zero(draft: Draft) -> bool:
-    """More than certain."""
+    """A logprob above zero."""
     draft.logprobs[draft.pick(np.flatnonzero(draft.mask))] = 0.75
     return True
 
 
 @fault("LPR505", "LPR506", calls=False)
 def answer_filled_with_zeros(draft: Draft) -> bool:
-    """What stands for no logprob, in an answer."""
+    """Placeholders instead of logprobs in an answer."""
     start, stop = max(draft.runs(), key=lambda run: run[1] - run[0])
     draft.logprobs[start + 1 : stop - 1] = 0.0
     return stop - start > 14
@@ -103,7 +103,7 @@ def messages_cut_off(draft: Draft) -> bool:
 
 @fault("REC002", calls=False)
 def mask_too_short(draft: Draft) -> bool:
-    """Some entries of the mask less than tokens."""
+    """A mask with fewer entries than tokens."""
     draft.mask = draft.mask[:-9]
     return True
 
@@ -117,14 +117,14 @@ def id_outside_the_vocabulary(draft: Draft) -> bool:
 
 @fault("REC004", calls=False)
 def ids_that_count_up(draft: Draft) -> bool:
-    """What a dummy server answers."""
+    """Ids that count up, as a dummy server returns them."""
     draft.ids = np.arange(1, len(draft.ids) + 1, dtype=np.int32)
     return len(draft.ids) < draft.kit.vocabulary.size
 
 
 @fault("LPR508", calls=False)
 def logprobs_summed(draft: Draft) -> bool:
-    """Each logprob the sum of its answer's up to there."""
+    """Logprobs as running sums within their answer."""
     for start, stop in draft.runs():
         draft.logprobs[start:stop] = np.cumsum(draft.logprobs[start:stop])
     return max(stop - start for start, stop in draft.runs()) > 16
@@ -132,7 +132,7 @@ def logprobs_summed(draft: Draft) -> bool:
 
 @fault("LPR509", calls=False)
 def a_trainer_of_other_weights(draft: Draft) -> bool:
-    """A trainer's logprobs that are not the sampler's."""
+    """A trainer's logprobs that differ from the sampler's."""
     apart = np.round(draft.draw.normal(0, 0.5, len(draft.ids)), 4)
     draft.more["trainer_logprobs"] = np.where(draft.mask == 1, np.minimum(draft.logprobs + apart, -1e-4), 0.0)
     return int(draft.mask.sum()) > 32
@@ -140,7 +140,7 @@ def a_trainer_of_other_weights(draft: Draft) -> bool:
 
 @fault("REC008", calls=False)
 def weights_updated_in_flight(draft: Draft) -> bool:
-    """New weights from the middle of what was sampled on."""
+    """A new weight version from the middle of the sampled tokens on."""
     sampled = np.flatnonzero(draft.mask)
     versions = np.where(draft.mask == 1, 3, -1).astype(np.int32)
     versions[sampled[len(sampled) // 2 :]] = 4
@@ -150,7 +150,7 @@ def weights_updated_in_flight(draft: Draft) -> bool:
 
 @fault("REC010", calls=False)
 def an_image_opened_twice(draft: Draft) -> bool:
-    """The tokens around an image written by the template and by the processor."""
+    """The tokens around an image, written twice: by the template and by the processor."""
     known = {draft.kit.vocabulary.token_bytes(one): one for one in draft.kit.vocabulary.added_ids}
     marks = [known.get(name) for name in (b"<|vision_start|>", b"<|image_pad|>", b"<|vision_end|>")]
     opens, pad, closes = marks

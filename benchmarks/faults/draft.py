@@ -1,4 +1,4 @@
-"""The draft of a row, and the catalogue of what may be wrong with it."""
+"""The draft of a row, and the catalogue of faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What planting needs of a tokenizer."""
+    """A tokenizer with what planting needs."""
 
     encode: Callable[[str], Any]
     vocabulary: Any
@@ -34,24 +34,24 @@ class Kit:
         return [int(one) for one in self.encode(text)]
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
-        """What ids spell."""
+        """The bytes that ids spell."""
         return b"".join(self.vocabulary.token_bytes(int(one)) for one in ids)
 
     def token(self, data: bytes) -> int | None:
-        """The ordinary token of these bytes."""
+        """The ordinary token with these bytes."""
         found = [one for one in self.vocabulary.ids_of_bytes(data) if one not in self.vocabulary.added_ids]
         return found[0] if found else None
 
     def plain(self, token: int) -> bool:
-        """Whether a token is no added one."""
+        """Whether a token is not an added one."""
         return token not in self.vocabulary.added_ids
 
     def strange(self) -> Sequence[int]:
-        """Some tokens that no encoding of their own text gives."""
+        """Some tokens that encoding their own text never gives."""
         return _strange(self)
 
     def spelled(self, text: str) -> list[int]:
-        """The text in tokens of single bytes where there are any, never as a control token."""
+        """The text in single-byte tokens if there are any, never as a control token."""
         found = [self.token(bytes([byte])) for byte in text.encode()]
         return [one for one in found if one is not None]
 
@@ -68,7 +68,7 @@ def _strange(kit: Kit) -> list[int]:
 
 @dataclass(slots=True)
 class Draft:
-    """A row that is right, or was."""
+    """A row, correct until a fault is planted."""
 
     kit: Kit
     draw: np.random.Generator
@@ -76,23 +76,23 @@ class Draft:
     tools: list[Any] | None
     ids: Array
     mask: Array
-    """What was sampled, until a fault of the log changes it."""
+    """The sampled tokens, until a fault changes them."""
     logprobs: Array
     heard: tuple[Any, Any] | None = None
-    """Ids and mask as later prompts have them; None: what was sampled."""
+    """Ids and mask as in later prompts; None: as sampled."""
     calls: list[dict[str, Any]] | None = None
     broken: bool = False
-    """True: the row's messages are no JSON."""
+    """True: the row's messages are not JSON."""
     more: dict[str, Any] = field(default_factory=dict)
-    """Columns of the row that a trainer or a server adds, by name."""
+    """Columns that a trainer or a server adds, by name."""
 
     def copy(self) -> Draft:
-        """Another draft, to be changed."""
+        """A copy to change."""
         arrays = (array.copy() for array in (self.ids, self.mask, self.logprobs))
         return Draft(self.kit, self.draw, deepcopy(self.messages), self.tools, *arrays)
 
     def make_calls(self) -> None:
-        """The calls of the conversation."""
+        """Make the calls of the conversation."""
         self.calls = calls_of(self.ids, self.mask, self.logprobs, *(self.heard or (self.ids, self.mask)))
 
     @property
@@ -101,7 +101,7 @@ class Draft:
         return int(self.ids[self.runs()[0][1] - 1])
 
     def runs(self) -> list[tuple[int, int]]:
-        """Where each answer begins and ends."""
+        """The span of each answer."""
         return runs_of(self.mask)
 
     def answers(self) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ class Draft:
         return [message for message in self.messages if message["role"] == "assistant"]
 
     def replace(self, start: int, stop: int, new: Sequence[int], *, sampled: bool) -> None:
-        """Other tokens in place of `[start, stop)`."""
+        """Replace `[start, stop)` with other tokens."""
         values = -self.draw.exponential(0.4, len(new)).round(4) - 1e-4 if sampled else np.zeros(len(new))
         parts = np.asarray(new, np.int32), np.full(len(new), sampled, np.int8), values
         for name, part in zip(("ids", "mask", "logprobs"), parts, strict=True):
@@ -117,7 +117,7 @@ class Draft:
             setattr(self, name, np.concatenate([old[:start], part.astype(old.dtype), old[stop:]]))
 
     def append(self, text: str, ids: Sequence[int], *, last: bool = True) -> bool:
-        """Text at the end of an answer without tool calls, sampled in these tokens."""
+        """Append text, sampled in these tokens, to an answer without tool calls."""
         runs, answers = self.runs(), self.answers()
         plain = [at for at, one in enumerate(answers) if not one.get("tool_calls")]
         plain = plain if last else [at for at in plain if at < len(answers) - 1]
@@ -130,22 +130,22 @@ class Draft:
         return True
 
     def pick(self, values: Sequence[int] | Array) -> int:
-        """One of several."""
+        """A random one of several."""
         return int(values[int(self.draw.integers(len(values)))])
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault, and what is right to say of it."""
+    """A fault, and the rules that should find it."""
 
     name: str
     codes: tuple[str, ...]
-    """Rules one of which has to name it."""
+    """Rules, one of which has to find it."""
     plant: Callable[[Draft], bool]
     rows: bool = True
     calls: bool = True
     made: bool = field(default=False)
-    """True: it changes the calls themselves, after they were made of the conversation."""
+    """True: it changes the calls, after they were made from the conversation."""
 
 
 CATALOGUE: dict[str, Fault] = {}
@@ -154,7 +154,7 @@ CATALOGUE: dict[str, Fault] = {}
 def fault(
     *codes: str, rows: bool = True, calls: bool = True, made: bool = False
 ) -> Callable[[Callable[[Draft], bool]], Callable[[Draft], bool]]:
-    """Enter a function into the catalogue, under its name."""
+    """Add a function to the catalogue, under its name."""
 
     def entered(plant: Callable[[Draft], bool]) -> Callable[[Draft], bool]:
         name = plant.__name__.replace("_", " ")

@@ -1,4 +1,4 @@
-"""Faults of what a template writes."""
+"""Faults in what a template writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.faults.draft import ENDS, Draft, fault
 
 @fault("TPL201", "TPL206")
 def prompt_without_template(draft: Draft) -> bool:
-    """Texts, one after the other, for the first prompt."""
+    """A first prompt of plain concatenated texts."""
     start = draft.runs()[0][0]
     texts = [message["content"] for message in draft.messages if message["role"] in ("system", "user")][:2]
     draft.replace(0, start, draft.kit.ids("\n".join(texts)), sampled=False)
@@ -18,7 +18,7 @@ def prompt_without_template(draft: Draft) -> bool:
 
 @fault("TPL202")
 def line_break_doubled(draft: Draft) -> bool:
-    """A line break more between two messages."""
+    """An extra line break between two messages."""
     spots = np.flatnonzero(draft.ids[: draft.runs()[0][0]] == draft.end).tolist()
     if not spots:
         return False
@@ -28,7 +28,7 @@ def line_break_doubled(draft: Draft) -> bool:
 
 @fault("TPL203", "TPL202")
 def arguments_written_anew(draft: Draft) -> bool:
-    """A tool call whose arguments have other white space than what was sampled."""
+    """A tool call whose arguments have other white space than the sampled ones."""
     said = [call["function"] for one in draft.answers() for call in one.get("tool_calls") or ()]
     if not said:
         return False
@@ -46,7 +46,7 @@ def _is(draft: Draft, at: int, data: bytes) -> bool:
 
 @fault("TPL204", calls=False)
 def reasoning_that_is_stripped(draft: Draft) -> bool:
-    """Sampled reasoning of an earlier answer, which the template leaves out today."""
+    """Sampled reasoning of an earlier answer that the template leaves out today."""
     answers, runs = draft.answers(), draft.runs()
     after = draft.messages[draft.messages.index(answers[0]) :]
     if not any(message["role"] == "user" for message in after):
@@ -59,7 +59,7 @@ def reasoning_that_is_stripped(draft: Draft) -> bool:
 
 @fault("TPL205", "TPL299", calls=False)
 def reasoning_that_is_inserted(draft: Draft) -> bool:
-    """An empty thought that the template writes and nobody sampled."""
+    """An empty reasoning block that the template writes and that was never sampled."""
     thought = draft.kit.ids("<think>\n\n</think>\n\n")
     start, stop = draft.runs()[-1]
     low = max(0, start - len(thought))
@@ -72,7 +72,7 @@ def reasoning_that_is_inserted(draft: Draft) -> bool:
 
 @fault("TPL206", "TPL212", "TPL299")
 def system_prompt_missing(draft: Draft) -> bool:
-    """A system prompt in the ids that the messages lack."""
+    """A system prompt in the ids that is missing from the messages."""
     if draft.messages[0]["role"] != "system":
         return False
     del draft.messages[0]
@@ -90,7 +90,7 @@ def generation_prompt_at_the_end(draft: Draft) -> bool:
 
 @fault("TPL208")
 def another_end_token(draft: Draft) -> bool:
-    """An answer that stopped on the other end token."""
+    """An answer that ended with the other end token."""
     named = [draft.kit.ids(text) for text in ENDS]
     others = [ids[0] for ids in named if len(ids) == 1 and ids[0] != draft.end]
     if others:
@@ -100,7 +100,7 @@ def another_end_token(draft: Draft) -> bool:
 
 @fault("TPL209", "TPL208", "TPL299")
 def bos_in_front(draft: Draft) -> bool:
-    """A token in front of all that the template does not write, or writes once."""
+    """A BOS token in front that the template does not write, or writes once."""
     first = draft.kit.bos
     draft.replace(0, 0, draft.kit.ids(ENDS[0]) if first is None else [first], sampled=False)
     return True
@@ -117,14 +117,14 @@ def call_that_no_template_can_write(draft: Draft) -> bool:
 
 @fault("TPL212")
 def tools_missing(draft: Draft) -> bool:
-    """Tools in the ids that the row does not hold."""
+    """Tools in the ids that the row lacks."""
     draft.tools = None
     return True
 
 
 @fault("TPL299", "TPL202", "TPL206")
 def question_changed(draft: Draft) -> bool:
-    """A message that says something else than the ids."""
+    """A message that differs from the ids."""
     asked = next((one for one in draft.messages if one["role"] == "user"), None)
     if asked is None:
         return False

@@ -1,4 +1,4 @@
-"""Faults of the tokens of answers."""
+"""Faults in the tokens of answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.faults.draft import Draft, Kit, fault
 
 TRIES = 400
-"""How many places of a row are tried for a fault that needs a certain pair of tokens."""
+"""How many places of a row are tried for a fault that needs a specific pair of tokens."""
 _TEXTS = (" cafe\u0301", " A\u030a")
 
 
@@ -19,7 +19,7 @@ def one_token_as_two(draft: Draft) -> bool:
 
 @fault("TOK102", "TOK103")
 def a_token_that_is_two_today(draft: Draft) -> bool:
-    """A sampled token that no encoding gives: its text is two."""
+    """A sampled token that encoding never gives: its text encodes as two."""
     strange = draft.kit.strange()
     if not strange:
         return False
@@ -34,7 +34,7 @@ def two_tokens_cut_elsewhere(draft: Draft) -> bool:
 
 
 def _respelled(draft: Draft, size: int) -> bool:
-    """So many sampled tokens as two others that read the same."""
+    """Replace this many sampled tokens with two others that read the same."""
     kit, spots = draft.kit, np.flatnonzero(draft.mask[: -size or None])
     for spot in draft.draw.permutation(spots)[:TRIES].tolist():
         old = [int(one) for one in draft.ids[spot : spot + size]]
@@ -55,7 +55,7 @@ def _cuts(kit: Kit, data: bytes) -> list[list[int]]:
 
 @fault("TOK104")
 def answer_begins_with_a_line_break(draft: Draft) -> bool:
-    """The line break of the template and the answer's are one token when written anew."""
+    """The template's line break and the answer's become one token when encoded again."""
     runs, answers = draft.runs(), draft.answers()
     plain = [at for at, one in enumerate(answers[:-1]) if one["content"] and not one.get("tool_calls")]
     if not plain or draft.kit.token(b"\n") is None:
@@ -68,7 +68,7 @@ def answer_begins_with_a_line_break(draft: Draft) -> bool:
 
 @fault("TOK105")
 def control_token_in_letters(draft: Draft) -> bool:
-    """An answer that spells a control token with ordinary ones."""
+    """An answer that spells a control token with ordinary tokens."""
     text = draft.kit.vocabulary.piece(draft.end)
     return draft.append(text, draft.kit.spelled(text))
 
@@ -82,7 +82,7 @@ def half_a_character(draft: Draft) -> bool:
 
 @fault("TOK107", "TOK101", "TOK102", "TOK103")
 def not_normalised(draft: Draft) -> bool:
-    """An accent of its own, which encoding would join with its letter."""
+    """A combining accent that encoding would join with its letter."""
     text = _TEXTS[int(draft.draw.integers(len(_TEXTS)))]
     ids = draft.kit.spelled(text)
     return draft.kit.ids(text) != ids and draft.append(text, ids)

@@ -1,4 +1,4 @@
-"""An agent as anyone writes one: the `openai` client, a tool, a loop. Only `base_url` says where it asks.
+"""An ordinary agent: the `openai` client, a tool and a loop. Only `base_url` says which server it uses.
 
 python examples/live/agent.py http://127.0.0.1:8377/v1
 """
@@ -14,7 +14,7 @@ from toy_model import CITIES, TOOLS, TURNS, question, result
 
 
 def travel(client: OpenAI, model: str, trip: int) -> list[str]:
-    """One trip of six turns, in which the model looks up the weather of five cities; what it said."""
+    """A trip of six turns, in which the model looks up the weather in five cities; returns its answers."""
     dice = random.Random(trip)
     cities = dice.sample(CITIES, TURNS - 1)
     messages: list[Any] = [{"role": "user", "content": question(cities)}]
@@ -36,7 +36,7 @@ def travel(client: OpenAI, model: str, trip: int) -> list[str]:
 
 
 def main(base_url: str, trips: int = 3) -> None:
-    """Some trips; prints the first."""
+    """Run some trips and print the first."""
     client = OpenAI(base_url=base_url, api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     first, *_ = [travel(client, model, trip) for trip in range(trips)]

@@ -1,4 +1,4 @@
-"""`make live`: an agent before the gateway and before a plain server, scans of both logs, and the price."""
+"""`make live`: an agent on the gateway and on a plain server, scans of both logs, and what the drift costs."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TQDM_DISABLE": "1",
     "COLUMNS": "120",
-    "OMP_NUM_THREADS": "1",  # so small a model gains nothing by more, and a busy machine loses
+    "OMP_NUM_THREADS": "1",  # more threads do not help such a small model, and slow down a busy machine
 }
 CHECKS = ("-t", MODEL, "--select", "SEQ,TPL", "--worst", 0)
 SCANNED = r"^\d+ (errors|notes) in|^code |^gate:"
 PRICED = r"^tito-audit rescore|^What drift costs|^sampled, instead"
-"""Blocks of output: what a scan found; what a model says of it."""
+"""Blocks of output to show: findings of a scan, and what a model says about them."""
 STARTS = 120
-"""Seconds that a server may take to start."""
+"""Timeout for the start of a server, in seconds."""
 
 
 def say(text: str) -> None:
-    """A line of explanation."""
+    """Print a line of explanation."""
     print(f"\n{text}\n", flush=True)
 
 
 def tito_audit(*words: object, shows: str = "", codes: tuple[int, ...] = (0,)) -> None:
-    """Run the command as a user types it, and print what it says: the blocks in which `shows` is found."""
+    """Run the command as a user types it, and print the blocks of its output that match `shows`."""
     typed = [str(word) for word in words]
     print(f"$ tito-audit {shlex.join(typed)}", flush=True)
     command = [sys.executable, "-m", "tito_audit", *typed]
@@ -57,7 +57,7 @@ def tito_audit(*words: object, shows: str = "", codes: tuple[int, ...] = (0,)) -
 
 @contextmanager
 def server(*command: object) -> Iterator[str]:
-    """A server in a process of its own; its address."""
+    """Run a server in a separate process; yields its address."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -83,35 +83,35 @@ def _wait(running: subprocess.Popen[bytes], address: str) -> None:
 
 
 def agent(base_url: str) -> None:
-    """The agent before a server."""
+    """Run the agent on a server."""
     print("$ python examples/live/agent.py BASE_URL", flush=True)
     subprocess.run([sys.executable, str(HERE / "agent.py"), base_url], check=True, cwd=ROOT)
 
 
 def main() -> None:
-    """The whole demo."""
+    """Run the whole demo."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    say("1. A toy model is taught to look up the weather, in tokens of its own (half a minute, once).")
+    say("1. Training a toy model to look up the weather, with unusual tokens (half a minute, only once).")
     build(MODEL)
     for log in (CLEAN, PLAIN):
         log.unlink(missing_ok=True)
 
-    say("2. An agent of six turns before the gateway. No prompt breaks (notes: JSON in other spacing):")
+    say("2. An agent of six turns on the gateway. No prefix breaks (the notes: JSON with other spacing):")
     serve = ("serve", "--provider", f"hf={MODEL}", "-t", MODEL, "--log", CLEAN, "--reasoning-parser", "none")
     print(f"$ tito-audit {shlex.join(map(str, serve))} &", flush=True)
     with server("-m", "tito_audit", *serve, "--port", "{port}") as address:
         agent(address)
     tito_audit("scan", CLEAN, *CHECKS, shows=SCANNED)
 
-    say("3. The same agent before a server that writes and tokenizes all messages again each turn. Prompts break:")
+    say("3. The same agent on a server that renders and tokenizes all messages again each turn. Prefixes break:")
     with server(HERE / "plain_server.py", MODEL, PLAIN, "{port}") as address:
         agent(address)
     tito_audit("scan", PLAIN, *CHECKS, shows=SCANNED, codes=(1,))
 
-    say("4. What that drift costs, by the model itself:")
+    say("4. What that drift costs, scored by the model:")
     tito_audit("rescore", PLAIN, "--provider", f"hf={MODEL}", "-t", MODEL, "--worst", 0, shows=PRICED)
 
-    say("5. Look closer, or put the gateway before your own server (docs/record-clean-rollouts.md):")
+    say("5. Look closer, or put the gateway in front of your own server (docs/record-clean-rollouts.md):")
     print(f"tito-audit show {PLAIN} --row 0 -t {MODEL}")
     print("tito-audit serve --provider vllm=http://127.0.0.1:8000 -t TOKENIZER --log rollouts.jsonl")
 

@@ -1,9 +1,9 @@
-"""A server as most are: each turn it writes all messages anew and tokenizes them again.
+"""An ordinary server: each turn it renders all messages and tokenizes them again.
 
     python examples/live/plain_server.py MODEL LOG PORT
 
-The log has one conversation a row: the prompt ids of each call, and what was sampled. This is what a rollout
-worker keeps that talks to a chat endpoint.
+The log has one conversation per row: the prompt ids of each call, and what was sampled. A rollout worker that
+talks to a chat endpoint logs the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlainServer:
         return web.json_response({"object": "list", "data": [{"id": self.provider.model, "object": "model"}]})
 
     async def chat(self, request: web.Request) -> web.Response:
-        """One answer."""
+        """Answer one request."""
         body = await request.json()
         messages, tools = [as_template_wants(one) for one in body["messages"]], body.get("tools")
         text = self.tokenizer.apply_chat_template(
@@ -67,7 +67,7 @@ class PlainServer:
 
 
 def as_template_wants(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls hold their arguments as values, as chat templates expect them."""
+    """A message with tool-call arguments as objects, as chat templates expect them."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or []
@@ -76,7 +76,7 @@ def as_template_wants(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """An answer as a client gets it: text, or tool calls."""
+    """An answer as the client gets it: text, or tool calls."""
     calls = []
     for found in CALL.findall(text):
         try:
@@ -90,7 +90,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 async def serve(model: Path, log: Path, port: int) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     server = PlainServer(model, log)
     app = web.Application()
     app.router.add_get("/v1/models", server.models)

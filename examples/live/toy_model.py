@@ -1,8 +1,8 @@
-"""A toy model that is taught in half a minute to look up the weather, in tokens of its own.
+"""A toy model that learns in half a minute to look up the weather, with unusual tokens.
 
-Like a policy in training it does not write as its tokenizer would: it was taught texts in which some tokens are
-written as two smaller ones, and tool calls in several spacings. So what it samples drifts as soon as a server
-tokenizes it again.
+Like a policy in training, it does not write as its tokenizer would: it learns texts in which some tokens are
+written as two smaller ones, and tool calls have varying white space. So its samples drift as soon as a server
+tokenizes them again.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ TOOLS: list[dict[str, Any]] = [
 ]
 ENDS = ("That was the last one: take a coat.", "All done: no umbrella is needed.")
 STEPS, MORE, ROUNDS = 320, 100, 5
-"""Steps of the first round, of each that follows while the model makes mistakes, and how many rounds at most."""
+"""Steps of the first round and of each following round while the model makes mistakes, and the most rounds."""
 BATCH, SEED = 4, 7
 SPLIT, WITH_TOOLS = 0.1, 0.15
-"""How often a token is written as two, and how often the tools, which are always the same, come first."""
+"""How often a token is written as two, and how often the (constant) tools come first."""
 TRIPS, ENOUGH = 10, 0.95
-"""How many trips are tried after a round, and the share of their turns that have to be right."""
+"""How many trips are tried after a round, and the share of their turns that must be correct."""
 
 
 def question(cities: list[str]) -> str:
-    """What the user asks first."""
+    """The user's first question."""
     return f"Look up the weather for my trip. First: {cities[0]}."
 
 
 def result(degrees: int, rest: list[str]) -> str:
-    """What the tool answers, and what comes next."""
+    """The tool's result, and the next request."""
     return f"{degrees} degrees. " + (f"Next: {rest[0]}." if rest else "No more.")
 
 
 def call(city: str, dice: random.Random) -> str:
-    """A tool call as a model may write it: the same JSON in any spacing."""
+    """A tool call as a model may write it: the same JSON with any spacing."""
     comma, colon = dice.choice([", ", ","]), dice.choice([": ", ":", " : "])
     return (
         f'<tool_call>\n{{"name"{colon}"weather"{comma}"arguments"{colon}{{"city"{colon}"{city}"}}}}\n</tool_call>'
@@ -65,13 +65,13 @@ def asked(cities: list[str]) -> str:
 
 
 def told(degrees: int, rest: list[str]) -> str:
-    """The tool's answer as the template writes it behind the end of a turn, and the start of an answer."""
+    """The tool's result as the template writes it after the end of a turn, and the start of an answer."""
     said = f"<tool_response>\n{result(degrees, rest)}\n</tool_response>"
     return f"\n<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def conversation(dice: random.Random) -> list[tuple[str, bool]]:
-    """Texts of a conversation; those that the model writes are marked."""
+    """The texts of a conversation, each with whether the model writes it."""
     cities = dice.sample(CITIES, dice.choice((1, 2, 2, 3, 5)))
     parts = [(asked(cities), False)]
     for number, city in enumerate(cities):
@@ -81,7 +81,7 @@ def conversation(dice: random.Random) -> list[tuple[str, bool]]:
 
 
 def right(answer: str, city: str | None) -> bool:
-    """Whether an answer looks up this city; without one, whether it ends the trip."""
+    """Whether an answer looks up this city or, without a city, ends the trip."""
     if city is None:
         return answer in ENDS
     try:
@@ -92,7 +92,7 @@ def right(answer: str, city: str | None) -> bool:
 
 
 def build(folder: Path) -> Path:
-    """The folder of the model, taught now unless it was before."""
+    """The folder of the model, trained on first use."""
     stamp = folder / "taught.txt"
     recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == recipe:
@@ -107,7 +107,7 @@ def build(folder: Path) -> Path:
 
 
 def _teach() -> Any:
-    """A Qwen2 of 0.4 M weights, taught until it makes its trips."""
+    """A Qwen2 of 0.4 M weights, trained until its trips succeed."""
     import torch
     from transformers import AutoTokenizer
 
@@ -118,14 +118,14 @@ def _teach() -> Any:
     for number in range(ROUNDS):
         _learn(model, examples, MORE if number else STEPS, 0.5 if number else 1.0)
         share = _rehearsed(model, tokenizer, random.Random(SEED + number))
-        print(f"turns that are right: {share:.0%}", file=sys.stderr, flush=True)
+        print(f"correct turns: {share:.0%}", file=sys.stderr, flush=True)
         if share >= ENOUGH:
             return model
-    raise SystemExit("the toy model does not learn here")
+    raise SystemExit("the toy model failed to learn on this machine")
 
 
 def _untaught(tokenizer: Any) -> Any:
-    """Random weights."""
+    """A model with random weights."""
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     ends = {"eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"), "pad_token_id": tokenizer.pad_token_id}
@@ -147,7 +147,7 @@ def _untaught(tokenizer: Any) -> Any:
 
 
 def _learn(model: Any, examples: Iterator[tuple[list[int], list[int]]], steps: int, speed: float) -> None:
-    """Some steps; matrices by Muon, with which so small a model learns twice as fast."""
+    """Train some steps; matrices with Muon, with which such a small model learns twice as fast."""
     import torch
 
     matrices = [one for name, one in model.named_parameters() if one.ndim == 2 and "embed" not in name]
@@ -169,7 +169,7 @@ def _learn(model: Any, examples: Iterator[tuple[list[int], list[int]]], steps: i
 
 
 def _loss(model: Any, batch: list[tuple[list[int], list[int]]]) -> Any:
-    """How far the model is from what it should have written."""
+    """The loss on what the model should have written."""
     import torch
 
     longest = max(len(ids) for ids, _ in batch)
@@ -181,7 +181,7 @@ def _loss(model: Any, batch: list[tuple[list[int], list[int]]]) -> Any:
 
 
 def _rehearsed(model: Any, tokenizer: Any, dice: random.Random) -> float:
-    """The share of turns that are right in some trips, side by side."""
+    """The share of correct turns in some trips, run in a batch."""
     trips = [dice.sample(CITIES, TURNS - 1) for _ in range(TRIPS)]
     texts = [_head(tokenizer) + asked(cities) for cities in trips]
     talks = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -198,7 +198,7 @@ def _rehearsed(model: Any, tokenizer: Any, dice: random.Random) -> float:
 
 
 def _sampled(model: Any, talks: list[list[int]]) -> list[list[int]]:
-    """What the model answers, each up to the end of its turn."""
+    """The model's answers, each up to the end of its turn."""
     import torch
 
     config = model.generation_config
@@ -212,13 +212,13 @@ def _sampled(model: Any, talks: list[list[int]]) -> list[list[int]]:
 
 
 def _head(tokenizer: Any) -> str:
-    """What the template writes of the tools."""
+    """The part of the prompt that describes the tools."""
     text = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tools=TOOLS, tokenize=False)
     return str(text[: text.index("<|im_start|>user")])
 
 
 def _examples(tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
-    """Ids and labels of conversations without end; only what the model writes is learned, in tokens of its own."""
+    """Endless ids and labels of conversations; only what the model writes is learned, with unusual tokens."""
     dice, own, head = random.Random(SEED), _OwnTokens(tokenizer), _head(tokenizer)
     while True:
         ids: list[int] = []
@@ -233,7 +233,7 @@ def _examples(tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
 
 
 class _OwnTokens:
-    """Now and then a token as two that spell the same, always the same two."""
+    """Sometimes writes a token as two that spell the same, always the same two."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.entries: dict[str, int] = tokenizer.get_vocab()

@@ -32,7 +32,6 @@ LIBRARIES = (
         "rich.progress",
     ),
     *(
-        "pygal",
         "huggingface_hub",
         "multiprocessing.connection",
         "gzip",

@@ -127,8 +127,8 @@ NOTES = {
     "f": "Renderers declares one thing for a family, and this template is one of several: it never writes the "
     "reasoning that others of the family drop.",
     "g": "Renderers says what its own code for the family does, which need not be what the template does.",
-    "h": "Text beside a call is written before or after the call, by what follows. TRL's call has no text.",
-    "i": "miles tries no text beside `<think>` in an answer, which the template drops from history.",
+    "h": "Text next to a call is written before or after it, depending on what follows. TRL's call has no text.",
+    "i": "miles tries no answer with text next to `<think>`, which the template drops from history.",
 }
 """Why one verdict is not another."""
 
