@@ -11,6 +11,7 @@ from typing import Any
 from tito_audit.errors import StorageError
 from tito_audit.storage._arrow_checks import is_sound
 from tito_audit.storage._arrow_form import ArrowForm, form_of, lengths_of
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
@@ -40,7 +41,11 @@ class ArrowFile:
         import pyarrow as pa
 
         self.path = path
-        self._source = pa.memory_map(os.fspath(path), "r")
+        self._source = (
+            pa.PythonFile(path.open("rb", 0))
+            if isinstance(path, RemoteFile)
+            else pa.memory_map(os.fspath(path), "r")
+        )
         self.has_footer = self._source.read(len(_FILE)) == _FILE
         """Whether it is the format with a footer, else the stream format."""
         self._size = self._source.size()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.datasets import is_dataset, shards_under
+from tito_audit.storage.remote import RemoteFile, is_url
 from tito_audit.storage.standard_input import NAME, standard_input
 from tito_audit.unknown import close_names
 
@@ -44,8 +45,6 @@ _SAME = "…"
 """What commands to paste show for the logs and flags of the scan that proposes them."""
 _FEW = 5
 """Names that a message lists."""
-
-_URL = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def find_logs(arguments: Sequence[str]) -> list[Path]:
@@ -83,8 +82,10 @@ def _others_under(folder: Path) -> Iterator[Path]:
 def _files(argument: str) -> list[Path]:
     if argument == NAME:
         return [standard_input()]
-    if _URL.match(argument):
-        raise StorageError(_about_url(argument))
+    if is_url(argument):
+        if argument.startswith("file://"):
+            raise StorageError(_about_url(argument))
+        return [RemoteFile(argument)]
     path = Path(argument).expanduser()
     if str(path) == NAME:
         path = Path.cwd() / NAME  # the file of that name, as in ./-
@@ -171,18 +172,5 @@ def _close_names(path: Path) -> str:
 
 
 def _about_url(argument: str) -> str:
-    if argument.startswith("hf://"):
-        way = "hf download NAME --repo-type dataset --local-dir logs"
-    elif argument.startswith("s3://"):
-        way = f"aws s3 cp --recursive {argument} logs"
-    elif argument.startswith(("gs://", "gcs://")):
-        way = f"gcloud storage cp -r {argument} logs"
-    elif argument.startswith("file://"):
-        way = f"tito-audit scan {argument.removeprefix('file://')}"
-        return f"{argument}: logs are named by path, not by URL.\nPass the path: {way}"
-    else:
-        way = f"curl -LO {argument}"
-    return (
-        f"{argument}: logs are read from disk only, so that a scan gives the same result twice.\n"
-        f"Download it first ({way}) and pass the file."
-    )
+    way = f"tito-audit scan {argument.removeprefix('file://')}"
+    return f"{argument}: local logs are named by path, not by URL.\nPass the path: {way}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
@@ -57,7 +58,7 @@ def open_parquet(path: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path.open("rb", 0) if isinstance(path, RemoteFile) else path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{path}: a Parquet file whose footer cannot be read ({first_line(error)}).\n"

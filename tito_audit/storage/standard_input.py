@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.remote import RemoteFile, is_url
 
 NAME = "-"
 """What the command line and reports call standard input."""
@@ -57,7 +58,9 @@ def standard_input() -> Path:
 
 def path_of(name: str) -> Path:
     """The path for a name from `find_logs`."""
-    return standard_input() if name == NAME else Path(name)
+    if name == NAME:
+        return standard_input()
+    return RemoteFile(name) if is_url(name) else Path(name)
 
 
 def _read() -> _Kept:
