@@ -26,11 +26,22 @@ async def asked(server: VllmServer, path: str, body: Row) -> Row:
 
 def running(server: VllmServer) -> int:
     """How many requests the server samples for, or has waiting, at this moment."""
+    found = _metrics(server, "num_requests_(?:running|waiting)")
+    assert len(found) == 2, "the metrics that this reads"
+    return int(sum(found))
+
+
+def sampled(server: VllmServer) -> int:
+    """How many tokens the server has sampled since it started."""
+    (found,) = _metrics(server, "generation_tokens_total")
+    return int(found)
+
+
+def _metrics(server: VllmServer, name: str) -> list[float]:
+    """The values of the server's metrics with this name, a pattern."""
     with urllib.request.urlopen(f"{server.url}/metrics") as response:
         metrics = response.read().decode()
-    found = re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([0-9.]+)$", metrics, re.MULTILINE)
-    assert len(found) == 2, "the metrics that this reads"
-    return sum(int(float(count)) for count in found)
+    return [float(value) for value in re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", metrics, re.MULTILINE)]
 
 
 async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
