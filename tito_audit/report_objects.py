@@ -6,8 +6,9 @@
     SIDE     {"ids", "pieces", "label"}
     summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
               "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens", "known"}},
-              "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer", "seconds",
-              "files", "without_ids", "uncompared", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
+              "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer",
+              "tokenizer_commits": {NAME: commit}, "seconds", "files", "without_ids", "uncompared",
+              "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
               "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
               "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}}
     HEADLINE {"text", "times", "unit", "error", "warning", "note", "rollouts", "codes": {CODE: findings}}
@@ -87,6 +88,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "skipped": {code: _skipped(skipped) for code, skipped in sorted(summary.skipped.items())},
         "formats": dict(summary.formats.most_common()),
         "tokenizer": summary.tokenizer,
+        "tokenizer_commits": dict(summary.tokenizer_commits),
         "seconds": round(summary.seconds, 3),
         "files": summary.files,
         "without_ids": summary.without_ids,

@@ -9,6 +9,8 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place, Rollout
 
 SCHEMA_VERSION = 1
+_COMMIT = 12
+"""How many digits of a commit people are shown."""
 
 
 @dataclass(slots=True)
@@ -232,6 +234,9 @@ class Summary:
     uncompared: int = 0
     """Rollouts with ids that were not compared, as no tokenizer was given: not known to be clean either."""
     tokenizer: str | None = None
+    """Its name, as given; several are separated by commas."""
+    tokenizer_commits: dict[str, str] = field(default_factory=dict)
+    """By name: the commit of each tokenizer that came from the hub."""
     reading: tuple[str, ...] = ()
     """The flags by which rows were read and rendered, as `--map token_ids=toks`; () without any, or where logs
     differ."""
@@ -248,6 +253,13 @@ class Summary:
     """None when every row was audited."""
     gate: Gate | None = None
     """Set by the caller that gates the run, after the last result."""
+
+    @property
+    def tokenizer_words(self) -> str | None:
+        """The tokenizer with its commit on the hub: `org/model@v2 (commit 0123456789ab)`."""
+        commits = [commit[:_COMMIT] for name, commit in self.tokenizer_commits.items() if commit not in name]
+        said = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
+        return None if self.tokenizer is None else self.tokenizer + said
 
     def add(self, result: Result) -> None:
         """Count one result."""

@@ -107,7 +107,7 @@ def _header(run: Repaired) -> Iterator[Text]:
         word = "error" if tally.threshold is Severity.ERROR else "finding"
         parts.append(f"{tally.standing:,} still with {word}s")
     yield Text(" · ".join(parts))
-    yield Text(visible(f"tokenizer {run.before.tokenizer or 'none'} · {run.before.seconds:.1f} s"))
+    yield Text(visible(f"tokenizer {run.before.tokenizer_words or 'none'} · {run.before.seconds:.1f} s"))
 
 
 def _done_table(tally: Tally) -> Table:

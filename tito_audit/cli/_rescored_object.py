@@ -25,6 +25,7 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
         "weight_versions": sorted(summary.weight_versions),
         "files": [str(file) for file in scan.files],
         "tokenizer": scan.tokenizer,
+        "tokenizer_commits": dict(scan.tokenizer_commits),
         "notices": list(scan.notices),
         "failed": summary.failed,
         "tolerance": summary.tolerance,

@@ -63,7 +63,7 @@ def _head(summary: Summary) -> Iterator[str]:
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
     parts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
-    parts += [f"tokenizer {code(summary.tokenizer)}" if summary.tokenizer else "no tokenizer"]
+    parts += [f"tokenizer {code(summary.tokenizer_words)}" if summary.tokenizer_words else "no tokenizer"]
     yield f"Scanned: {' · '.join(parts)}\n"
     sampled = summary.sampled
     if sampled is not None:

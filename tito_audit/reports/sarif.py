@@ -213,6 +213,7 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
         "withoutIds": summary.without_ids,
         "uncompared": summary.uncompared,
         "tokenizer": summary.tokenizer,
+        "tokenizerCommits": summary.tokenizer_commits,
         "leftOut": left_out,
         "new": {one.word: sum(count.new[one] for count in summary.findings.values()) for one in Severity},
         "known": sum(count.known for count in summary.findings.values()),

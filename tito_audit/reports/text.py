@@ -112,7 +112,7 @@ def _header(summary: Summary) -> Iterator[Text]:
     if summary.seconds > 0 and summary.tokens:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
     encoder = f" · encoder {summary.encoder}" if summary.encoder else ""
-    yield Text(visible(f"tokenizer {summary.tokenizer or 'none'}{encoder} · {pace}"))
+    yield Text(visible(f"tokenizer {summary.tokenizer_words or 'none'}{encoder} · {pace}"))
 
 
 def _read_as_lines(summary: Summary) -> Iterator[Text]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from tito_audit.identify.ids_alone import id_sequences
 from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.fit import names_of_log
-from tito_audit.tokens.hub_cache import cached_tokenizer, cached_tokenizers, glance
+from tito_audit.tokens.hub_cache import HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -23,7 +22,6 @@ _LOADED = 8
 """How many tokenizers from the hub cache are loaded at most."""
 _GLANCED = 64
 """How many tokenizers from the hub cache are inspected at most."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def _loaded(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool
 def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[PassedOver]) -> Iterator[Offer]:
     """Those that the log names, if they are in a folder next to it or in the hub cache."""
     for key, name in names_of_log(rollouts).items():
-        if not _NAME.fullmatch(name) or ".." in name:
+        if HubName.of(name) is None:
             continue
         folders = (log.parent / one for log in logs for one in dict.fromkeys((name, name.split("/")[-1])))
         beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)

@@ -175,6 +175,7 @@ class RowFlow:
     def begin(self, summary: Summary) -> None:
         """Put the tokenizers, the joining flags, and notices about what is missing into a summary."""
         summary.tokenizer = ", ".join(dict.fromkeys(one.name for one in self.tokenizers)) or None
+        summary.tokenizer_commits = {one.name: one.commit for one in self.tokenizers if one.commit is not None}
         settings = [group.settings for group in self.groups.values()]
         summary.reading, summary.joining = _only(map(reading_flags, settings)), _only(map(joining_flags, settings))
         summary.notices += self._notices

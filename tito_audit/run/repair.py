@@ -114,6 +114,7 @@ class Repairs:
         else:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
+            self.after.tokenizer_commits = self.before.tokenizer_commits
 
     def tell(self, flow: RowFlow, file: Path) -> None:
         """Count the findings about a whole log, which no repair changes."""

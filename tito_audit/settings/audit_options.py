@@ -32,8 +32,8 @@ _TEXT = under(
     "Tokenizer and template",
     _of_log(
         "tokenizer",
-        "A folder with tokenizer.json, or a Hugging Face name. Without one, rules that need it are skipped and "
-        "counted.",
+        "A folder with tokenizer.json, or a Hugging Face name; NAME@REVISION for a branch, tag or commit. Without "
+        "one, rules that need it are skipped and counted.",
         (*_RENDERED, "inspect"),
         helps={"serve": "The folder of the model's tokenizer.json, or a Hugging Face name."},
         short="-t",

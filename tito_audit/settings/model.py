@@ -99,7 +99,8 @@ class Settings:
     """The settings of a run; the command line and Python callers fill the same fields."""
 
     tokenizer: str | None = None
-    """A folder with tokenizer.json, or a Hugging Face name; None: rules that need one are skipped."""
+    """A folder with tokenizer.json, or a Hugging Face NAME or NAME@REVISION; None: rules that need one are
+    skipped."""
     chat_template: str | None = None
     """Path of a Jinja file that replaces the tokenizer's own template."""
     template_name: str | None = None

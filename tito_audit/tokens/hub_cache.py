@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _PREFIX = "models--"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w.+-][\w.+/-]*)?")
+_URL = "hf://"
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository of the hub, at a revision."""
+
+    repository: str
+    revision: str | None = None
+    """A branch, a tag or the hash of a commit; None: the main branch."""
+
+    @classmethod
+    def of(cls, name: str) -> HubName | None:
+        """What `ORG/NAME`, `ORG/NAME@REVISION` and `hf://ORG/NAME@REVISION` name; None for other names."""
+        plain = unquote(name.removeprefix(_URL)) if name.startswith(_URL) else name
+        if not _NAME.fullmatch(plain) or ".." in plain:
+            return None
+        repository, _, revision = plain.partition("@")
+        return cls(repository, revision or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +78,27 @@ def cached_tokenizers() -> list[CachedTokenizer]:
 
 
 def cached_tokenizer(name: str) -> CachedTokenizer | None:
-    """The tokenizer in the hub's cache under the name of a repository; None if it is not there."""
-    repository = hub_cache() / (_PREFIX + name.replace("/", "--"))
-    return _snapshot(repository) if repository.parent == hub_cache() else None
+    """The tokenizer in the hub's cache under the name of a repository, with or without `@REVISION`; None if it is
+    not there."""
+    hub = HubName.of(name)
+    if hub is None:
+        return None
+    repository = _repository(hub.repository)
+    if hub.revision is None:
+        return _snapshot(repository)
+    commit = _text(repository / "refs" / hub.revision) or hub.revision
+    folder = repository / "snapshots" / commit
+    return CachedTokenizer(name, folder) if "/" not in commit and (folder / _FILES[0]).is_file() else None
+
+
+def cached_revisions(repository: str) -> list[str]:
+    """The revisions of a repository's tokenizer in the hub's cache: its branches and tags, then other commits."""
+    place = _repository(repository)
+    commits = sorted(folder.parent.name for folder in place.glob(f"snapshots/*/{_FILES[0]}"))
+    files = [file for file in sorted(place.glob("refs/**/*")) if file.is_file() and _text(file) in commits]
+    named = {_text(file) for file in files}
+    names = [file.relative_to(place / "refs").as_posix() for file in files]
+    return [*names, *(commit for commit in commits if commit not in named)]
 
 
 def glance(folder: Path) -> Glance | None:
@@ -77,6 +117,10 @@ def _last_id(vocabulary: Mapping[str, int] | list[Any]) -> int:
     if isinstance(vocabulary, list):
         return len(vocabulary) - 1
     return max(vocabulary.values(), default=-1)
+
+
+def _repository(name: str) -> Path:
+    return hub_cache() / (_PREFIX + name.replace("/", "--"))
 
 
 def _snapshots() -> Iterator[CachedTokenizer]:

@@ -8,7 +8,6 @@ read the file itself do not.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -19,35 +18,22 @@ import orjson
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.cache import Store, cache_folder, open_store
 from tito_audit.tokens.definition import LazyBackend
+from tito_audit.tokens.hub import snapshot_of
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
-_HUB_FILES = [
-    "tokenizer*",
-    "*token*.json",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "tekken.json",
-    "config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
-]
 _OTHER_VOCABULARIES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a folder, or of a hub repository when no such folder exists; TokenizerError if neither
-    works.
+    """The tokenizer of a folder, or of a hub repository when no such folder exists: `ORG/NAME`, or
+    `ORG/NAME@REVISION` with a branch, tag or commit. TokenizerError if neither works.
 
     Code in the folder runs only with `trust_remote_code`, and only if there is no `tokenizer.json`.
     """
@@ -57,8 +43,16 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Toke
             f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
             f"tokenizer_config.json).\nPass the folder it is in: {path.parent}"
         )
-    if not os.path.isdir(path):  # noqa: PTH112
-        path = _downloaded(name_or_dir)
+    if os.path.isdir(path):  # noqa: PTH112
+        return _of_folder(path, name_or_dir, trust_remote_code)
+    snapshot = snapshot_of(name_or_dir)
+    loaded = _of_folder(snapshot.folder, name_or_dir, trust_remote_code)
+    loaded.commit = snapshot.commit
+    return loaded
+
+
+def _of_folder(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
+    """The tokenizer whose files are in a folder."""
     if (path / "tokenizer.json").is_file():
         return _from_files(path, name_or_dir)
     has_code = _config(path).get("auto_map") is not None
@@ -69,27 +63,6 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Toke
             "Pass the folder that holds the model's tokenizer.json, usually the one with its config.json."
         )
     return _from_transformers(path, name_or_dir, trust_remote_code)
-
-
-def _downloaded(name: str) -> Path:
-    """The folder to which the hub client downloaded a repository's tokenizer files."""
-    if not _HUB_NAME.fullmatch(name):
-        raise TokenizerError(
-            f"{name}: no such folder.\nA tokenizer is needed to re-encode the messages.\n"
-            "Pass a folder with a tokenizer.json, or a hub name such as org/model."
-        )
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
-    except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TokenizerError(
-            f"{name}: no such folder, and the hub returned no repository of that name ({reason}).\n"
-            "A tokenizer is needed to re-encode the messages.\n"
-            "Check the spelling and the network, or pass a folder with a tokenizer.json."
-        ) from error
 
 
 def _from_files(path: Path, name: str) -> Tokenizer:

@@ -53,7 +53,7 @@ class Tokenizer:
     """
 
     name: str
-    """The folder or hub name it was loaded from."""
+    """The folder or hub name it was loaded from, with the revision if one was given."""
     backend: tokenizers.Tokenizer = field(repr=False)
     """The library's tokenizer, without truncation and padding; loaded late if a store has its tables."""
     vocabulary: Vocabulary = field(repr=False)
@@ -66,6 +66,8 @@ class Tokenizer:
     bos_id: int | None = None
     store: Store | None = field(default=None, repr=False)
     """What earlier runs computed about it; None: nothing is stored."""
+    commit: str | None = None
+    """The commit of the hub repository that its files are from; None if they are from a folder."""
     cached_characters: int = field(default=_CACHED_CHARACTERS, repr=False)
     encoder_notice: str | None = field(default=None, init=False, repr=False)
     """Why the run does without the fast encoder, for readers of a report; None if it was not wanted."""

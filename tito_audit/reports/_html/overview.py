@@ -70,7 +70,7 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     formats = ", ".join(f"{name} {number:,}" for name, number in ranked[:_FORMATS])
     more = f" and {many(len(ranked) - _FORMATS, 'other format')}" if len(ranked) > _FORMATS else ""
     yield "formats", formats + more or "none"
-    yield "tokenizer", summary.tokenizer or "none"
+    yield "tokenizer", summary.tokenizer_words or "none"
     yield "encoder", summary.encoder or "none"
     yield "took", f"{summary.seconds:.1f} s"
 
