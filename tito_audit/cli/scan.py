@@ -23,6 +23,8 @@ def scan(
     report: list[str],
     output_format: str | None,
     worst: int,
+    journal: str | None,
+    resume: bool,
     quiet: bool,
 ) -> None:
     """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything fails the gate.
@@ -34,6 +36,7 @@ def scan(
     """
     from tito_audit.cli._deliver import deliver, wanted_reports
     from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._journal import journal_place, say_resumed
     from tito_audit.gate import gate_rollouts
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
@@ -44,14 +47,17 @@ def scan(
     settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
     gate = given.gate()
     flags = [given.flagged(name) for name in ("report", "output_format")]
-    inputs = given.inputs(settings)
+    inputs = [*given.inputs(settings), *([journal] if journal is not None else [])]
     wanted = wanted_reports(
         report, logs, baseline, inputs=inputs, output_format=output_format, quiet=quiet, flags=flags
     )
+    named = next((str(one.path) for one in wanted if one.path is not None), None)
+    place = journal_place(journal, named, resume=resume, way="write a report to a file: -r json=FILE")
     # Lines printed one by one and the progress line would overwrite each other.
     live = any(one.path is None and one.report.name in _AT_ONCE for one in wanted) and sys.stdout.isatty()
     pace = RunProgress()
-    run = gate_rollouts(logs, settings, gate, pace, observe=any(one.report.observes for one in wanted))
+    observe = any(one.report.observes for one in wanted)
+    run = gate_rollouts(logs, settings, gate, pace, observe=observe, resume=place)
     run.summary.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]
     page = ReportOptions(
         color=colors(sys.stdout),
@@ -64,5 +70,6 @@ def scan(
     )
     with closing(compute_first(with_progress(run, silent=quiet or live, pace=pace))) as results:
         deliver(results, run.summary, wanted, page)
+    say_resumed(run.scan.resumed, len(run.summary.files), place, silent=quiet)
     if run.summary.gate is not None and run.summary.gate.failed:
         raise typer.Exit(FAILED)

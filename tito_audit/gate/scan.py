@@ -23,6 +23,7 @@ def gate_rollouts(
     progress: Progress | None = None,
     *,
     observe: bool = False,
+    resume: Path | None = None,
 ) -> GatedScan:
     """The audit of logs as by `scan_rollouts`, with `summary.gate` set once all results were iterated.
 
@@ -32,7 +33,7 @@ def gate_rollouts(
     names = names_of(logs)
     if gate.baseline is not None:
         names = _beside(names, Path(gate.baseline))
-    return GatedScan(scan_rollouts(names, settings, progress, observe=observe), gate)
+    return GatedScan(scan_rollouts(names, settings, progress, observe=observe, resume=resume), gate)
 
 
 class GatedScan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -20,8 +20,11 @@ from tito_audit.run.encoders import Encoded
 from tito_audit.run.executor import Executor, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.replay import KeptRow, Recorder, kept_rows
+from tito_audit.run.resume import FinishedLogs
 from tito_audit.run.workers import sendable
 from tito_audit.storage.chunk import Chunk, Reading
+from tito_audit.storage.journal import Finished
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
@@ -55,20 +58,28 @@ def audit_in_chunks(
     progress: Progress | None,
     *,
     observe: bool,
+    finished: FinishedLogs | None = None,
 ) -> Generator[Result, None, None]:
     """The results of all rows, with bare rollouts, as one process would give them.
 
     A chunk has about `chunk` bytes. Files and notices go into the summary, and what other processes used into the
-    flow's encoders. A log that cannot be read raises StorageError after the results before it.
+    flow's encoders. A log that cannot be read raises StorageError after the results before it. Logs that were
+    `finished` before are not read; their results come from the journal, which gets those of the others.
     """
     views = ViewQuota() if observe else None
-    merged = _Merged(flow, summary, counted, views)
+    merged = _Merged(flow, summary, counted, views, Recorder(finished) if finished is not None else None)
     total, done = flow.size, 0
-    with closing(mapped(executor, _AuditChunk(flow), _planned(flow, chunk, views))) as parts:
+    tasks = _planned(flow, chunk, views, finished.found if finished is not None else {})
+    with closing(mapped(executor, _AuditChunk(flow), tasks)) as parts:
         for part, answer in parts:
             if isinstance(part, _Begun):
                 done += merged.size
                 merged.begin(part)
+                if part.kept is not None and finished is not None:
+                    yield from merged.replayed(kept_rows(finished.journal, part.kept, flow, part.file, views))
+                    if merged.stopped:
+                        return
+                    merged.settle(part.kept)
                 continue
             if answer is not None:
                 yield from merged.results(answer)
@@ -85,6 +96,8 @@ class _Begun:
 
     file: Path
     size: int
+    kept: Finished | None = None
+    """What an earlier run recorded of the file; no chunks follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +115,14 @@ _Task: TypeAlias = tuple[Chunk, ViewQuota | None]
 """A chunk, and the rollouts viewed before it, as far as known when it is handed out."""
 
 
-def _planned(flow: RowFlow, size: int, views: ViewQuota | None) -> Iterator[tuple[_Begun | _Part, _Task | None]]:
-    """The chunks of all files."""
+def _planned(
+    flow: RowFlow, size: int, views: ViewQuota | None, kept: Mapping[Path, Finished]
+) -> Iterator[tuple[_Begun | _Part, _Task | None]]:
+    """The chunks of all files, except those that are kept."""
     for file in flow.files:
-        yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
+        yield _Begun(file, file.stat().st_size if file.is_file() else 0, kept.get(file)), None
+        if file in kept:
+            continue
         for chunk in flow.groups[str(file)].chunks(file, size):
             yield _Part(file, chunk.done), (chunk, views.copy() if views is not None else None)
 
@@ -182,7 +199,14 @@ class _AuditChunk:
 class _Merged:
     """The rows of the chunks, counted through each file."""
 
-    def __init__(self, flow: RowFlow, summary: Summary, counted: Counted, views: ViewQuota | None) -> None:
+    def __init__(
+        self,
+        flow: RowFlow,
+        summary: Summary,
+        counted: Counted,
+        views: ViewQuota | None,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.size = 0
         """Bytes of the current file."""
         self.stopped = False
@@ -191,6 +215,7 @@ class _Merged:
         self._summary = summary
         self._counts = counted
         self._views = views
+        self._recorder = recorder
         self._left_out = 0
         """Rows that a sample left out after the last audited one."""
         self._file = Path()
@@ -205,9 +230,13 @@ class _Merged:
         self._summary.files.append(str(begun.file))
         self.size = begun.size
         self._file, self._start, self._last, self._broken = begun.file, 0, -1, False
+        if self._recorder is not None and begun.kept is None:
+            self._recorder.begin(begun.file)
 
     def end(self) -> None:
         """Record that the file was read to its end."""
+        if self._recorder is not None:
+            self._recorder.finish(self._left_out)
         self._counts.left_out += self._left_out
         self._left_out = 0
 
@@ -219,14 +248,18 @@ class _Merged:
         left_out = chunk.left_out or repeat(0)
         for (number, results), now in zip(chunk.rows, left_out, strict=False):
             self._left_out += now - before
-            before = now
+            before, left = now, self._left_out
             if not self._count_row():
                 return
             self._last = self._start + number
+            row = []
             for result in results:
-                yield _moved(self._with_view(result, chunk.views.get(passed)), self._start)
+                row.append(_moved(self._with_view(result, chunk.views.get(passed)), self._start))
                 passed += 1
+            yield from self._recorded(left, row)
         self._flow.encoders.add(chunk.encoders, self._summary)
+        if self._recorder is not None:
+            self._recorder.encoders(chunk.encoders)
         if chunk.error is not None:
             raise chunk.error
         if chunk.left_out:
@@ -235,11 +268,32 @@ class _Merged:
             self._last = self._start + chunk.last
         if chunk.damage is not None:
             self._broken = True
-            raw = lost_row(self._file, self._last, chunk.damage)
+            raw, left = lost_row(self._file, self._last, chunk.damage), self._left_out
             if self._count_row():
                 place = Place(str(self._file), raw.index)
-                yield from map(bare, self._flow.audit(raw, place, Detection(), None))
+                row = list(map(bare, self._flow.audit(raw, place, Detection(), None)))
+                yield from self._recorded(left, row)
         self._start += chunk.size
+
+    def replayed(self, rows: Iterable[KeptRow]) -> Iterator[Result]:
+        """The results of the rows of a kept file."""
+        for left, results in rows:
+            self._left_out += left
+            if not self._count_row():
+                return
+            yield from results
+
+    def settle(self, kept: Finished) -> None:
+        """Take what else was recorded of a kept file."""
+        self._left_out += kept.said["left_out"]
+        for encoded in kept.said["encoders"]:
+            self._flow.encoders.add(tuple((name, notice) for name, notice in encoded), self._summary)
+
+    def _recorded(self, left: int, row: Sequence[Result]) -> Sequence[Result]:
+        """The results of one row, once they are recorded; `left` rows before it were left out."""
+        if self._recorder is not None:
+            self._recorder.add(left, row)
+        return row
 
     def _count_row(self) -> bool:
         """Count one more row; False when it is past the limit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +17,18 @@ from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import Loader, selected_codes
-from tito_audit.run.executor import Executor, executor_for, is_small
+from tito_audit.run.executor import Executor, InProcess, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import findings_of_log
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import audit_in_chunks, bare, chunk_bytes
 from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.resume import SCAN, FinishedLogs, States, states_of
 from tito_audit.run.rows import share_of
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
+from tito_audit.storage.journal import Journal
 from tito_audit.summary import Summary
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.shell import shell_word
@@ -59,11 +61,18 @@ class Scan:
         progress: Progress | None = None,
         *,
         observe: bool = False,
+        resume: Path | None = None,
     ) -> None:
         self.logs = logs
         self.settings = settings
         self.progress = progress
         self.observe = observe
+        self.resume = resume
+        """A journal: logs that it says are finished are not audited again, and those audited now are added."""
+        self.journal: Journal | None = None
+        """That journal, if the caller has opened it."""
+        self.resumed = 0
+        """How many logs were finished before."""
         self.summary = Summary()
         self.vocabulary: Vocabulary | None = None
         """To show tokens of the first log as text; None without a tokenizer and before the first result."""
@@ -84,9 +93,15 @@ class Scan:
         """What the rows read so far train."""
 
     def __iter__(self) -> Iterator[Result]:
+        with ExitStack() as stack:
+            yield from self._all(stack)
+
+    def _all(self, stack: ExitStack) -> Iterator[Result]:
         selected_codes(self.settings)
+        files = find_logs(self.logs)
+        states = states_of(files) if self.resume is not None or self.journal is not None else {}
         flow = RowFlow(
-            find_logs(self.logs),
+            files,
             self.settings,
             self.standing_for,
             asks_rules=self.asks_rules,
@@ -96,9 +111,10 @@ class Scan:
         flow.begin(self.summary)
         self.summary.codes = frozenset().union(*(group.auditor.codes for group in flow.groups.values()))
         self.vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
+        finished = self._finished(flow, states, stack)
         flow.choose_encoders()
         started, counted = time.perf_counter(), Counted()
-        with closing(self._results(flow, counted)) as results:
+        with closing(self._results(flow, counted, finished)) as results:
             for result in self._with_logs(flow.noted(results), flow):
                 self.summary.add(result)
                 self.summary.seconds = time.perf_counter() - started
@@ -149,14 +165,42 @@ class Scan:
             yield result
         self.summary.notices += once.notices()
 
-    def _results(self, flow: RowFlow, counted: Counted) -> Generator[Result, None, None]:
+    def _finished(self, flow: RowFlow, states: States, stack: ExitStack) -> FinishedLogs | None:
+        """The logs that are finished, with the journal open until `stack` closes; None without a journal.
+
+        A single row is not recorded: nothing would be gained.
+        """
+        if self.settings.row is not None or (self.resume is None and self.journal is None):
+            return None
+        journal = self.journal
+        if journal is None and self.resume is not None:
+            journal = stack.enter_context(closing(Journal(self.resume)))
+        assert journal is not None
+        finished = FinishedLogs(journal, SCAN, flow, states, {"reports": self.observe})
+        self.resumed = len(finished.found)
+        self.summary.notices += finished.notices()
+        return finished
+
+    def _results(
+        self, flow: RowFlow, counted: Counted, finished: FinishedLogs | None
+    ) -> Generator[Result, None, None]:
         several = self.executor is not None or (self.settings.jobs or 1) > 1
         executor = self._executor(flow) if several else None
+        if executor is None and finished is not None:
+            executor = InProcess()
         if executor is not None:
-            flow.load()
+            if not executor.here:
+                flow.load()
             size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
             audit = audit_in_chunks(
-                flow, executor, size, self.summary, counted, self.progress, observe=self.observe
+                flow,
+                executor,
+                size,
+                self.summary,
+                counted,
+                self.progress,
+                observe=self.observe,
+                finished=finished,
             )
             with closing(audit) as results:
                 yield from Detection().once(results)
@@ -234,12 +278,15 @@ def scan_rollouts(
     progress: Progress | None = None,
     *,
     observe: bool = False,
+    resume: Path | None = None,
 ) -> Scan:
     """Audits logs (files, folders, globs); results are computed as they are iterated.
 
-    With `observe` each result also has what a viewer shows (`Result.observed`).
+    With `observe` each result also has what a viewer shows (`Result.observed`). With `resume`, a journal that is
+    made if it does not exist, logs that an earlier run finished are not audited again; the results are the same,
+    and their rollouts keep only place and format.
     """
-    return Scan(names_of(logs), settings or Settings(), progress, observe=observe)
+    return Scan(names_of(logs), settings or Settings(), progress, observe=observe, resume=resume)
 
 
 def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | None = None) -> Iterator[Rollout]:

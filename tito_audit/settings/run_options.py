@@ -146,6 +146,20 @@ RUN_OPTIONS: Final = under(
         fills=Settings,
         unset="one per core",
     ),
+    Option(
+        "journal",
+        "Record each finished log in this file. [default, with --resume: OUT.journal, beside what the run writes]",
+        ("scan", "repair"),
+        metavar="FILE",
+        flag_only=FlagOnly.WRITTEN,
+    ),
+    Option(
+        "resume",
+        "Do not repeat the logs that an earlier run finished and that did not change since. The result is the same.",
+        ("scan", "repair"),
+        takes=bool,
+        flag_only=FlagOnly.PURPOSE,
+    ),
     _of_run(
         "encoder",
         "Which encoder runs first; tokenizers confirms every difference before it is reported. auto: fastokens "

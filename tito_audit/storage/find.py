@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.datasets import is_dataset, shards_under
-from tito_audit.storage.remote import RemoteFile, is_url
+from tito_audit.storage.journal import SUFFIX
 from tito_audit.storage.standard_input import NAME, standard_input
 from tito_audit.unknown import close_names
 
@@ -36,7 +36,7 @@ _CACHED = re.compile(r"(?:cache-.*|indices)\.arrow")
 
 _OURS = re.compile(
     rb'\{"(?:summary|before)":\{"schema_version":|\{"code":"[A-Z]{3}\d{3}","severity":"|\{"what": "tito-audit |'
-    rb'\{"\$schema":"[^"]*/sarif-schema'
+    rb'\{"tito_audit_journal"|\{"\$schema":"[^"]*/sarif-schema'
 )
 """How tito-audit's own reports and baselines begin; these may be in a folder of logs."""
 _BEGINNING = 128
@@ -68,14 +68,14 @@ def skipped_files(arguments: Sequence[str]) -> list[Path]:
 
 
 def _others_under(folder: Path) -> Iterator[Path]:
-    """Files that are not logs, except hidden files and the files of a data set."""
+    """Files that are not logs, except journals, hidden files and the files of a data set."""
     for root, folders, files in os.walk(folder):
         if is_dataset(Path(root)):
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and not _is_log(Path(root) / name):
+            if not name.startswith(".") and not name.endswith(SUFFIX) and not _is_log(Path(root) / name):
                 yield Path(root) / name
 
 

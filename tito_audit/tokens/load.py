@@ -43,16 +43,26 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Toke
             f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
             f"tokenizer_config.json).\nPass the folder it is in: {path.parent}"
         )
-    if os.path.isdir(path):  # noqa: PTH112
-        return _of_folder(path, name_or_dir, trust_remote_code)
-    snapshot = snapshot_of(name_or_dir)
-    loaded = _of_folder(snapshot.folder, name_or_dir, trust_remote_code)
-    loaded.commit = snapshot.commit
-    return loaded
+    if not os.path.isdir(path):  # noqa: PTH112
+        path = _downloaded(name_or_dir)
+    tokenizer = _loaded(path, name_or_dir, trust_remote_code)
+    tokenizer.folder = path
+    return tokenizer
 
 
-def _of_folder(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
-    """The tokenizer whose files are in a folder."""
+def digest_of(tokenizer: Tokenizer) -> str:
+    """A hash of the files in a tokenizer's folder that decide what it does."""
+    digest = sha256()
+    folder = tokenizer.folder
+    patterns = (*_HUB_FILES, "*.py")
+    files = {file for pattern in patterns for file in folder.glob(pattern)} if folder is not None else set()
+    for file in sorted(file for file in files if file.is_file()):
+        digest.update(f"{file.relative_to(folder or file)}\n".encode() + _digest(file))
+    return digest.hexdigest()
+
+
+def _loaded(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
+    """The tokenizer of a folder."""
     if (path / "tokenizer.json").is_file():
         return _from_files(path, name_or_dir)
     has_code = _config(path).get("auto_map") is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +65,8 @@ class Tokenizer:
     eos_ids: tuple[int, ...] = ()
     """The end tokens that its files state: `eos_token` first, then those of the generation settings."""
     bos_id: int | None = None
+    folder: Path | None = field(default=None, repr=False)
+    """Where its files are; None if it was not loaded from files."""
     store: Store | None = field(default=None, repr=False)
     """What earlier runs computed about it; None: nothing is stored."""
     commit: str | None = None

@@ -72,12 +72,26 @@ class Measures:
             before = self.roles.get(role, (0, 0))
             self.roles[role] = (before[0] + trained, before[1] + untrained)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only what is not 0, a tenth of the arrays' size."""
+    def packed(self) -> tuple[bytes, bytes, dict[str, tuple[int, int]]]:
+        """Only what is not 0, a tenth of the arrays' size: where it is (uint16), the counts (int64), the roles."""
         arrays = self.by_turn, self.by_position, self.by_logprob, self.without_logprob
         every = np.concatenate([array.ravel() for array in arrays])
         at = np.flatnonzero(every)
-        return _measures, (at.astype(np.uint16).tobytes(), every[at].tobytes(), self.roles)
+        return at.astype(np.uint16).tobytes(), every[at].tobytes(), self.roles
+
+    @staticmethod
+    def unpacked(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
+        """The counts that were `packed`."""
+        every = np.zeros(_ENDS[-1], np.int64)
+        every[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
+        starts = (0, *_ENDS)
+        turns, positions, logprobs, rest = (
+            every[start:end].reshape(shape) for start, end, shape in zip(starts, _ENDS, _SHAPES, strict=False)
+        )
+        return Measures(turns, positions, logprobs, rest, roles)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Measures.unpacked, self.packed()
 
 
 _SHAPES = (
@@ -87,17 +101,6 @@ _SHAPES = (
     (len(STATES),),
 )
 _ENDS = tuple(accumulate(prod(shape) for shape in _SHAPES))
-
-
-def _measures(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
-    """Unpickled Measures."""
-    every = np.zeros(_ENDS[-1], np.int64)
-    every[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
-    starts = (0, *_ENDS)
-    turns, positions, logprobs, rest = (
-        every[start:end].reshape(shape) for start, end, shape in zip(starts, _ENDS, _SHAPES, strict=False)
-    )
-    return Measures(turns, positions, logprobs, rest, roles)
 
 
 @dataclass(frozen=True, slots=True)

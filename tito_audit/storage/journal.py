@@ -1,0 +1,239 @@
+"""Journal: what a run has finished, in a file that survives a kill, so that the next run does not do it again.
+
+    {"tito_audit_journal": 1}
+    5f0c11d2 {"part": [...]}
+    91b0a3c7 {"done": "scan", "log": "logs/a.jsonl", ...}
+
+One record a line, with a checksum. The parts of a log come before its `done`; a part without one belongs to a log
+that was not finished. A last line that a kill cut off is dropped. It holds JSON, never pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tito_audit.errors import SetupError, StorageError
+
+VERSION = 1
+SUFFIX = ".journal"
+"""What is added to the name of a run's output for its journal."""
+_NAME = "tito_audit_journal"
+_HEAD = json.dumps({_NAME: VERSION}).encode() + b"\n"
+_CHECKSUM = 9
+"""Characters before the JSON of a record: eight hexadecimal digits and a space."""
+_PART = b'{"part"'
+_SYNCED = 1.0
+"""Seconds between flushes to disk; a kill loses nothing, a power failure so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A log that a run finished."""
+
+    state: Any
+    """What the log was: its size and times."""
+    decided: Mapping[str, str]
+    """What decided the result besides the log, by name, as hashes."""
+    said: Mapping[str, Any]
+    """What else was recorded when it was finished."""
+    start: int
+    end: int
+    """Where its parts are."""
+
+
+class Journal:
+    """The records of a journal, and the file that takes more; one process at a time may open it.
+
+    SetupError if the file is not a journal, is damaged, is of another version or is in use; StorageError if it
+    cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._finished: dict[tuple[str, str], Finished] = {}
+        self._written: dict[str, list[tuple[tuple[int, int], int]]] = {}
+        """By file: size and modification time as written, and where the record is."""
+        self._end = self._start = 0
+        self._synced = time.monotonic()
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        self._file = open(fd, "r+b")  # noqa: SIM115 - open until `close`
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def finished(self, kind: str, log: str) -> Finished | None:
+        """The log as a run of this kind finished it last; None if none did."""
+        return self._finished.get((kind, log))
+
+    def parts(self, finished: Finished) -> Iterator[Any]:
+        """The parts recorded for a log, in order; read from the file as they are needed."""
+        at = finished.start
+        while at < finished.end:
+            self._file.seek(at)
+            line = self._file.readline()
+            at += len(line)
+            yield json.loads(line[_CHECKSUM:])["part"]
+
+    def add(self, part: Any) -> None:
+        """Record a part of the log that is being worked on."""
+        self._append({"part": part})
+
+    def begin(self) -> None:
+        """Start on a log: the parts that follow are its own."""
+        self._start = self._end
+
+    def finish(self, kind: str, log: str, state: Any, decided: Mapping[str, str], **said: Any) -> None:
+        """Record that the log is finished, with the parts added since `begin`."""
+        end = self._end
+        record = {"done": kind, "log": log, "state": state, "decided": decided, "said": said, "start": self._start}
+        self._append(record)
+        self._finished[kind, log] = Finished(state, decided, said, self._start, end)
+        self._start = self._end
+        if time.monotonic() - self._synced > _SYNCED:
+            self.sync()
+
+    def wrote(self, target: Path, about: os.stat_result) -> None:
+        """Record a file that is complete and gets its name next; on disk when this returns."""
+        stamp = about.st_size, about.st_mtime_ns
+        self._written.setdefault(str(target), []).append((stamp, self._end))
+        self._append({"wrote": str(target), "stamp": stamp})
+        self.sync()
+
+    def is_ours(self, target: Path) -> bool:
+        """Whether the file is unchanged since a run with this journal wrote it."""
+        stamp = _stamp(target)
+        return any(stamp == one for one, _ in self._written.get(str(target), ()))
+
+    def holds(self, target: Path, finished: Finished) -> bool:
+        """Whether the file is unchanged and is what was written for the log when it was finished."""
+        stamp, at = self._written.get(str(target), [((-1, -1), -1)])[-1]
+        return at >= finished.end and stamp == _stamp(target)
+
+    def sync(self) -> None:
+        """Flush every record to disk."""
+        with suppress(OSError):  # not every file system can
+            os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Close the file; it may be opened again."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+    def _lock(self) -> None:
+        """Take the lock that is gone as soon as this process is, however it ends; its children do not hold it."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise SetupError(
+                f"{self.path}: another run is using this journal.\nWait until it ends, or name another journal."
+            ) from None
+        except OSError:
+            return  # a file system without locks
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        head = self._file.readline(len(_HEAD) + 64)
+        if head != _HEAD:
+            self._refuse_other(head)
+            self._file.seek(0)
+            self._file.truncate()
+            self._write(_HEAD)
+            return
+        self._end = at = len(head)
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break  # a kill cut it off
+            text = line[_CHECKSUM:-1]
+            if line[:_CHECKSUM] != _checksum(text):
+                raise self._damaged(at)
+            if not text.startswith(_PART):
+                self._take(json.loads(text), at)
+                self._end = at + len(line)
+            at += len(line)
+        self._file.seek(self._end)
+        self._file.truncate()
+
+    def _take(self, record: Mapping[str, Any], at: int) -> None:
+        if "wrote" in record:
+            size, changed = record["stamp"]
+            self._written.setdefault(record["wrote"], []).append(((size, changed), at))
+        else:
+            found = Finished(record["state"], record["decided"], record["said"], record["start"], at)
+            self._finished[record["done"], record["log"]] = found
+
+    def _refuse_other(self, head: bytes) -> None:
+        """SetupError unless the file is empty or a kill cut off its first line."""
+        if _HEAD.startswith(head):
+            return
+        version = None
+        with suppress(ValueError, AttributeError):
+            version = json.loads(head).get(_NAME)
+        if version is None:
+            raise SetupError(f"{self.path}: this file is not a journal of tito-audit; name another file.")
+        raise SetupError(
+            f"{self.path}: this journal has version {version}, and this tito-audit writes version {VERSION}.\n"
+            "Delete it to start over, or resume with the tito-audit that wrote it."
+        )
+
+    def _damaged(self, at: int) -> SetupError:
+        return SetupError(
+            f"{self.path}: the journal is damaged at byte {at:,}, so none of it can be trusted.\n"
+            "Delete it to start over."
+        )
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        text = json.dumps(record, separators=(",", ":"), default=_plain).encode("ascii")
+        self._write(_checksum(text) + text + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._file.seek(self._end)
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        self._end += len(line)
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x " % zlib.crc32(text)
+
+
+def _plain(value: Any) -> Any:
+    """The plain number of a numpy scalar."""
+    return value.item()
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Size and modification time; None if there is no such file."""
+    try:
+        about = file.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns
+
+
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path}: the journal cannot be written ({error.strerror or error}); name a file that can be written."
+    )
