@@ -32,6 +32,7 @@ LAYERS = (
     ("cli",),
     ("convert", "gate", "rescore", "serve", "inspect"),
     ("run",),
+    ("tables",),
     ("identify",),
     ("sessions",),
     ("join",),

@@ -93,6 +93,8 @@ if TYPE_CHECKING:
     from tito_audit.summary import Gate as Gate
     from tito_audit.summary import RateCount as RateCount
     from tito_audit.summary import Summary as Summary
+    from tito_audit.tables.findings import findings_schema as findings_schema
+    from tito_audit.tables.findings import findings_table as findings_table
 
 __version__ = VERSION
 
@@ -153,6 +155,7 @@ _HOMES = {
     "sessions.sequences": ("SequenceNode", "as_group"),
     "run.repair": ("Repairs", "repair_rollouts"),
     "summary": ("CoverageCount", "Fixed", "Gate", "RateCount", "Summary"),
+    "tables.findings": ("findings_schema", "findings_table"),
     "run.write": ("write_rollouts",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -122,7 +122,7 @@ def as_json(value: Any) -> str:
     try:
         data = orjson.dumps(value)
     except TypeError:
-        data = orjson.dumps(_without_surrogates(value))
+        data = orjson.dumps(without_surrogates(value))
     return escaped_json(data.decode())
 
 
@@ -179,11 +179,12 @@ def _by_count(causes: Counter[str]) -> dict[str, int]:
     return dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
+    """The value with half of a surrogate pair, anywhere in it, as its escape."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
+        return [without_surrogates(item) for item in value]
     return value

@@ -14,7 +14,7 @@ FLOW = {
     "reads rows": ("storage", "formats", "join"),
     "compares them": ("render", "tokens", "align", "chains", "evidence"),
     "judges them": ("rules", "repairs", "gate"),
-    "and reports": ("reports", "viewer", "terminal"),
+    "and reports": ("reports", "tables", "viewer", "terminal"),
     "Beside it": ("convert", "inspect", "identify", "templates"),
     "Live": ("providers", "parsers", "sessions", "serve", "rescore"),
     "Nouns": ("record",),

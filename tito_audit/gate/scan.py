@@ -14,6 +14,7 @@ from tito_audit.run.scan import Scan, names_of, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
+from tito_audit.tables import Shown
 
 
 def gate_rollouts(
@@ -36,7 +37,7 @@ def gate_rollouts(
     return GatedScan(scan_rollouts(names, settings, progress, observe=observe, resume=resume), gate)
 
 
-class GatedScan:
+class GatedScan(Shown):
     """Results of a scan as they pass the gate; `summary.gate` is set once all were iterated.
 
     A baseline to update is written then, and not if the run ends early. Iterating raises SetupError if the
@@ -54,6 +55,8 @@ class GatedScan:
         return self.scan.summary
 
     def __iter__(self) -> Iterator[Result]:
+        self.scan.restart()
+        self._criteria = Criteria(self.scan.settings, self.gate)
         judge = Judge(list(self.scan.logs), self.scan.settings, self.gate, self._criteria, self.summary)
         for result in self.scan:
             yield judge.judged(result)
@@ -62,6 +65,12 @@ class GatedScan:
     def codes(self, file: str) -> frozenset[str]:
         """The codes selected for a log."""
         return self._criteria.codes(file)
+
+    def _counted(self) -> Summary | None:
+        return None if self.summary.gate is None else self.summary
+
+    def _refusal(self) -> str:
+        return "Iterating it rewrites the baseline." if self.gate.update_baseline else ""
 
     def fails(self, finding: Finding) -> bool:
         """Whether a finding fails by itself: severe enough, not known, under no rate limit, not being accepted."""

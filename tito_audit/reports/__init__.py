@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 from tito_audit.registry import plugin_of_module, plugins
 from tito_audit.report import Report
 from tito_audit.unknown import unknown
 
-__all__ = ["all_reports", "report_named"]
+if TYPE_CHECKING:
+    from tito_audit.reports._notebook import NotebookPage as NotebookPage
+    from tito_audit.summary import Summary
+
+__all__ = ["all_reports", "notebook_error", "notebook_page", "report_named", "verdict_line"]
 
 
 @cache
@@ -26,3 +32,25 @@ def report_named(name: str) -> Report:
         if report.name == name:
             return report
     raise unknown("report", name, [report.name for report in all_reports()], flag="--report")
+
+
+def verdict_line(summary: Summary) -> str:
+    """The verdict on a whole scan in one line: `findings: 4 errors in 2 of 6 rollouts (33 %)`."""
+    from tito_audit.reports._verdict import verdict
+    from tito_audit.terminal.escape import visible
+
+    return visible(verdict(summary).line)
+
+
+def notebook_page(titles: Callable[[], Mapping[str, str]]) -> NotebookPage:
+    """A page that collects findings and displays them in a notebook; `titles` gives what each rule finds."""
+    from tito_audit.reports._notebook import NotebookPage
+
+    return NotebookPage(titles)
+
+
+def notebook_error(title: str, message: str) -> str:
+    """What a notebook displays of a run that did not happen."""
+    from tito_audit.reports._notebook import error_html
+
+    return error_html(title, message)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tito_audit.chains.ledger import Ledger
-from tito_audit.errors import RecordError
+from tito_audit.errors import RecordError, StorageError
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
@@ -30,6 +30,7 @@ from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
 from tito_audit.storage.journal import Journal
 from tito_audit.summary import Summary
+from tito_audit.tables.shown import Shown
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.shell import shell_word
 from tito_audit.tokens.vocab import Vocabulary
@@ -46,12 +47,15 @@ _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
 
-class Scan:
+class Scan(Shown):
     """The results of logs, rollout by rollout; `summary` is complete after the last one.
 
     Creating one opens nothing; iterating raises SetupError or StorageError when the run is impossible. With more
     than one job (`Settings.jobs`) the rollout of a result keeps only its place and format. With `observe` results
     come with their measures, and the first rollouts of each code with a view.
+
+    In a notebook it displays its verdict, causes and worst findings, running if it has not. Iterating again audits
+    again.
     """
 
     def __init__(
@@ -91,12 +95,11 @@ class Scan:
         """By log, what the rows read so far together say about how they were written."""
         self.ledger = Ledger()
         """What the rows read so far train."""
+        self._begun = self._ended = False
 
     def __iter__(self) -> Iterator[Result]:
-        with ExitStack() as stack:
-            yield from self._all(stack)
-
-    def _all(self, stack: ExitStack) -> Iterator[Result]:
+        self.restart()
+        self._begun = True
         selected_codes(self.settings)
         files = find_logs(self.logs)
         states = states_of(files) if self.resume is not None or self.journal is not None else {}
@@ -126,6 +129,20 @@ class Scan:
         flow.say_joined(self.summary)
         self.summary.sampled = counted.sampled(share_of(self.settings))
         conclude(self.summary)
+        self._ended = True
+
+    def restart(self) -> None:
+        """Forget what was counted by an iteration that began before; StorageError if a log is a pipe."""
+        if not self._begun:
+            return
+        pipe = next((file for file in find_logs(self.logs) if not file.is_file()), None)
+        if pipe is not None:
+            raise StorageError(f"{pipe}: a pipe cannot be read twice.\nSave it to a file, or iterate once.")
+        self.summary, self.testimonies, self.ledger = Summary(), {}, Ledger()
+        self._begun = self._ended = False
+
+    def _counted(self) -> Summary | None:
+        return self.summary if self._ended else None
 
     def _with_logs(self, results: Iterable[Result], flow: RowFlow) -> Iterator[Result]:
         """The results, with those about each whole log: what its first rows show comes first, what all rows show

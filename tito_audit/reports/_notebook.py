@@ -1,0 +1,163 @@
+"""The display of a run in a notebook: a piece of HTML without style sheets or scripts.
+
+Viewers of notebooks differ in what they let through: some remove styles, so the tags alone must read well. Colours
+are those that show on white and on black.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import escape
+from io import StringIO
+
+from tito_audit.record.finding import Finding, Severity
+from tito_audit.report import ReportOptions
+from tito_audit.reports._causes import cause_lines
+from tito_audit.reports._skips import skip_lines
+from tito_audit.reports._verdict import verdict
+from tito_audit.reports._worst import Worst, WorstEntry, by_weight, more_words
+from tito_audit.summary import Summary
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.words import many
+
+_WORST = 6
+"""Maximum findings shown in full."""
+_LINES = 12
+"""Maximum lines of a list."""
+_WIDTH = 100
+_RED, _AMBER, _BLUE, _GREEN, _GREY = "#d93f48", "#b07a00", "#2f81f7", "#2a9245", "#768390"
+_COLOURS = {Severity.ERROR: _RED, Severity.WARNING: _AMBER, Severity.NOTE: _BLUE}
+_VERDICTS = {"failed": _RED, "passed": _GREEN, "clean": _GREEN}
+_BOX = "border-left: 4px solid {colour}; padding: 2px 0 2px 10px; max-width: 72em"
+_TABLE = "color: inherit; font-size: inherit; margin: 4px 0; border-collapse: collapse"
+_CELL = "text-align: {align}; padding: 1px 8px"
+_PRE = (
+    "color: inherit; background: none; margin: 4px 0; padding: 4px 8px; overflow-x: auto; "
+    "border: 1px solid rgba(128, 128, 128, 0.3)"
+)
+_DIM = "opacity: 0.75; font-size: 90%"
+
+
+class NotebookPage:
+    """Collects the findings to show, and writes the display."""
+
+    def __init__(self, titles: Callable[[], Mapping[str, str]]) -> None:
+        """`titles` gives what each rule finds, by code."""
+        self._titles = titles
+        self._worst = Worst()
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Keep those findings of a rollout that may be shown."""
+        self._worst.add(one for one in findings if not one.known)
+
+    def html(self, summary: Summary, note: str = "") -> str:
+        """The display; `note` is one more line at the end."""
+        said = verdict(summary)
+        colour = _VERDICTS.get(said.word) or _COLOURS.get(summary.worst() or Severity.NOTE, _GREY)
+        parts = [_line(said.word, said.parts, colour), *_facts(summary), *_causes(summary)]
+        if summary.findings:
+            parts += _table(summary, self._titles())
+        parts += _findings(self._worst.pick(_WORST))
+        parts += _list("Not checked", skip_lines(summary)) if summary.compared or summary.uncompared else []
+        parts += _list("Notices", summary.notices)
+        parts += [_dim(note)] if note else []
+        return _boxed(parts, colour)
+
+
+def error_html(title: str, message: str) -> str:
+    """The display of what did not run: a title and one message."""
+    first, _, rest = message.partition("\n")
+    parts = [_line(title, (first,), _RED), *map(_dim, rest.splitlines())]
+    return _boxed(parts, _RED)
+
+
+def _boxed(parts: Iterable[str], colour: str) -> str:
+    return f'<div style="{_BOX.format(colour=colour)}">\n' + "\n".join(parts) + "\n</div>"
+
+
+def _line(word: str, parts: Iterable[str], colour: str) -> str:
+    shown = _text("; ".join(parts))
+    return f'<div><b style="color: {colour}">tito-audit: {_text(word)}</b>: {shown}</div>'
+
+
+def _facts(summary: Summary) -> Iterator[str]:
+    files = ", ".join(summary.files[:3])
+    if len(summary.files) > 3:
+        files += f" and {many(len(summary.files) - 3, 'more file')}"
+    parts = [files or "no file", many(summary.rollouts, "rollout")]
+    parts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
+    parts += [f"tokenizer {summary.tokenizer or 'none'}", f"{summary.seconds:.1f} s"]
+    yield _dim(" · ".join(parts))
+
+
+def _causes(summary: Summary) -> Iterator[str]:
+    lines = cause_lines(summary)
+    if not lines:
+        return
+    yield "<ul>"
+    for one in lines:
+        word = "" if one.severity is None else f"{_coloured(one.severity.word, one.severity)} "
+        codes = f' <span style="{_DIM}">{_text(", ".join(one.codes))}</span>' if one.codes else ""
+        yield f"<li>{word}{_text(one.words)}{codes}</li>"
+    yield "</ul>"
+
+
+def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:
+    known = any(count.known for count in summary.findings.values())
+    heads = ["errors", "warnings", "notes", *(["known"] if known else []), "rollouts", "tokens"]
+    cells = [_cell(name, "left", "th") for name in ("code", "what")] + [_cell(one, "right", "th") for one in heads]
+    yield f'<table style="{_TABLE}"><thead><tr>{"".join(cells)}</tr></thead><tbody>'
+    for code in by_weight(summary.findings):
+        count = summary.findings[code]
+        new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
+        numbers = [*new, *([count.known] if known else []), count.rollouts, count.tokens]
+        worst = max((one for one in Severity if count.new[one]), default=Severity.NOTE)
+        cells = [_cell(_coloured(code, worst), "left"), _cell(_text(titles.get(code, "")), "left")]
+        yield f"<tr>{''.join(cells + [_cell(f'{number:,}', 'right') for number in numbers])}</tr>"
+    yield "</tbody></table>"
+
+
+def _findings(worst: list[WorstEntry]) -> Iterator[str]:
+    if not worst:
+        return
+    yield "<details open><summary>The worst of each cause</summary>"
+    for entry in worst:
+        yield f'<pre style="{_PRE}">{escape(chr(10).join(_finding_lines(entry)))}</pre>'
+    yield "</details>"
+
+
+def _finding_lines(entry: WorstEntry) -> Iterator[str]:
+    from tito_audit.terminal.page import console_for, finding_lines
+
+    console = console_for(StringIO(), ReportOptions(width=_WIDTH))
+    for line in finding_lines(entry.finding, console, named=True):
+        yield line.plain.rstrip()
+    if more := more_words(entry):
+        yield f"  {visible(more)}"
+
+
+def _list(title: str, lines: Iterable[str]) -> Iterator[str]:
+    every = list(lines)
+    if not every:
+        return
+    shown = [f"<li>{_text(line)}</li>" for line in every[:_LINES]]
+    if len(every) > _LINES:
+        shown.append(f"<li>and {len(every) - _LINES:,} more</li>")
+    yield f"<details><summary>{title}: {len(every):,}</summary><ul>{''.join(shown)}</ul></details>"
+
+
+def _coloured(word: str, severity: Severity) -> str:
+    return f'<b style="color: {_COLOURS[severity]}">{_text(word)}</b>'
+
+
+def _cell(inner: str, align: str, tag: str = "td") -> str:
+    return f'<{tag} style="{_CELL.format(align=align)}">{inner}</{tag}>'
+
+
+def _dim(line: str) -> str:
+    return f'<div style="{_DIM}">{_text(line)}</div>'
+
+
+def _text(text: str) -> str:
+    """The text on one line, every character visible, as HTML."""
+    return escape(visible(text))

@@ -1,0 +1,129 @@
+"""What every run of results offers besides iterating: findings as a table, numbers, a notebook's display."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tito_audit.errors import SetupError, TitoAuditError
+from tito_audit.record.finding import Result
+from tito_audit.reports import notebook_error, notebook_page, verdict_line
+from tito_audit.rules import all_rules
+from tito_audit.summary import Summary
+from tito_audit.tables.findings import FindingsBuilder
+from tito_audit.tables.metrics import metrics_of
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+    from tito_audit.reports import NotebookPage
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """All that one run found."""
+
+    findings: FindingsBuilder
+    page: NotebookPage
+    summary: Summary
+
+
+class Shown:
+    """Results that can be displayed, tabled and counted, before, after or without being iterated.
+
+    Iterating keeps nothing, so memory does not grow with the log. The first call that needs the findings runs the
+    audit, from the start if it was iterated before, and keeps them as Arrow columns: later calls cost nothing.
+    """
+
+    _kept: _Kept | None = None
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Result]:
+        """Run, and yield each result."""
+
+    @abstractmethod
+    def _counted(self) -> Summary | None:
+        """The counts of a run that came to its end; None if there was none."""
+
+    def _refusal(self) -> str:
+        """Why displaying may not start a run: what the run would write; empty if it writes nothing."""
+        return ""
+
+    def findings_table(self) -> pyarrow.Table:
+        """All findings as an Arrow table, one row each; the columns are those of `findings_schema`.
+
+        Runs the audit unless its findings are kept already. Raises what iterating raises.
+        """
+        return self._run().findings.table()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The findings table as a pandas frame; SetupError without pandas."""
+        table = self.findings_table()
+        pandas = _package("pandas")
+        import pyarrow
+
+        # A turn may be null: else pandas would make floats of them.
+        return table.to_pandas(types_mapper={pyarrow.int32(): pandas.Int32Dtype()}.get)
+
+    def to_polars(self) -> polars.DataFrame:
+        """The findings table as a polars frame; SetupError without polars."""
+        table = self.findings_table()
+        frame: polars.DataFrame = _package("polars").from_arrow(table)
+        return frame
+
+    def metrics(self) -> dict[str, float]:
+        """The counts by name, all floats, as trackers log them; runs the audit unless it was iterated."""
+        return metrics_of(self._counted() or self._run().summary)
+
+    def __repr__(self) -> str:
+        summary = self._counted() or (None if self._kept is None else self._kept.summary)
+        said = "not run yet" if summary is None else verdict_line(summary)
+        return f"<{type(self).__name__}: {said}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook displays: verdict, causes, rules, the worst findings. Runs the audit if needed."""
+        summary = self._counted()
+        if self._kept is None and summary is None and (refusal := self._refusal()):
+            return notebook_error(f"{type(self).__name__}: not run yet", refusal)
+        if self._kept is None and summary is not None:
+            note = "The findings were not kept: findings_table() reads the log again."
+            return notebook_page(_titles).html(summary, note)
+        try:
+            kept = self._run()
+        except TitoAuditError as error:
+            return notebook_error(f"{type(self).__name__}: not run", str(error))
+        return kept.page.html(kept.summary)
+
+    def _run(self) -> _Kept:
+        """The kept run; run now if there is none."""
+        if self._kept is None:
+            findings, page = FindingsBuilder(), notebook_page(_titles)
+            for result in self:
+                findings.add(result.findings)
+                page.add(result.findings)
+            summary = self._counted()
+            assert summary is not None, "the run came to its end"
+            self._kept = _Kept(findings, page, summary)
+        return self._kept
+
+
+def _titles() -> dict[str, str]:
+    """What each rule finds, by code."""
+    return {rule.code: rule.title for rule in all_rules()}
+
+
+def _package(name: str) -> Any:
+    """An optional package; SetupError that says how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise SetupError(
+            f"to_{name}() needs {name}, which is not installed.\n"
+            f"Run `pip install {name}`, or use findings_table(), which needs nothing else."
+        ) from None
