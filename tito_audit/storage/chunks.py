@@ -11,6 +11,7 @@ from tito_audit.storage.documents import cut_values
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, unreadable
+from tito_audit.storage.remote import RangedFile
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.storage.sampling import Sample
 from tito_audit.storage.streams import Damaged
@@ -72,6 +73,8 @@ class _Lines(Chunk):
         """The lines that are not blank."""
         stop = self.stop if self.stop is not None else _UNLIMITED
         with self.path.open("rb", buffering=0) as file:
+            if isinstance(file, RangedFile):
+                file.expect([(max(self.start - 1, 0), min(stop, file.size()))])
             start, block = (self.start, b"") if self.first else self._first_start(file, stop)
             blocks = _counted(self._blocks(file, start, block, stop), reading)
             if reading.sample is None:

@@ -17,6 +17,8 @@ from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import new_file
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+MARKS = frozenset((_STATE, _DICT))
+"""Names of files of which every folder that `datasets` saved has one."""
 
 
 def is_dataset(folder: Path) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.datasets import is_dataset, shards_under
-from tito_audit.storage.journal import SUFFIX
+from tito_audit.storage._remote_find import fetch_heads, remote_logs, walk
+from tito_audit.storage.datasets import MARKS, is_dataset, shards_under
+from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.storage.standard_input import NAME, standard_input
 from tito_audit.unknown import close_names
 
@@ -46,6 +48,8 @@ _SAME = "…"
 _FEW = 5
 """Names that a message lists."""
 
+_Walked: TypeAlias = tuple[Path, list[str], list[str]]
+
 
 def find_logs(arguments: Sequence[str]) -> list[Path]:
     """The files that arguments name, each once and in order: files, folders (searched recursively), globs, `-`."""
@@ -63,20 +67,42 @@ def few(names: Sequence[str]) -> str:
 
 def skipped_files(arguments: Sequence[str]) -> list[Path]:
     """The files in folders among the arguments that `find_logs` leaves out because they are not logs, in order."""
-    folders = [path for path in (Path(argument).expanduser() for argument in arguments) if os.path.isdir(path)]  # noqa: PTH112
+    folders = [path for path in map(_folder, arguments) if path is not None]
     return list(dict.fromkeys(path for folder in folders for path in sorted(_others_under(folder))))
 
 
+def _folder(argument: str) -> Path | None:
+    """The folder that an argument names; None if it names something else."""
+    if is_url(argument):
+        found = remote_file(argument.rstrip("/"))
+        return found if found.below else None
+    path = Path(argument).expanduser()
+    return path if os.path.isdir(path) else None  # noqa: PTH112
+
+
+def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[_Walked]:
+    """Each folder, and the names of the folders and files in it; folders removed from the list are passed over."""
+    if isinstance(folder, RemoteFile):
+        yield from walk(folder)
+    for root, folders, files in os.walk(folder, onerror=refuse) if not isinstance(folder, RemoteFile) else ():
+        yield Path(root), folders, files
+
+
 def _others_under(folder: Path) -> Iterator[Path]:
-    """Files that are not logs, except journals, hidden files and the files of a data set."""
-    for root, folders, files in os.walk(folder):
-        if is_dataset(Path(root)):
+    """Files that are not logs, except hidden files and the files of a data set."""
+    for root, folders, files in _walk(folder):
+        if MARKS.intersection(files) and is_dataset(root):
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and not name.endswith(SUFFIX) and not _is_log(Path(root) / name):
-                yield Path(root) / name
+            if not name.startswith(".") and not _is_log(_inside(root, name)):
+                yield _inside(root, name)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of a folder; a remote one as it was listed."""
+    return remote_file(str(folder / name)) if isinstance(folder, RemoteFile) else folder / name
 
 
 def _files(argument: str) -> list[Path]:
@@ -85,7 +111,7 @@ def _files(argument: str) -> list[Path]:
     if is_url(argument):
         if argument.startswith("file://"):
             raise StorageError(_about_url(argument))
-        return [RemoteFile(argument)]
+        return remote_logs(argument, _in_folder)
     path = Path(argument).expanduser()
     if str(path) == NAME:
         path = Path.cwd() / NAME  # the file of that name, as in ./-
@@ -130,27 +156,40 @@ def _sorted_logs(folder: Path) -> list[Path]:
 
 def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     """Each log by itself; the shards of each data set together, under its folder."""
-    for root, folders, files in os.walk(folder, onerror=_refuse):
-        if is_dataset(Path(root)):
+    if isinstance(folder, RemoteFile):
+        fetch_heads([file for file in folder.below or () if _is_text(file) and _is_named(file)], _BEGINNING)
+    for root, folders, files in _walk(folder, _refuse):
+        if MARKS.intersection(files) and is_dataset(root):
             folders.clear()
-            yield Path(root), shards_under(Path(root))
+            yield root, shards_under(root)
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(root) / name for name in files if not name.startswith(".")):
+        for path in (_inside(root, name) for name in files if not name.startswith(".")):
             if _is_log(path):
                 yield path, [path]
 
 
 def _is_log(path: Path) -> bool:
     """Whether a file in a folder is taken for a log, by its name and, for our own reports, its beginning."""
+    return _is_named(path) and not _is_ours(path)
+
+
+def _is_named(path: Path) -> bool:
+    """Whether a file in a folder has the name of a log."""
     name = path.name
-    named = name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS and _CACHED.fullmatch(name) is None
-    return named and not _is_ours(path)
+    return name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS and _CACHED.fullmatch(name) is None
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file has the name of JSON that is not compressed."""
+    return path.name.endswith((".json", ".jsonl", ".ndjson"))
 
 
 def _is_ours(path: Path) -> bool:
     """Whether a file is one of our reports or baselines; False if it cannot be read, which is reported later."""
-    if not path.name.endswith((".json", ".jsonl", ".ndjson")) or not path.is_file():
+    if not _is_text(path) or not path.is_file():
+        return False
+    if isinstance(path, RemoteFile) and path.alike is not None and not _is_ours(path.alike):
         return False
     try:
         with path.open("rb") as file:

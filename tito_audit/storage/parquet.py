@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +12,13 @@ from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, sampled_of_batch
+
+_PAGES = 1 << 16
+"""How much of a column chunk of a remote file is asked for first."""
+_GAP = 1 << 16
+"""Bytes between two column chunks that are fetched with them rather than in another request."""
+_TOGETHER = 4 << 20
+"""How much of small column chunks is fetched at once."""
 
 
 def rows_of_parquet(
@@ -58,12 +65,49 @@ def open_parquet(path: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path.open("rb", 0) if isinstance(path, RemoteFile) else path)
+        if isinstance(path, RemoteFile):
+            return _open_remote(path)
+        return parquet.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{path}: a Parquet file whose footer cannot be read ({first_line(error)}).\n"
             "The copy is incomplete, or the writer was stopped before it closed the file; write it again."
         ) from None
+
+
+def _open_remote(path: RemoteFile) -> Any:
+    """The open file; of a row group it fetches the pages that are read, page by page."""
+    from pyarrow import parquet
+
+    source = path.open("rb", 0)
+    file = parquet.ParquetFile(source, buffer_size=_PAGES)
+    file.remote_source = source
+    return file
+
+
+def _expect(file: Any, group: int) -> None:
+    """Tell a remote file which bytes reading a row group will ask for."""
+    source = getattr(file, "remote_source", None)
+    if source is not None:
+        about = file.metadata.row_group(group)
+        source.expect(_ranges(about.column(number) for number in range(about.num_columns)))
+
+
+def _ranges(chunks: Iterable[Any]) -> list[tuple[int, int]]:
+    """Where column chunks are in the file; small ones next to each other are one range."""
+    starts = []
+    for chunk in chunks:
+        first = chunk.data_page_offset
+        if chunk.has_dictionary_page:
+            first = min(first, chunk.dictionary_page_offset)
+        starts.append((first, first + chunk.total_compressed_size))
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(starts):
+        if joined and start - joined[-1][1] <= _GAP and stop - joined[-1][0] <= _TOGETHER:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
@@ -81,6 +125,7 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
     """One row group in batches of about 32 MiB; raises Damaged if it cannot be read."""
     import pyarrow as pa
 
+    _expect(file, group)
     about = file.metadata.row_group(group)
     each = _decoded_size(about) // max(about.num_rows, 1) + 1
     rows = min(max(BATCH_BYTES // each, 1), BATCH_ROWS)

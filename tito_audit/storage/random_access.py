@@ -10,6 +10,7 @@ from typing import BinaryIO
 from tito_audit.errors import StorageError
 from tito_audit.storage.lines import ParseRow, cut_lines
 from tito_audit.storage.log import open_log, unreadable
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.spool import CUT_OFF, Spool, entry_of, row_bytes, row_of, unpacked
 
@@ -87,7 +88,9 @@ class RandomAccess:
         self._limit = max_row_bytes
         self.parse = parse
         self._spool = spool or Spool()
-        self.in_place = self._log.kind == "lines" and self._log.compression is None
+        # A remote row is fetched once, however often it is read.
+        local = not isinstance(path, RemoteFile)
+        self.in_place = local and self._log.kind == "lines" and self._log.compression is None
 
     def __iter__(self) -> Iterator[tuple[Ticket, RawRow]]:
         """Every row as `open_log` gives it, with its ticket; iterate once, over all rows."""

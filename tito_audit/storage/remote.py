@@ -5,16 +5,52 @@ from __future__ import annotations
 import io
 import os
 import re
-from dataclasses import dataclass
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
 
 from tito_audit.errors import StorageError
+from tito_audit.storage._ranged import FIRST, RangedFile
+from tito_audit.storage._store import Missing, Passing, Refused, RemoteStatus, Store, retried
+from tito_audit.storage._store_buckets import (
+    AzureStore,
+    BucketStore,
+    GoogleStore,
+    S3Store,
+    settings_of_drivers,
+    status_of,
+)
+from tito_audit.storage._store_hub import HubStore
+from tito_audit.storage._store_web import WebStore
+
+__all__ = [
+    "RangedFile",
+    "RemoteFile",
+    "RemoteStatus",
+    "filesystem_of",
+    "is_url",
+    "status_of",
+]
+
+T = TypeVar("T")
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_FIRST = 1 << 16
-"""How many bytes a sequential read fetches first; each further fetch doubles."""
-_MOST = 8 << 20
+_STORES: dict[str, type[Store]] = {
+    "s3": S3Store,
+    "s3a": S3Store,
+    "gs": GoogleStore,
+    "gcs": GoogleStore,
+    "az": AzureStore,
+    "abfs": AzureStore,
+    "hf": HubStore,
+    "https": WebStore,
+    "http": WebStore,
+}
+_HIDDEN = "…"
+"""What is shown in place of a URL's query, which may sign it."""
 
 
 def is_url(name: str) -> bool:
@@ -22,59 +58,156 @@ def is_url(name: str) -> bool:
     return _URL.match(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteStatus:
-    """What the store says of a file, under the names of `os.stat_result`."""
-
-    st_size: int
-    """Bytes."""
-    st_mtime_ns: int = 0
-    """When it was last written, in nanoseconds since 1970; 0 if the store does not say."""
-    etag: str | None = None
-    """Changes whenever the content does; None if the store does not say."""
-
-
 class RemoteFile(type(Path())):  # type: ignore[misc]
     """A path that is shown as its URL; what is read of it comes over the network.
 
-    It pickles as its URL, and a process asks the store itself. Joins (`folder / name`), `parent`, `name` and
-    suffixes work as for any path. Anything that the store refuses is an OSError with a message for `unreadable`.
+    It is shown without user, password and query, which may be secret. Joins (`folder / name`), `parent`, `name`
+    and suffixes work as for any path. It pickles with what the store said of it first, and reading another version
+    than that is refused. What the store refuses is a StorageError in one line, or FileNotFoundError for `stat`.
     """
 
+    below: list[RemoteFile] | None = None
+    """The files below it, if it is a folder that was listed."""
+    alike: RemoteFile | None = None
+    """A file of the same folder that is of the same kind, if it is one of many shards."""
+
+    def __new__(cls, *parts: Any) -> RemoteFile:
+        """A path for a URL, or for the parts of one."""
+        made: RemoteFile = super().__new__(cls, *map(_plain, parts))
+        if len(parts) == 1 and not isinstance(parts[0], RemoteFile):
+            made._remember(str(parts[0]))
+        return made
+
+    if sys.version_info >= (3, 12):
+
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*map(_plain, parts))
+
+    def _remember(self, url: str) -> None:
+        self._exact = url
+        if (shown := str(self)) != url:
+            _known[shown] = self
+
+    @property
+    def url(self) -> str:
+        """What to ask the store for, with user, password and query."""
+        return getattr(self, "_exact", None) or str(self)
+
     def __str__(self) -> str:
-        return str(super().__str__()).replace(":/", "://", 1)
+        exact: str | None = getattr(self, "_exact", None)
+        return _shown(exact) if exact is not None else super().__str__().replace(":/", "://", 1)
 
     def __fspath__(self) -> str:
         return str(self)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteFile) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.url, getattr(self, "_status", None))
+
+    @property
+    def store(self) -> Store:
+        """What holds it; StorageError if its driver is not installed."""
+        return store_of(self)
+
     def stat(self, *, follow_symlinks: bool = True) -> RemoteStatus:
-        """Size, time and etag; FileNotFoundError if there is no such file."""
-        about = filesystem_of(self).info(_key(self))
-        return status_of(about)
+        """Size, time and etag, as first asked for; FileNotFoundError if there is no such file."""
+        found: RemoteStatus | None = getattr(self, "_status", None)
+        if found is None and (known := _known.get(str(self))) is not None and known.url == self.url:
+            found = self._status = getattr(known, "_status", None)
+        if found is None:
+            try:
+                found = retried(lambda: self.store.status(self.url))
+            except Missing as error:
+                raise FileNotFoundError(2, str(error), str(self)) from None
+            except Refused as error:
+                raise StorageError(f"{self}: {error}") from None
+            self._status = found
+        return found
+
+    def with_status(self, status: RemoteStatus) -> RemoteFile:
+        """Itself, with what the store said of it."""
+        self._status = status
+        return self
+
+    def refreshed(self) -> RemoteStatus:
+        """What the store says of it now; FileNotFoundError if there is no such file."""
+        self.__dict__.pop("_status", None)
+        _known.pop(str(self), None)
+        return self.stat()
 
     @property
     def etag(self) -> str | None:
         """What the store says changes with the content; None if it does not say."""
         return self.stat().etag
 
-    def exists(self) -> bool:
+    def exists(self, **_: Any) -> bool:
         """Whether there is such a file or folder."""
-        return bool(filesystem_of(self).exists(_key(self)))
+        return self.is_file() or self.is_dir()
 
-    def is_file(self) -> bool:
+    def is_file(self, **_: Any) -> bool:
         """Whether it is a file."""
-        return bool(filesystem_of(self).isfile(_key(self)))
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
 
-    def is_dir(self) -> bool:
+    def is_dir(self, **_: Any) -> bool:
         """Whether files are below it."""
-        return bool(filesystem_of(self).isdir(_key(self)))
+        if self.below is not None or getattr(self, "_status", None) is not None:
+            return bool(self.below)
+        return self.asked(lambda: self.store.is_folder(self.url))
 
-    def open(self, mode: str = "rb", buffering: int = -1, *_: Any) -> BinaryIO:
-        """The file for reading bytes, from any place in it."""
+    def is_symlink(self) -> bool:
+        """False."""
+        return False
+
+    def files(self) -> Iterator[RemoteFile]:
+        """The files below it at any depth, with their status."""
+        found = self.asked(lambda: list(self.store.files(self.url)))
+        for url, status in found:
+            yield RemoteFile(url).with_status(status)
+
+    def entries(self) -> list[str]:
+        """The names of what is directly in it, the first thousand or so; [] if it cannot be listed."""
+        try:
+            return [url.rstrip("/").rpartition("/")[2] for url in retried(lambda: self.store.entries(self.url))]
+        except Refused:
+            return []
+
+    def asked(self, question: Callable[[], T]) -> T:
+        """The store's answer, asked again where that may help; StorageError if it refuses."""
+        try:
+            return retried(question)
+        except Refused as error:
+            raise StorageError(f"{self}: {error}") from None
+
+    def open(self, mode: str = "rb", buffering: int = -1, *_: Any, **__: Any) -> BinaryIO:
+        """The file for reading bytes, from any place in it; FileNotFoundError if there is none."""
         if mode != "rb":
             raise StorageError(f"{self}: a remote file is written whole, by new_file.")
-        raw = RangedFile(self)
-        return cast(BinaryIO, raw if buffering == 0 else io.BufferedReader(raw, _FIRST))
+        status = self.stat()
+        read = self._read if status.ranges else _copy_of(self).read
+        raw = RangedFile(str(self), status, read)
+        return cast(BinaryIO, raw if buffering == 0 else io.BufferedReader(raw, FIRST))
+
+    def _read(self, start: int, stop: int) -> bytes:
+        try:
+            return self.store.read(self.url, start, stop, self.stat())
+        except Passing:
+            raise
+        except Refused as error:
+            raise StorageError(f"{self}: {error}") from None
+
+    def read_bytes(self) -> bytes:
+        """All its bytes."""
+        with self.open() as file:
+            return file.read()
 
     def resolve(self, strict: bool = False) -> RemoteFile:
         """Itself."""
@@ -89,72 +222,99 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return self
 
 
-class RangedFile(io.RawIOBase):
-    """The bytes of a remote file, fetched range by range.
+def remote_file(name: str) -> RemoteFile:
+    """The remote file for a URL, or for what one was shown as."""
+    return _known.get(name) or RemoteFile(name)
 
-    `read(n)` at any place fetches exactly that range, once. Reading on from there fetches ever larger blocks.
-    """
 
-    def __init__(self, path: RemoteFile) -> None:
-        super().__init__()
-        self._filesystem = filesystem_of(path)
-        self._key = _key(path)
-        self._size = path.stat().st_size
-        self._at = 0
+def know(file: RemoteFile) -> RemoteFile:
+    """Remember a file with its status, for `remote_file` in this process."""
+    _known[str(file)] = file
+    return file
 
-    def readable(self) -> bool:
-        """True."""
-        return True
 
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def tell(self) -> int:
-        """The place of the next byte."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place; nothing is fetched."""
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(start + offset, 0)
-        return self._at
-
-    def size(self) -> int:
-        """Bytes of the file, as pyarrow asks for it."""
-        return self._size
-
-    def readinto(self, buffer: Any) -> int:
-        """Fetch the next bytes; 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        stop = min(self._at + len(view), self._size)
-        if stop <= self._at:
-            return 0
-        data = self._filesystem.cat_file(self._key, start=self._at, end=stop)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+def store_of(path: RemoteFile) -> Store:
+    """The store of a URL, made once in each process and for each set of credentials in the environment."""
+    scheme = path.url.partition("://")[0].lower()
+    kind = _STORES.get(scheme)
+    if kind is None:
+        raise StorageError(
+            f"{path}: {scheme}:// is not read. Logs are read from {', '.join(f'{name}://' for name in _STORES)} "
+            "and from disk."
+        )
+    which = (os.getpid(), kind, settings_of_drivers())
+    if which not in _stores:
+        try:
+            _stores[which] = kind()
+        except StorageError as error:
+            raise StorageError(f"{path}: {error}") from None
+        except Refused as error:
+            raise StorageError(f"{path}: {error}") from None
+    return _stores[which]
 
 
 def filesystem_of(path: RemoteFile) -> Any:
     """The fsspec filesystem that holds a remote file, made once in each process."""
+    store = store_of(path)
+    if isinstance(store, BucketStore):
+        return store.filesystem
     import fsspec
 
-    return fsspec.core.url_to_fs(str(path))[0]
+    return fsspec.core.url_to_fs(path.url)[0]
 
 
-def status_of(about: dict[str, Any]) -> RemoteStatus:
-    """What an fsspec filesystem's `info` says of a file."""
-    etag = next((about[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if about.get(name)), None)
-    when = next((about[name] for name in ("LastModified", "last_modified", "mtime") if about.get(name)), None)
-    if when is not None and hasattr(when, "timestamp"):
-        when = when.timestamp()
-    written = int(when * 1_000_000_000) if isinstance(when, int | float) else 0
-    return RemoteStatus(int(about.get("size") or 0), written, str(etag) if etag is not None else None)
+class _Copy:
+    """A file of a server that sends no ranges, in a temporary file without a name."""
+
+    def __init__(self, path: RemoteFile) -> None:
+        self._file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as this
+        status = path.stat()
+        data = path.asked(lambda: path.store.read(path.url, 0, status.st_size, status))
+        if len(data) < status.st_size:
+            raise StorageError(
+                f"{path}: the connection was dropped, and the server sends no ranges to go on from there. "
+                "Download the file and pass it."
+            )
+        self._file.write(data)
+        self._file.flush()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the file; processes that are forked later can read it too."""
+        return os.pread(self._file.fileno(), stop - start, start)
 
 
-def _key(path: RemoteFile) -> str:
-    """How its filesystem names the file."""
-    import fsspec
+_stores: dict[tuple[Any, ...], Store] = {}
+_known: dict[str, RemoteFile] = {}
+"""Files by what they are shown as."""
+_copies: dict[tuple[str, RemoteStatus], _Copy] = {}
 
-    return str(fsspec.core.url_to_fs(str(path))[1])
+
+def _copy_of(path: RemoteFile) -> _Copy:
+    which = (path.url, path.stat())
+    if which not in _copies:
+        _copies[which] = _Copy(path)
+    return _copies[which]
+
+
+def _unpickled(url: str, status: RemoteStatus | None) -> RemoteFile:
+    file = RemoteFile(url)
+    return file.with_status(status) if status is not None else file
+
+
+def _plain(part: Any) -> Any:
+    """A part of a path; of a URL without what it hides."""
+    text = part if isinstance(part, str) else os.fspath(part)
+    return _shown(text).removesuffix(f"?{_HIDDEN}") if _of_web(text) else text
+
+
+def _shown(url: str) -> str:
+    """A URL without user, password and query, if it is of a web server."""
+    if not _of_web(url):
+        return url
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, _HIDDEN if parts.query else "", ""))
+
+
+def _of_web(text: str) -> bool:
+    return text[:8].lower().startswith(("http://", "https://"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.remote import RemoteFile, is_url
+from tito_audit.storage.remote import is_url, remote_file
 
 NAME = "-"
 """What the command line and reports call standard input."""
@@ -60,7 +60,7 @@ def path_of(name: str) -> Path:
     """The path for a name from `find_logs`."""
     if name == NAME:
         return standard_input()
-    return RemoteFile(name) if is_url(name) else Path(name)
+    return remote_file(name) if is_url(name) else Path(name)
 
 
 def _read() -> _Kept:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
 
@@ -72,7 +73,8 @@ def load_torch(path: Path) -> dict[str, Any]:
     try:
         # Routing is dumped as numpy arrays; only numeric types are allowed.
         with torch.serialization.safe_globals(_numpy_types()):
-            payload = torch.load(path, map_location="cpu", weights_only=True)
+            source = path.open("rb") if isinstance(path, RemoteFile) else path
+            payload = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # of any type: damaged pickles raise all kinds
         raise _refusal(path, error) from None
     samples = payload.get(SAMPLES) if isinstance(payload, dict) else None

@@ -1,0 +1,244 @@
+"""Files on web servers, read by ranges over connections that stay open."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import ssl
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from functools import cache
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from tito_audit.storage._store import CONNECT_SECONDS, READ_SECONDS, Changed, Missing, Refused, RemoteStatus, Store
+from tito_audit.storage._store_errors import Advice, of_status, refusal
+
+ADVICE = Advice(
+    credentials="Pass them as https://USER:PASSWORD@HOST/…, or use a signed URL that has not expired.",
+    place="Look at the address.",
+)
+_AS_IS = "%/:=&?~+!$,;'@()*[]"
+"""What a URL may hold as it is."""
+_REDIRECTS = 10
+_KEPT = 8
+"""Open connections that a process keeps."""
+
+
+class WebStore(Store):
+    """Files on web servers: one at a time, by URL."""
+
+    def status(self, url: str) -> RemoteStatus:
+        """What the headers of the file's first byte say: some servers and most signed URLs allow no HEAD."""
+        answer = _asked(url, {"Range": "bytes=0-0"})
+        with answer:
+            if answer.status == 206:
+                size = answer.headers.get("Content-Range", "").rpartition("/")[2]
+                answer.response.read()
+            elif answer.status == 416:  # an empty file has no first byte
+                size = "0"
+            elif answer.status == 200:
+                size = answer.headers.get("Content-Length", "")
+            else:
+                raise answer.refusal()
+            if not size.isdigit():
+                raise Refused("the server does not say how long the file is. Download it and pass the file.")
+            written, etag = _written(answer.headers), _etag(answer.headers)
+            return RemoteStatus(int(size), written, etag, ranges=answer.status != 200)
+
+    def is_folder(self, url: str) -> bool:
+        """False: a web server lists no files."""
+        return False
+
+    def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
+        """Nothing: a web server lists no files."""
+        return iter(())
+
+    def entries(self, url: str) -> list[str]:
+        """Nothing: a web server lists no files."""
+        return []
+
+    def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
+        """Bytes of the file."""
+        answer = _asked(url, {"Range": f"bytes={start}-{stop - 1}"} if status.ranges else {})
+        with answer:
+            if answer.status not in (200, 206):
+                raise answer.refusal()
+            if status.etag is not None and _etag(answer.headers) not in (None, status.etag):
+                raise Changed
+            if answer.status == 206:
+                place, _, size = answer.headers.get("Content-Range", "").rpartition("/")
+                if size.isdigit() and int(size) != status.st_size:
+                    raise Changed
+                if place.strip() and not place.replace("=", " ").startswith(f"bytes {start}-"):
+                    raise Refused("the server sends another range than it was asked for. Download the file.")
+            elif start:
+                raise Refused("the server stopped to send ranges of the file. Download it and pass the file.")
+            return answer.body(stop - start)
+
+
+@dataclass
+class _Answer:
+    """The head of an answer whose body was not read yet."""
+
+    response: http.client.HTTPResponse
+    connection: http.client.HTTPConnection
+    where: tuple[object, ...]
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.response.status
+
+    @property
+    def headers(self) -> Message:
+        """The headers, by any case of their names."""
+        return self.response.headers
+
+    def body(self, most: int) -> bytes:
+        """At most so many bytes; fewer if the connection was dropped after some."""
+        parts: list[bytes] = []
+        held = 0
+        try:
+            while held < most and (block := self.response.read(min(1 << 16, most - held))):
+                parts.append(block)
+                held += len(block)
+        except http.client.IncompleteRead as error:
+            parts.append(error.partial)
+        except (OSError, http.client.HTTPException) as error:
+            if not parts:
+                raise refusal(error, ADVICE) from None
+        data = b"".join(parts)
+        if not data:
+            raise refusal(ConnectionResetError(), ADVICE)
+        return data
+
+    def refusal(self) -> Refused:
+        """The refusal that the status means."""
+        after = self.headers.get("Retry-After", "")
+        return of_status(self.status, ADVICE, float(after) if after.isdigit() else 0.0)
+
+    def __enter__(self) -> _Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A connection serves again only after its answer was read to the end.
+        kept = _connections()
+        if self.response.isclosed() and self.connection.sock is not None and len(kept) < _KEPT:
+            kept[self.where] = self.connection
+        else:
+            self.connection.close()
+
+
+def _asked(url: str, headers: Mapping[str, str]) -> _Answer:
+    """The answer to a GET, after redirects."""
+    origin = urlsplit(url)
+    given = _authorization(origin)
+    for _ in range(_REDIRECTS):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Refused("this is not an address that can be read. " + ADVICE.place)
+        same = (parts.scheme, parts.hostname, parts.port) == (origin.scheme, origin.hostname, origin.port)
+        sent = {"Accept-Encoding": "identity", "User-Agent": "tito-audit", **headers, **(given if same else {})}
+        try:
+            answer = _answered(parts, sent)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise refusal(error, ADVICE) from None
+        place = answer.headers.get("Location")
+        if answer.status not in (301, 302, 303, 307, 308) or not place:
+            return answer
+        with answer:
+            answer.response.read()
+        if parts.scheme == "https" and urlsplit(urljoin(url, place)).scheme != "https":
+            raise Refused("the server redirects from https to http, which is not followed. " + ADVICE.place)
+        url = urljoin(url, place)
+    raise Missing("the server redirects without end. " + ADVICE.place)
+
+
+def _answered(parts: SplitResult, headers: Mapping[str, str]) -> _Answer:
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    proxy = _proxy(parts)
+    where = (parts.scheme, parts.hostname, port, proxy)
+    target = quote(parts.path or "/", _AS_IS) + (f"?{quote(parts.query, _AS_IS)}" if parts.query else "")
+    headers = {**headers, "Host": (parts.netloc.rpartition("@")[2])}
+    if proxy and parts.scheme == "http":
+        target = f"http://{headers['Host']}{target}"
+        headers |= _authorization(urlsplit(proxy), "Proxy-Authorization")
+    if (kept := _connections().pop(where, None)) is not None:
+        try:
+            kept.request("GET", target, headers=headers)
+            return _Answer(kept.getresponse(), kept, where)
+        except (OSError, http.client.HTTPException):
+            kept.close()  # the server had closed it; a new one will tell
+    connection = _connection(parts, port, proxy)
+    connection.request("GET", target, headers=headers)
+    return _Answer(connection.getresponse(), connection, where)
+
+
+def _connection(parts: SplitResult, port: int, proxy: str | None) -> http.client.HTTPConnection:
+    host = str(parts.hostname)
+    at = urlsplit(proxy) if proxy else None
+    first, number = (str(at.hostname), at.port or 80) if at is not None else (host, port)
+    if parts.scheme == "http":
+        connection = http.client.HTTPConnection(first, number, timeout=CONNECT_SECONDS)
+    else:
+        connection = http.client.HTTPSConnection(first, number, timeout=CONNECT_SECONDS, context=_context())
+        if at is not None:
+            connection.set_tunnel(host, port, _authorization(at, "Proxy-Authorization"))
+    connection.connect()
+    connection.sock.settimeout(READ_SECONDS)
+    return connection
+
+
+def _authorization(parts: SplitResult, name: str = "Authorization") -> dict[str, str]:
+    """The header for the user and password in a URL."""
+    if parts.username is None:
+        return {}
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {name: "Basic " + base64.b64encode(pair.encode()).decode()}
+
+
+def _proxy(parts: SplitResult) -> str | None:
+    """The proxy that the environment names for a host."""
+    if urllib.request.proxy_bypass(str(parts.hostname)):
+        return None
+    named = urllib.request.getproxies().get(parts.scheme)
+    return named if named is None or "://" in named else f"http://{named}"
+
+
+@cache
+def _context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if not os.environ.get("SSL_CERT_FILE"):
+        import certifi  # huggingface_hub needs it too; some systems have no certificates of their own
+
+        context.load_verify_locations(certifi.where())
+    return context
+
+
+_local = threading.local()
+
+
+def _connections() -> dict[tuple[object, ...], http.client.HTTPConnection]:
+    """The connections that this thread of this process keeps."""
+    if getattr(_local, "process", None) != os.getpid():
+        _local.process, _local.kept = os.getpid(), {}
+    kept: dict[tuple[object, ...], http.client.HTTPConnection] = _local.kept
+    return kept
+
+
+def _etag(headers: Message) -> str | None:
+    """What changes with the content: the strong etag, or the time of the last change."""
+    etag = headers.get("ETag")
+    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+
+
+def _written(headers: Message) -> int:
+    try:
+        return int(parsedate_to_datetime(headers.get("Last-Modified", "")).timestamp()) * 1_000_000_000
+    except (ValueError, TypeError):
+        return 0
