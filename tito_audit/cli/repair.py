@@ -46,8 +46,8 @@ def repair(
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
+    from tito_audit.run.executor import all_cores
     from tito_audit.run.repair import repair_rollouts
-    from tito_audit.run.workers import can_fork, usable_cores
     from tito_audit.terminal.terminal import colors, page_width, with_progress
 
     if out is None and not dry_run and not diff:
@@ -55,8 +55,7 @@ def repair(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be repaired, or --diff to see every change."
         )
-    settings, how = given.settings(), given.repair()
-    settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
+    settings, how = all_cores(given.settings()), given.repair()
     target = None if dry_run else out
     kept = [path for path in (target, how.quarantine) if path]
     wanted = named_reports(report, output_format, logs, kept, given.inputs(settings), REPORTS, quiet=quiet)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import replace
 
 import typer
 
@@ -40,11 +39,10 @@ def scan(
     from tito_audit.gate import gate_rollouts
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
-    from tito_audit.run.workers import can_fork, usable_cores
+    from tito_audit.run.executor import all_cores
     from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
 
-    settings = given.settings()
-    settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
+    settings = all_cores(given.settings())
     gate = given.gate()
     flags = [given.flagged(name) for name in ("report", "output_format")]
     inputs = [*given.inputs(settings), *([journal] if journal is not None else [])]

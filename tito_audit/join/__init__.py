@@ -129,11 +129,13 @@ class Join:
         mapped: Mapped = one_by_one,
         *,
         written: bool = False,
+        gathers: bool = True,
     ) -> Join | None:
         """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible.
         `decode` gives the bytes of ids, if there is a tokenizer; `mapped` runs the first pass over calls.
 
-        Logs `written` by a repair may have lost all rows with a session key.
+        Logs `written` by a repair may have lost all rows with a session key. Without `gathers`, rows come as those
+        of a join that gathers calls, so no log is searched for them.
         """
         others = settings.messages is not None or settings.tools_file is not None
         if not others and settings.on:
@@ -145,10 +147,10 @@ class Join:
             raise SetupError(
                 f"{pipe}: a pipe cannot be joined, as it cannot be read twice; save it to a file first."
             )
-        if settings.session is not None:
+        if settings.session is not None and gathers:
             _refuse_session(settings, settings.session, [] if written else logs)
         calls = None
-        if settings.join and not settings.rows_at and not settings.columns:
+        if gathers and settings.join and not settings.rows_at and not settings.columns:
             calls = JoinedCalls(settings, logs, decode, mapped)
             calls = calls if calls.heads else None
         return cls(settings, logs, calls) if others or calls is not None else None

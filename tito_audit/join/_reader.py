@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats import CALL_LISTS, pick_format
+from tito_audit.formats import CALL_LISTS, format_named, pick_format
 from tito_audit.join._calls import CAPTURE, request_and_answer
 from tito_audit.join._keys import id_text, value_at
 from tito_audit.join.history import CallTraits, hash_of
@@ -110,6 +110,9 @@ class CallReader:
     """Where rows may name it according to the log itself; None: nowhere."""
     by_key: bool = True
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reader_of, (None if self.named is None else self.named.name, self.stated, self.found, self.by_key)
+
     def __call__(self, row: Row) -> RowSaid:
         """What a row says; its call is None unless the row is a single call."""
         name = name_of(value_at(row, self.stated)) if self.stated is not None else None
@@ -126,6 +129,11 @@ class CallReader:
             return RowSaid(True, SingleCall(form.name, digest(name), digest(f"{context} {name}")))
         key = name_of(value_at(row, self.found)) if self.found is not None else None
         return RowSaid(False, SingleCall(form.name, traits=_traits(rollout, context, key)))
+
+
+def _reader_of(named: str | None, *others: Any) -> CallReader:
+    """A pickled reader: a format pickles as its name."""
+    return CallReader(None if named is None else format_named(named), *others)
 
 
 def single_call(row: Row, named: Format | None) -> tuple[Format, Rollout] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tito_audit.run.workers import ForkedProcesses, can_fork
+from tito_audit.errors import SetupError
+from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
+from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
 
 Tag = TypeVar("Tag")
@@ -82,6 +85,27 @@ def executor_for(jobs: int, summary: Summary) -> Executor:
     if jobs > 1:
         summary.notices.append("This system cannot fork processes safely: one process did all the work.")
     return InProcess()
+
+
+@contextmanager
+def engine_of(settings: Settings) -> Iterator[Executor | None]:
+    """The executor of the engine that the settings name, for the block; None for the processes of this machine."""
+    if settings.engine == "local":
+        if settings.address is not None:
+            raise SetupError(f"--address {settings.address}: this is for --engine ray; pass that too.")
+        yield None
+        return
+    from tito_audit.run.ray_tasks import ray_tasks  # Ray takes seconds to import
+
+    with ray_tasks(settings.address, settings.jobs) as executor:
+        yield executor
+
+
+def all_cores(settings: Settings) -> Settings:
+    """The settings with a process for each core, unless they say how many, or another engine does the work."""
+    if settings.engine != "local" or settings.jobs is not None:
+        return settings
+    return replace(settings, jobs=usable_cores() if can_fork() else 1)
 
 
 def is_small(files: Sequence[Path]) -> bool:

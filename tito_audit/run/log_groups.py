@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.errors import RecordError
+from tito_audit.errors import RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
 from tito_audit.join import Answers, Batch, Join, Work, contains_row, lines_of, shown_by
 from tito_audit.record.finding import Result
@@ -53,7 +54,7 @@ class RowFlow:
     It pickles as its arguments: a process not forked from this one loads everything itself. `standing_for` maps a
     file to the log whose settings it gets. Without `audits`, logs are only read; without `asks_rules`, rules are
     skipped and results only say how their log was written. What `loader` has loaded for another flow is not loaded
-    again.
+    again. In another process, `sizes` has the bytes of the files where the rows come from.
     """
 
     def __init__(
@@ -65,11 +66,15 @@ class RowFlow:
         audits: bool = True,
         asks_rules: bool = True,
         loader: Loader | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self._arguments = tuple(files), settings, standing_for or {}, asks_rules
+        self._sizes = sizes
         self.loader = loader or Loader()
         self.progress: Progress | None = None
         """Gets the row counts of a first pass over calls, without bytes."""
+        self.executor: Executor | None = None
+        """What runs the first pass over calls; None: this process, or as many as `Settings.jobs` says."""
         self._notices: list[str] = []
         self._fitting: dict[str, LogGroup] = {}
         share_of(settings)
@@ -80,7 +85,8 @@ class RowFlow:
         self.encoders = Encoders(self.tokenizers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, self._arguments
+        sizes = {str(file): file.stat().st_size for file in self.files if file.is_file()}
+        return _rebuilt, (*self._arguments, sizes)
 
     @property
     def tokenizers(self) -> Sequence[Tokenizer]:
@@ -103,6 +109,24 @@ class RowFlow:
         if fitting is None:
             fitting = self._fitting[file] = _fitted(path_of(file), self.groups[file])
         return fitting
+
+    def check_seen(self, file: Path) -> None:
+        """SetupError if this machine does not see a log as the one that the rows come from does."""
+        wanted = None if self._sizes is None else self._sizes.get(str(file))
+        if wanted is None:
+            return
+        try:
+            found = file.stat().st_size
+        except OSError as error:
+            how = f"cannot be read on {platform.node()} ({error.strerror or error})"
+        else:
+            if found >= wanted:  # a log that is being written grows
+                return
+            how = f"has {found:,} bytes on {platform.node()}, and {wanted:,} where this run was started"
+        raise SetupError(
+            f"{file}: this log {how}.\n"
+            "Every node has to see the logs at the same paths, as on a shared file system."
+        )
 
     def rows(
         self, summary: Summary, progress: Progress | None = None, counted: Counted | None = None
@@ -212,7 +236,10 @@ class RowFlow:
                 logs = [file for one, files in by_settings if _join_key(one) == key for file in files]
                 vocabulary = auditor.vocabulary
                 decode = vocabulary.data if vocabulary is not None else None
-                joins[key] = Join.of(own, logs, decode, self._first_pass, written=bool(standing_for))
+                gathers = self._sizes is None
+                joins[key] = Join.of(
+                    own, logs, decode, self._first_pass, written=bool(standing_for), gathers=gathers
+                )
             group = LogGroup(own, auditor if asks_rules else auditor.silent(), joins[key])
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
@@ -220,8 +247,10 @@ class RowFlow:
     def _first_pass(self, work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
         """The work of a first pass over calls, in all processes of the run if that pays off."""
         jobs = self.settings.jobs or 1
-        alone = jobs == 1 or not can_fork() or is_small(self.files)
-        executor: Executor = InProcess() if alone else ForkedProcesses(jobs)
+        executor: Executor = InProcess()
+        if not is_small(self.files):
+            forks = jobs > 1 and can_fork() and self.settings.engine == "local"
+            executor = self.executor or (ForkedProcesses(jobs) if forks else executor)
         tasks: Iterable[tuple[int, Batch | None]] = batches
         rows = 0
         for number, said in mapped(executor, work, tasks):
@@ -255,10 +284,14 @@ def _unread(raw: RawRow, read: ReadRow, settings: Settings) -> Unread:
 
 
 def _rebuilt(
-    files: tuple[Path, ...], settings: Settings, standing_for: Mapping[Path, Path], asks_rules: bool
+    files: tuple[Path, ...],
+    settings: Settings,
+    standing_for: Mapping[Path, Path],
+    asks_rules: bool,
+    sizes: Mapping[str, int],
 ) -> RowFlow:
     """A pickled flow, loaded in this process."""
-    flow = RowFlow(files, settings, standing_for, asks_rules=asks_rules)
+    flow = RowFlow(files, settings, standing_for, asks_rules=asks_rules, sizes=sizes)
     flow.choose_encoders()
     return flow
 

@@ -171,6 +171,7 @@ class _AuditChunk:
         chunk, views = task
         found, reading = _Audited(), Reading(chunk)
         try:
+            self.flow.check_seen(chunk.path)
             self._audit(chunk, reading, views.offer if views is not None else None, found)
         except Exception as error:
             found.error = sendable(error)

@@ -15,7 +15,7 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.testimony import Testimony
 from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes
-from tito_audit.run.executor import Executor, InProcess, executor_for, is_small, mapped
+from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
@@ -81,8 +81,13 @@ class Repairs:
         """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
         """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
+        self._engine: Executor | None = None
 
     def __iter__(self) -> Iterator[Outcome]:
+        with engine_of(self.settings) as self._engine:
+            yield from self._run()
+
+    def _run(self) -> Iterator[Outcome]:
         selected_codes(self.settings)
         strategies(self.repairs)
         files = find_logs(self.logs)
@@ -143,8 +148,10 @@ class Repairs:
         self, flow: RowFlow, targets: Mapping[Path, Path], quarantine: Quarantine | None, later: ExitStack
     ) -> Generator[Outcome, None, None]:
         """The outcomes; each row is written before its outcome is yielded."""
-        several = self.executor is not None or (self.settings.jobs or 1) > 1
-        executor, known = self._executor(flow), dict[Path, Proven]()
+        given = self.executor or self._engine
+        several = given is not None or (self.settings.jobs or 1) > 1
+        executor, known = given or self._executor(flow), dict[Path, Proven]()
+        flow.executor = self._engine
         size = None
         if not executor.here:
             flow.load()
@@ -171,8 +178,6 @@ class Repairs:
 
     def _executor(self, flow: RowFlow) -> Executor:
         """The executor that repairs the batches."""
-        if self.executor is not None:
-            return self.executor
         executor = executor_for(self.settings.jobs or 1, self.before)
         return InProcess() if self.batch_bytes is None and is_small(flow.files) else executor
 

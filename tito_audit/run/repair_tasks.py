@@ -105,6 +105,7 @@ class RepairBatch:
 
     def __call__(self, task: Task) -> Repaired:
         """Every row of the task, repaired."""
+        self.flow.check_seen(task.file)
         rows = [self.row(task.file, raw, task.known, task.again.get(raw.index, {})) for raw in task.rows]
         return Repaired(rows, self.flow.encoders.here())
 

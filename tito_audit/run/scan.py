@@ -17,7 +17,7 @@ from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import Loader, selected_codes
-from tito_audit.run.executor import Executor, InProcess, executor_for, is_small
+from tito_audit.run.executor import Executor, engine_of, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import findings_of_log
 from tito_audit.run.log_groups import RowFlow
@@ -182,29 +182,19 @@ class Scan(Shown):
             yield result
         self.summary.notices += once.notices()
 
-    def _finished(self, flow: RowFlow, states: States, stack: ExitStack) -> FinishedLogs | None:
-        """The logs that are finished, with the journal open until `stack` closes; None without a journal.
+    def _results(self, flow: RowFlow, counted: Counted) -> Generator[Result, None, None]:
+        with engine_of(self.settings) as engine:
+            flow.executor = engine
+            # A single row is found here before anywhere else.
+            yield from self._results_of(
+                flow, counted, self.executor or (engine if self.settings.row is None else None)
+            )
 
-        A single row is not recorded: nothing would be gained.
-        """
-        if self.settings.row is not None or (self.resume is None and self.journal is None):
-            return None
-        journal = self.journal
-        if journal is None and self.resume is not None:
-            journal = stack.enter_context(closing(Journal(self.resume)))
-        assert journal is not None
-        finished = FinishedLogs(journal, SCAN, flow, states, {"reports": self.observe})
-        self.resumed = len(finished.found)
-        self.summary.notices += finished.notices()
-        return finished
-
-    def _results(
-        self, flow: RowFlow, counted: Counted, finished: FinishedLogs | None
+    def _results_of(
+        self, flow: RowFlow, counted: Counted, given: Executor | None
     ) -> Generator[Result, None, None]:
-        several = self.executor is not None or (self.settings.jobs or 1) > 1
-        executor = self._executor(flow) if several else None
-        if executor is None and finished is not None:
-            executor = InProcess()
+        several = given is not None or (self.settings.jobs or 1) > 1
+        executor = given or (self._executor(flow) if several else None)
         if executor is not None:
             if not executor.here:
                 flow.load()
@@ -229,8 +219,6 @@ class Scan(Shown):
 
     def _executor(self, flow: RowFlow) -> Executor | None:
         """The executor that audits the logs in chunks; None when this process alone is faster."""
-        if self.executor is not None:
-            return self.executor
         executor = executor_for(self.settings.jobs or 1, self.summary)
         alone = executor.here or self.settings.row is not None
         return None if alone or (self.chunk_bytes is None and is_small(flow.files)) else executor

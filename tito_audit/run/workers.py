@@ -74,7 +74,7 @@ class ForkedProcesses:
 
 
 @dataclass(slots=True)
-class _Failed:
+class Failed:
     """The answer to a task that raised an error."""
 
     error: BaseException
@@ -131,7 +131,7 @@ class _Crew(Generic[Tag, Task, Answer]):
                 continue
             self._order.popleft()
             answer = self._done.pop(number)
-            if isinstance(answer, _Failed):
+            if isinstance(answer, Failed):
                 raise answer.error
             yield tag, answer
 
@@ -262,18 +262,19 @@ def _serve(
             os.sched_setaffinity(0, cores)
         while True:
             task = pickle.loads(tasks.recv_bytes())
-            answers.send_bytes(_answer(work, task))
+            answers.send_bytes(answered(work, task))
     except (EOFError, BrokenPipeError):
         code = 0  # the parent is gone
     finally:
         os._exit(code)
 
 
-def _answer(work: Callable[[Any], Any], task: Any) -> bytes:
+def answered(work: Callable[[Any], Any], task: Any) -> bytes:
+    """The pickled answer to a task; Failed if the work raised an error."""
     try:
         return pickle.dumps(work(task), pickle.HIGHEST_PROTOCOL)
     except BaseException as error:
-        return pickle.dumps(_Failed(sendable(error)), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(Failed(sendable(error)), pickle.HIGHEST_PROTOCOL)
 
 
 def sendable(error: BaseException) -> BaseException:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from tito_audit.settings import readers, values
-from tito_audit.settings.model import Encoder, Settings
+from tito_audit.settings.model import Encoder, Engine, Settings
 from tito_audit.settings.option import FlagOnly, Option, numbered, under
 
 _EVERY = ("scan", "repair", "convert", "show", "inspect", "identify", "template", "rescore")
@@ -159,6 +159,22 @@ RUN_OPTIONS: Final = under(
         ("scan", "repair"),
         takes=bool,
         flag_only=FlagOnly.PURPOSE,
+    ),
+    _of_run(
+        "engine",
+        "What does the work: processes of this machine, or tasks of a Ray cluster (--jobs: how many at once, else "
+        "one per CPU). The result is the same.",
+        ("scan", "repair"),
+        takes=Engine,
+    ),
+    _of_run(
+        "address",
+        "With --engine ray, the cluster: HOST:PORT, auto for the one on this machine, local for a new one. "
+        "[default: $RAY_ADDRESS, or auto, or local]",
+        ("scan", "repair"),
+        metavar="HOST:PORT",
+        key_takes=values.text("the address of a Ray cluster"),
+        unset="RAY_ADDRESS, or auto, or local",
     ),
     _of_run(
         "encoder",
