@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tito_audit.cli._outs import is_stdout, opened
+from tito_audit.cli._outs import is_stdout, is_url, opened
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.unknown import unknown
 
@@ -119,43 +119,76 @@ def named_places(
     named: list[tuple[str, Path | None]] = []
     for text in given:
         name, _, file = text.partition("=")
-        named.append((name.strip(), None if not file or is_stdout(file) else Path(file)))
-    places = [path and _real(path) for _, path in named]
+        named.append((name.strip(), None if not file or is_stdout(file) else _place(file)))
+    places = [None if path is None else _real(path) for _, path in named]
     sources = _files_of(logs) if any(places) else frozenset()
-    for place in places:
+    for (_, path), place in zip(named, places, strict=True):
+        if path is None or place is None:
+            if places.count(None) > 1:
+                raise _two("stdout")
+            continue
         if places.count(place) > 1:
-            where = f"the file {place}" if place else "stdout"
-            raise SetupError(
-                f"--report: two reports would be written to {where}.\n"
-                "Name a file for one of them: --report json=FILE"
-            )
-        if place and place in sources:
+            raise _two(f"the file {path if is_url(place) else place}")
+        if place in sources:
             raise SetupError(f"--report: {place} is one of the logs, which are never overwritten.")
-        if place and any(place == _real(other) for other in kept):
+        if any(place == _real(other) for other in kept):
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
-        if place and any(place in _read_as(other) for other in inputs):
+        if any(place in _read_as(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")
-        # os.path returns False for a name that is too long; opening the file then says what is wrong.
-        if place and not os.path.isdir(place.parent):  # noqa: PTH112
-            raise SetupError(f"--report: there is no folder {place.parent} to write {place.name} to.")
-        if place and os.path.isdir(place):  # noqa: PTH112
-            raise SetupError(f"--report: {place} is a folder, not a file.")
+        _refuse_place(path, place)
     return named
 
 
-def _files_of(logs: Sequence[str]) -> frozenset[Path]:
+def _two(where: str) -> SetupError:
+    return SetupError(
+        f"--report: two reports would be written to {where}.\nName a file for one of them: --report json=FILE"
+    )
+
+
+def _refuse_place(path: Path, place: str) -> None:
+    """SetupError for a report that cannot be written to its place, before anything is scanned."""
+    if is_url(place):
+        from tito_audit.storage.atomic import refuse_target
+
+        try:
+            refuse_target(path, overwrite=True)
+        except StorageError as error:
+            raise SetupError(f"--report: {error}") from error
+        return
+    # os.path returns False for a name that is too long; opening the file then says what is wrong.
+    folder, name = os.path.split(place)
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise SetupError(f"--report: there is no folder {folder} to write {name} to.")
+    if os.path.isdir(place):  # noqa: PTH112
+        raise SetupError(f"--report: {place} is a folder, not a file.")
+
+
+def _place(file: str) -> Path:
+    """The path of a report, which may be a URL."""
+    if not is_url(file):
+        return Path(file)
+    from tito_audit.storage import output_path
+
+    return output_path(file)
+
+
+def _files_of(logs: Sequence[str]) -> frozenset[str]:
     """The logs, with the files in folders and globs."""
     from tito_audit.storage import find_logs
 
-    return frozenset(map(_real, [*logs, *map(str, find_logs(logs))]))
+    return frozenset({*map(_real, logs), *map(_real, find_logs(logs))})
 
 
-def _real(path: str | Path) -> Path:
-    """The path with all links resolved, as far as it exists."""
-    return Path(os.path.realpath(path))
+def _real(path: str | Path) -> str:
+    """The one name of a place: with all links resolved, as far as it exists; of a URL, its one spelling."""
+    if not is_url(str(path)):
+        return os.path.realpath(path)
+    from tito_audit.storage import place_key
+
+    return place_key(path)
 
 
-def _read_as(name: str) -> frozenset[Path]:
+def _read_as(name: str) -> frozenset[str]:
     """The files of an input; none if it is missing, which its reader will report."""
     with suppress(StorageError, OSError):
         return _files_of([name])

@@ -16,6 +16,7 @@ from tito_audit.errors import SetupError, StorageError
 
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STDERR = "/dev/stderr"
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
 
 
@@ -24,16 +25,22 @@ def is_stdout(file: str) -> bool:
     return file in _STDOUT
 
 
+def is_url(file: str) -> bool:
+    """Whether a name is a URL rather than a path."""
+    return _URL.match(file) is not None
+
+
 @contextmanager
 def opened(path: Path | None) -> Iterator[TextIO]:
     """Stdout for None; else a file that gets its name once the report is complete, with links resolved.
 
+    A remote one is sent then, as a whole.
     Anything but a regular file (a pipe, `>(jq .)`, `/dev/null`) is written to directly and never replaced.
     """
     if path is None:
         yield sys.stdout
         return
-    fd = _stream(path)
+    fd = None if is_url(str(path)) else _stream(path)
     if fd is not None:
         with io.TextIOWrapper(
             io.BufferedWriter(_Stream(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"

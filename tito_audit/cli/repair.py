@@ -35,6 +35,8 @@ def repair(
     worst: int,
     report: list[str],
     output_format: str | None,
+    journal: str | None,
+    resume: bool,
     quiet: bool,
 ) -> None:
     """Write repaired copies of logs; a row changes only if a repair is proven on it.
@@ -42,6 +44,7 @@ def repair(
     The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left.
     """
     from tito_audit.cli._compare import REPORTS, Repaired
+    from tito_audit.cli._journal import journal_place, say_resumed
     from tito_audit.cli._tally import Tally
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
@@ -57,7 +60,8 @@ def repair(
         )
     settings, how = all_cores(given.settings()), given.repair()
     target = None if dry_run else out
-    kept = [path for path in (target, how.quarantine) if path]
+    place = journal_place(journal, target and target.rstrip("/"), resume=resume, way="pass -o OUT")
+    kept = [path for path in (target, how.quarantine, journal) if path]
     wanted = named_reports(report, output_format, logs, kept, given.inputs(settings), REPORTS, quiet=quiet)
     if diff:
         _refuse_mixed(wanted)
@@ -66,7 +70,8 @@ def repair(
 
         settings, how = scored(logs, settings, how, provider, silent=quiet)
     tally = Tally(Severity.bar(settings.fail_on), settings)
-    run = repair_rollouts(logs, target, settings, how)
+    run = repair_rollouts(logs, target, settings, how, resume=place)
+    run.shown = worst if diff else 0
     run.before.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]
     page = ReportOptions(
         color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}
@@ -76,6 +81,7 @@ def repair(
     with closing(with_progress(run, silent=silent, counted="rows")) as outcomes:
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
             tally.add(outcome)
+    say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
     _deliver(Repaired(tally, run.before, run.after, run.written, settings, how, target), wanted, page)
     if run.failing:
         raise typer.Exit(1)

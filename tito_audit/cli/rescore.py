@@ -11,6 +11,7 @@ import typer
 from tito_audit.cli._command import command
 from tito_audit.cli._deliver import named_reports
 from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._outs import is_url
 from tito_audit.errors import SetupError
 
 
@@ -86,7 +87,9 @@ def _journal_place(journal: str | None, out: str | None, *, resume: bool) -> Pat
     if journal is not None:
         return Path(journal)
     if out is not None:
-        return Path(f"{out.rstrip('/')}.scores")
+        # The journal of a remote output is in this folder: it grows while the model is asked.
+        place = Path(out).name if is_url(out) else out.rstrip("/")
+        return Path(f"{place}.scores")
     if resume:
         raise SetupError("--resume: no journal is named.\nName it with --journal FILE, or pass -o OUT.")
     return None

@@ -26,10 +26,11 @@ from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.run.scan import names_of
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs, open_log, same_place
+from tito_audit.storage import find_logs, open_log, output_path, same_place
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
 
@@ -52,7 +53,7 @@ class Conversion:
     ) -> None:
         self.logs = names_of(logs)
         self.form, self.maker = maker_named(to)
-        self.out = Path(out) if out is not None else None
+        self.out = output_path(out) if out is not None else None
         self.settings = settings or Settings()
         self.overwrite = overwrite
         self.progress = progress
@@ -315,5 +316,6 @@ def _refuse_target(out: Path, files: Sequence[Path], *, overwrite: bool) -> None
     if any(same_place(out, file) for file in files):
         which = "the log" if len(files) == 1 else "one of the logs"
         raise SetupError(f"-o {out}: this is {which}, and a log is never overwritten.\nName another file.")
-    for file in files:
+    once = isinstance(out, RemoteFile) or not out.exists()
+    for file in files[:1] if once else files:
         refuse_target(out, overwrite=overwrite, source=file)

@@ -171,6 +171,15 @@ class Join:
                 return calls.output(out, log)
         return out
 
+    def joins_logs(self, log: Path) -> bool:
+        """Whether rows of a log are joined, or numbered, with those of other logs."""
+        calls = self._calls is not None and log in self._calls.heads and len(self._calls.heads) > 1
+        return calls or any(one.keys.occurrences is not None for one in (self._messages, self._tools) if one)
+
+    def keys(self) -> list[str]:
+        """The columns by which other files are joined."""
+        return [f"{one.option} {one.keys}" for one in (self._messages, self._tools) if one is not None]
+
     def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
         """The rollouts of a row with the messages and tools found for them; their own are kept.
 

@@ -14,7 +14,7 @@ from tito_audit.rescore.journal import Journal
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair import Repairs, repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.storage import dataset_metadata, find_logs, refuse_taken, target_paths
+from tito_audit.storage import dataset_metadata, find_logs, output_path, refuse_taken, target_paths
 from tito_audit.version import VERSION
 
 _TABLES = (".parquet", ".arrow", ".arrows", ".feather")
@@ -43,7 +43,7 @@ class Written:
 def check_target(logs: Sequence[str], out: str, *, force: bool) -> None:
     """SetupError if a file to be written exists or is one of the logs."""
     files = find_logs(list(logs))
-    targets = target_paths(list(logs), files, Path(out))
+    targets = target_paths(list(logs), files, output_path(out))
     refuse_taken({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from tito_audit.errors import SetupError
-from tito_audit.join import lines_of
-from tito_audit.record.finding import Result, Severity
+from tito_audit.record.finding import Finding, Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.testimony import Testimony
 from tito_audit.record.trainings import ONCE
@@ -20,7 +20,17 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
 from tito_audit.run.progress import Progress
-from tito_audit.run.repair_tasks import Batch, Part, RepairBatch, Repaired, Started, planned, unpacked
+from tito_audit.run.repair_output import Writes, write_row
+from tito_audit.run.repair_replay import (
+    KeptOutcome,
+    RepairRecorder,
+    encoders_of,
+    kept_outcomes,
+    refuse_model,
+    told_by,
+)
+from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
+from tito_audit.run.resume import states_of
 from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, fails, strategies
 from tito_audit.run.scan import Scan, conclude, names_of, once_of, testimony_of
 from tito_audit.settings.model import RepairSettings, Settings
@@ -34,11 +44,13 @@ from tito_audit.storage import (
     find_logs,
     make_folder,
     open_output,
+    output_path,
     refuse_taken,
     same_place,
     target_paths,
     write_dataset_metadata,
 )
+from tito_audit.storage.journal import Journal
 from tito_audit.summary import Summary
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -61,12 +73,20 @@ class Repairs:
         settings: Settings,
         repairs: RepairSettings,
         progress: Progress | None = None,
+        *,
+        resume: Path | None = None,
     ) -> None:
         self.logs = logs
-        self.out = Path(out) if out is not None else None
+        self.out = output_path(out) if out is not None else None
         self.settings = settings
         self.repairs = repairs
         self.progress = progress
+        self.resume = resume
+        """A journal: logs that it says are repaired and that were written are not repaired again."""
+        self.resumed = 0
+        """How many logs were repaired before."""
+        self.shown = 0
+        """How many of the first changed rows need whole rollouts, also if they were repaired before."""
         self.before = Summary()
         """The scan of the logs as read."""
         self.after = Summary()
@@ -84,23 +104,34 @@ class Repairs:
         self._engine: Executor | None = None
 
     def __iter__(self) -> Iterator[Outcome]:
-        with engine_of(self.settings) as self._engine:
-            yield from self._run()
+        with ExitStack() as stack:
+            yield from self._all(None if self.resume is None else self._journal(self.resume, stack))
 
-    def _run(self) -> Iterator[Outcome]:
+    def _all(self, journal: Journal | None) -> Iterator[Outcome]:
         selected_codes(self.settings)
         strategies(self.repairs)
         files = find_logs(self.logs)
+        states = states_of(files) if journal is not None else {}
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
-        refuse_taken({**targets, **dataset_metadata(self.logs, targets)}, overwrite=self.repairs.force)
+        writes = Writes(self.repairs.force, journal)
+        for file, target in {**targets, **dataset_metadata(self.logs, targets)}.items():
+            refuse_taken({file: target}, overwrite=writes.replaces(target))
         flow = RowFlow(files, _whole(self.settings))
         flow.begin(self.before)
         flow.choose_encoders()
+        once = self._once(flow)
+        recorder = None
+        if journal is not None:
+            recorder = RepairRecorder(journal, flow, states, self.repairs, targets, once)
+            self.resumed = len(recorder.kept)
+            self.before.notices += recorder.finished.notices()
         started = time.perf_counter()
         # The quarantine is closed first: its file is complete before any log without those rows gets its name.
+        # A journal holds those rows, so with one each log gets its name at once.
         with ExitStack() as later, ExitStack() as stack:
-            quarantine = self._quarantine(files, targets, stack)
-            outcomes = stack.enter_context(closing(self._outcomes(flow, targets, quarantine, later)))
+            quarantine = self._quarantine(files, targets, writes, stack)
+            writing = _Writing(self, targets, writes, quarantine, later, flow.size, once, recorder)
+            outcomes = stack.enter_context(closing(self._outcomes(flow, writing)))
             for outcome in outcomes:
                 for result in flow.noted(outcome.before):
                     self.before.add(result)
@@ -109,21 +140,20 @@ class Repairs:
                     self.after.add(result)
                     self.failing += _failing(flow, result.place.file, result)
                 yield outcome
-        write_dataset_metadata(self.logs, targets, overwrite=self.repairs.force)
+        write_dataset_metadata(self.logs, targets, overwrite=writes.replaces, sealed=writes.sealed)
         flow.say_joined(self.before)
         flow.encoders.warn(self.before)
         conclude(self.before)
         flow.save()
         if self.out is not None:
-            self._scan_again(flow)
+            self._scan_again(flow, journal)
         else:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
             self.after.tokenizer_commits = self.before.tokenizer_commits
 
-    def tell(self, flow: RowFlow, file: Path) -> None:
+    def tell(self, flow: RowFlow, file: Path, told: tuple[Finding, ...]) -> None:
         """Count the findings about a whole log, which no repair changes."""
-        told = flow.group(str(file)).auditor.told
         if not told:
             return
         result = Result(told[0].place, None, told, of_log=True)
@@ -132,36 +162,42 @@ class Repairs:
             self.after.add(result)
             self.failing += _failing(flow, str(file), result)
 
+    def _journal(self, place: Path, stack: ExitStack) -> Journal:
+        """The journal, open until `stack` closes; it may be beside a folder that is yet to be made."""
+        refuse_model(self.repairs)
+        if self.out is not None and place.parent == self.out.parent and len(find_logs(self.logs)) > 1:
+            make_folder(place.parent)
+        return stack.enter_context(closing(Journal(place)))
+
     def _quarantine(
-        self, files: Sequence[Path], targets: Mapping[Path, Path], stack: ExitStack
+        self, files: Sequence[Path], targets: Mapping[Path, Path], writes: Writes, stack: ExitStack
     ) -> Quarantine | None:
         if self.repairs.quarantine is None or self.out is None:
             return None
-        place = Path(self.repairs.quarantine)
+        place = output_path(self.repairs.quarantine)
         if any(same_place(place, one) for one in (*files, *targets.values())):
             raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
-        quarantine = stack.enter_context(Quarantine.opened(place, overwrite=self.repairs.force))
+        opened = Quarantine.opened(place, overwrite=writes.replaces(place), sealed=writes.sealed)
+        quarantine = stack.enter_context(opened)
         allow_open_files(len(files))
         return quarantine
 
-    def _outcomes(
-        self, flow: RowFlow, targets: Mapping[Path, Path], quarantine: Quarantine | None, later: ExitStack
-    ) -> Generator[Outcome, None, None]:
+    def _outcomes(self, flow: RowFlow, writing: _Writing) -> Generator[Outcome, None, None]:
         """The outcomes; each row is written before its outcome is yielded."""
-        given = self.executor or self._engine
-        several = given is not None or (self.settings.jobs or 1) > 1
-        executor, known = given or self._executor(flow), dict[Path, Proven]()
-        flow.executor = self._engine
+        several = self.executor is not None or (self.settings.jobs or 1) > 1
+        executor, recorder, writes = self._executor(flow), writing.recorder, bool(writing.targets)
         size = None
         if not executor.here:
             flow.load()
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), _LARGEST)
-        work = RepairBatch(flow, self.repairs, writes=bool(targets), bare=several)
-        once = self._once(flow)
-        tasks = planned(flow, known, size, once=once, keep_text=bool(targets))
-        writing = _Writing(self, work, targets, quarantine, later, known, flow.size, once)
+        writing.work = work = RepairBatch(flow, self.repairs, writes=writes, bare=several)
+        kept = recorder.kept if recorder is not None else {}
+        tasks = planned(flow, writing.known, size, once=writing.once, keep_text=writes, kept=kept)
         with closing(mapped(executor, work, tasks)) as parts:
             for part, _ in parts:
+                if isinstance(part, Kept):
+                    yield from writing.replayed(part)
+                    continue
                 assert isinstance(part, Started), "the rows of a log are taken before the next one starts"
                 yield from writing.outcomes(part.file, part.log, parts)
 
@@ -181,9 +217,10 @@ class Repairs:
         executor = executor_for(self.settings.jobs or 1, self.before)
         return InProcess() if self.batch_bytes is None and is_small(flow.files) else executor
 
-    def _scan_again(self, flow: RowFlow) -> None:
+    def _scan_again(self, flow: RowFlow, journal: Journal | None) -> None:
         """Scan the written files for `after`."""
         scan = Scan([str(target) for _, target in self.written], _whole(self.settings))
+        scan.journal = journal
         scan.loader = flow.loader
         scan.standing_for = {target: log for log, target in self.written}
         logs = {str(target): str(log) for log, target in self.written}
@@ -197,53 +234,107 @@ class _Writing:
     """Writes the rows of the logs as their repairs come back; nothing in a dry run."""
 
     run: Repairs
-    work: RepairBatch
     targets: Mapping[Path, Path]
+    writes: Writes
     quarantine: Quarantine | None
     later: ExitStack
     """Holds the files that lack rows until the quarantine has its name."""
-    known: dict[Path, Proven]
-    """What each log proves, once worked out."""
     total: int
     """Bytes of all logs."""
     once: Once | None
     """What the rows of all logs train more than once; None if no repair needs it."""
+    recorder: RepairRecorder | None
+    """Records what was done; None without a journal."""
+    work: RepairBatch = field(init=False)
+    known: dict[Path, Proven] = field(default_factory=dict)
+    """What each log proves, once worked out."""
     done: int = 0
     rows: int = 0
+    changed: int = 0
+    """Rows that were changed or put into the quarantine."""
 
     def outcomes(self, file: Path, log: Log, parts: Iterator[tuple[Part, Repaired | None]]) -> Iterator[Outcome]:
         """The outcomes of one log, whose batches come next in `parts`."""
-        flow, run, lacks_rows = self.work.flow, self.run, False
+        flow, run, recorder, lacks_rows = self.work.flow, self.run, self.recorder, False
         run.before.files.append(str(file))
-        run.vocabulary = flow.group(str(file)).auditor.vocabulary
-        run.tell(flow, file)
+        auditor = flow.group(str(file)).auditor
+        run.vocabulary = auditor.vocabulary
+        run.tell(flow, file, auditor.told)
+        if recorder is not None:
+            recorder.begin(file, auditor.told)
         with ExitStack() as stack:
             out = self._output(file, log, stack) if self.targets else None
             for part, answer in parts:
                 if not isinstance(part, Batch) or answer is None:
                     break
                 flow.encoders.add(answer.encoders, run.before)
+                if recorder is not None:
+                    recorder.encoders(answer.encoders)
                 for raw, given in zip(part.rows, answer.rows, strict=True):
                     repaired = given or self._with_log(file, raw)
-                    if out is not None:
-                        _write(raw, repaired, out, self.quarantine)
+                    moved = write_row(raw, repaired, out, self.quarantine) if out is not None else ()
+                    if recorder is not None:
+                        recorder.add(repaired.outcome, moved)
                     lacks_rows |= repaired.outcome.quarantined is not None
-                    self._progress(part.position)
+                    self._passed(repaired.outcome, part.position)
                     yield repaired.outcome
             if out is not None:
                 out.finish(log)
-            if lacks_rows:
+            if recorder is not None:
+                recorder.finish()
+            elif lacks_rows:
                 self.later.push(stack.pop_all())
         self.done += log.size
         if self.targets:
             run.written.append((file, self.targets[file]))
+
+    def replayed(self, part: Kept) -> Iterator[Outcome]:
+        """The outcomes of a log that was repaired before; what they put into the quarantine is put there again."""
+        flow, run, file, recorder = self.work.flow, self.run, part.file, self.recorder
+        assert recorder is not None, "only a journal keeps logs"
+        group = flow.groups[str(file)]
+        if group.join is not None:
+            group.join.rows(group.open(file))  # reads the calls of all logs, which the summary tells of
+        run.before.files.append(str(file))
+        run.vocabulary = group.auditor.vocabulary
+        run.tell(flow, file, told_by(part.recorded))
+        whole = self._whole(file, kept_outcomes(recorder.journal, part.recorded))
+        for outcome, moved in kept_outcomes(recorder.journal, part.recorded):
+            if self.quarantine is not None:
+                for line in moved:
+                    self.quarantine.write(line)
+            self._passed(outcome, 0)
+            yield whole.get(outcome.place.row, outcome)
+        for encoded in encoders_of(part.recorded):
+            flow.encoders.add(encoded, run.before)
+        self.done += file.stat().st_size
+        if self.targets:
+            run.written.append((file, self.targets[file]))
+
+    def _whole(self, file: Path, outcomes: Iterable[KeptOutcome]) -> Mapping[int, Outcome]:
+        """By row, the outcomes that are shown with whole rollouts: their rows are repaired again."""
+        room = self.run.shown - self.changed
+        if room <= 0:
+            return {}
+        flow = self.work.flow
+        rows = (one.place.row for one, _ in outcomes if one.repaired or one.quarantined is not None)
+        wanted, found, group = set(islice(rows, room)), {}, flow.groups[str(file)]
+        self.run.vocabulary = flow.group(str(file)).auditor.vocabulary
+        for raw in group.rows(group.open(file, keep_text=True)) if wanted else ():
+            if raw.index in wanted:
+                wanted.remove(raw.index)
+                found[raw.index] = self._with_log(file, raw).outcome
+                if not wanted:
+                    break
+        return found
 
     def _output(self, file: Path, log: Log, stack: ExitStack) -> Output:
         target, repairs = self.targets[file], self.run.repairs
         if target != self.run.out:  # inside a folder, whose subfolders are made as needed
             make_folder(target.parent)
         added = (COLUMN,) if repairs.provenance else ()
-        out = stack.enter_context(open_output(log, target, overwrite=repairs.force, added=added))
+        replaces, sealed = self.writes.replaces(target), self.writes.sealed
+        out = stack.enter_context(open_output(log, target, overwrite=replaces, added=added, sealed=sealed))
         return self.work.flow.groups[str(file)].output(out, log)
 
     def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
@@ -258,8 +349,9 @@ class _Writing:
         assert repaired is not None, "nothing else is missing once the log was asked"
         return repaired
 
-    def _progress(self, position: int) -> None:
+    def _passed(self, outcome: Outcome, position: int) -> None:
         self.rows += 1
+        self.changed += outcome.repaired or outcome.quarantined is not None
         if self.run.progress is not None:
             self.run.progress(self.rows, self.done + position, self.total)
 
@@ -270,28 +362,20 @@ def repair_rollouts(
     settings: Settings | None = None,
     repairs: RepairSettings | None = None,
     progress: Progress | None = None,
+    *,
+    resume: Path | None = None,
 ) -> Repairs:
     """Repairs logs into `out` (a file for one log, else a folder); yields one outcome per row.
 
     Nothing is written until the outcomes are iterated; without `out` it is a dry run. The logs are never changed.
     Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say.
+
+    With `resume`, a journal that is made if it does not exist, logs that an earlier run repaired are not repaired
+    again if log and repaired file are unchanged, and files that runs with this journal wrote may be replaced. The
+    outcomes are the same; their rollouts keep only place and format.
     """
-    return Repairs(names_of(logs), out, settings or Settings(), repairs or RepairSettings(), progress)
-
-
-def _write(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quarantine | None) -> None:
-    outcome = repaired.outcome
-    if outcome.quarantined is not None:
-        if quarantine is None:
-            raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
-        codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
-        for line in lines_of(unpacked(raw)):
-            quarantine.add(line, outcome.place, {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}})
-        out.replace(raw, [])
-    elif repaired.rows is None:
-        out.keep(raw)
-    else:
-        out.replace(replace(raw, value=repaired.logged), repaired.rows)
+    settings, repairs = settings or Settings(), repairs or RepairSettings()
+    return Repairs(names_of(logs), out, settings, repairs, progress, resume=resume)
 
 
 def _whole(settings: Settings) -> Settings:

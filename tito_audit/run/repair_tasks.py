@@ -18,6 +18,7 @@ from tito_audit.run.parallel import bare
 from tito_audit.run.row_repair import Again, Proven, RepairedRow, RowRepair
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import Log, RawRow
+from tito_audit.storage.journal import Finished
 from tito_audit.storage.row import parse_json
 
 
@@ -42,7 +43,16 @@ class Batch:
         return f"{self.file}, rows {self.rows[0].index} to {self.rows[-1].index}"
 
 
-Part: TypeAlias = Started | Batch | None
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A log that is not repaired again; no batches follow."""
+
+    file: Path
+    recorded: Finished
+    """What an earlier run recorded of it."""
+
+
+Part: TypeAlias = Started | Batch | Kept | None
 """A step through the logs; None: the log has no more rows."""
 
 
@@ -74,17 +84,24 @@ def planned(
     *,
     once: Once | None = None,
     keep_text: bool,
+    kept: Mapping[Path, Finished],
 ) -> Iterator[tuple[Part, Task | None]]:
-    """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read."""
+    """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read.
+
+    Logs that are `kept` are not read.
+    """
     for file in flow.files:
+        if file in kept:
+            yield Kept(file, kept[file]), None
+            continue
         group = flow.groups[str(file)]
         log = group.open(file, keep_text=keep_text or size is not None)
         yield Started(file, log), None
         for rows in _batches(group.rows(log), size or 0):
             again = {} if once is None else once.again(str(file), [raw.index for raw in rows])
             task = Task(file, rows if size is None else [_packed(raw) for raw in rows], proven.get(file), again)
-            kept = rows if size is None else [_without_value(raw) for raw in rows]
-            yield Batch(file, kept, log.position), task
+            waiting = rows if size is None else [_without_value(raw) for raw in rows]
+            yield Batch(file, waiting, log.position), task
         yield None, None
 
 
@@ -130,7 +147,9 @@ def _bare(outcome: Outcome) -> Outcome:
     """The outcome with bare rollouts if the row did not change."""
     if outcome.repaired or outcome.quarantined is not None:
         return outcome
-    return replace(outcome, before=tuple(map(bare, outcome.before)), after=tuple(map(bare, outcome.after)))
+    before = tuple(map(bare, outcome.before))
+    after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
+    return replace(outcome, before=before, after=after)
 
 
 def _batches(rows: Any, size: int) -> Iterator[list[RawRow]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from datetime import date
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,25 @@ class FinishedLogs:
         """What decides the result of a log, by name, as hashes."""
         group = self._flow.groups[str(file)]
         if id(group) not in self._by_group:
-            said = {**_deciding(group, self._kind, self._states), **self._more}
+            said = {**_deciding(group, self._kind), **self._more}
             self._by_group[id(group)] = {name: _hash(value) for name, value in said.items()}
-        return self._by_group[id(group)]
+        decided = self._by_group[id(group)]
+        if group.join is None or not group.join.joins_logs(file):
+            return decided
+        # With a limit, only so many rows are searched for the calls of a conversation.
+        return {**decided, "logs": self._all_logs + str(group.settings.limit)}
+
+    @cached_property
+    def _all_logs(self) -> str:
+        return logs_hash(self._states)
 
 
-def _deciding(group: LogGroup, kind: str, states: States) -> dict[str, object]:
+def logs_hash(states: States) -> str:
+    """A hash of all logs of a run."""
+    return _hash([(str(file), state) for file, state in states.items()])
+
+
+def _deciding(group: LogGroup, kind: str) -> dict[str, object]:
     """What decides the results of a group of logs, besides what is in them."""
     settings, auditor = group.settings, group.auditor
     said: dict[str, object] = {
@@ -117,12 +130,10 @@ def _deciding(group: LogGroup, kind: str, states: States) -> dict[str, object]:
         said["chat template"] = _plain(sources)
         if settings.clock is None and any("strftime_now" in source for source in sources.values()):
             said["date (--clock sets it)"] = date.today().isoformat()
-    if group.join is not None:
-        others = [name for name in (settings.messages, settings.tools_file) if name is not None]
-        files = [file for name in others for file in find_logs([name])]
-        joined = {**states, **states_of(files)}
-        # With a limit, only so many rows are searched for the calls of a conversation.
-        said["logs or joined files"] = [(str(file), state) for file, state in joined.items()], settings.limit
+    others = [name for name in (settings.messages, settings.tools_file) if name is not None]
+    if others and group.join is not None:
+        files = [(str(file), identity_of(file)) for name in others for file in find_logs([name])]
+        said["joined files"] = files, group.join.keys()
     return said
 
 
@@ -152,5 +163,3 @@ def _code() -> str:
     for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.json"))):
         code.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
     return code.hexdigest()
-
-

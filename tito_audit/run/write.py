@@ -11,7 +11,7 @@ from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.storage import open_output
+from tito_audit.storage import open_output, output_path
 
 
 def write_rollouts(
@@ -35,7 +35,7 @@ def write_rollouts(
     upcoming = next(waiting, None)
     written = 0
     source = group.open(Path(log), keep_text=True)
-    with open_output(source, Path(out), overwrite=overwrite, added=()) as whole:
+    with open_output(source, output_path(out), overwrite=overwrite, added=()) as whole:
         output = group.output(whole, source)
         for raw in group.rows(source):
             mine: dict[int, Rollout] = {}

@@ -155,7 +155,7 @@ RUN_OPTIONS: Final = under(
     ),
     Option(
         "resume",
-        "Do not repeat the logs that an earlier run finished and that did not change since. The result is the same.",
+        "Do not repeat what an earlier run finished: logs that did not change since. The result is the same.",
         ("scan", "repair"),
         takes=bool,
         flag_only=FlagOnly.PURPOSE,

@@ -9,6 +9,7 @@ from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.output import open_output
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.quarantine import Quarantine
+from tito_audit.storage.remote_output import output_path, place_key
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.standard_input import path_of
 from tito_audit.storage.targets import make_folder, refuse_taken, same_place, target_paths
@@ -27,7 +28,9 @@ __all__ = [
     "make_folder",
     "open_log",
     "open_output",
+    "output_path",
     "path_of",
+    "place_key",
     "refuse_taken",
     "same_place",
     "skipped_files",

@@ -10,13 +10,19 @@ import secrets
 import shutil
 import signal
 import stat
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.remote import RemoteFile
+from tito_audit.storage.remote_output import RemoteDraft, exists_error, refuse_remote
+
+Sealed = Callable[[Path, os.stat_result], None]
+"""Called with the target of a complete file and what the system says about it."""
 
 _BUFFER = 1 << 20
 _HANDLES = 2
@@ -28,9 +34,12 @@ _NO_NAME = {*_NO_LINKS, errno.ENOENT}
 
 
 @contextmanager
-def new_file(target: Path, *, overwrite: bool, source: Path | None = None) -> Iterator[BinaryIO]:
+def new_file(
+    target: Path, *, overwrite: bool, source: Path | None = None, sealed: Sealed | None = None
+) -> Iterator[BinaryIO]:
     """A file to write, renamed to `target` when the block ends and removed if it raises.
 
+    A remote target is written to a temporary file, which is sent to its store when the block ends.
     Raises StorageError before anything is written if `target` exists and must not be overwritten, is `source`
     under any name, or cannot be created; and later if the disk is full or `target` has appeared in the meantime.
     Symlinks are followed: the file they point to is replaced.
@@ -43,6 +52,8 @@ def new_file(target: Path, *, overwrite: bool, source: Path | None = None) -> It
         stack.callback(_close_quietly, out)
         yield cast(BinaryIO, out)
         out.flush()
+        if sealed is not None:
+            sealed(target, os.fstat(draft.fd))
         with _as_storage_errors(target):
             draft.publish(out, overwrite)
 
@@ -58,6 +69,9 @@ def draft_of(out: BinaryIO) -> Path:
 
 def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) -> Path:
     """The resolved path of `target` if a file may be written there; else StorageError."""
+    if isinstance(target, RemoteFile):
+        refuse_remote(target, overwrite=overwrite, source=source)
+        return target
     place = Path(os.path.realpath(target))
     try:
         status = place.stat()
@@ -71,7 +85,8 @@ def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) 
         raise _write_error(target, error) from error
     if stat.S_ISDIR(status.st_mode):
         raise StorageError(f"{target}: this is a folder, so nothing was written; name a file in it.")
-    if source is not None and source.exists() and os.path.samestat(status, source.stat()):
+    local = source if not isinstance(source, RemoteFile) else None
+    if local is not None and local.exists() and os.path.samestat(status, local.stat()):
         raise StorageError(
             f"{target}: this is the input itself, and the input is never written; name another file."
         )
@@ -81,7 +96,7 @@ def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) 
             "name another file."
         )
     if not overwrite:
-        raise _exists_error(target)
+        raise exists_error(target)
     return place
 
 
@@ -98,8 +113,16 @@ def allow_open_files(count: int) -> None:
 
 
 @contextmanager
-def _draft(place: Path) -> Iterator[_Unnamed | _Named]:
+def _draft(place: Path) -> Iterator[_Unnamed | _Named | RemoteDraft]:
     """A file without its final name yet; removed afterwards unless it is published."""
+    if isinstance(place, RemoteFile):
+        with _sigterm_raises():
+            remote = RemoteDraft(place)
+            try:
+                yield remote
+            finally:
+                remote.remove()
+        return
     if _Unnamed.possible(place):
         unnamed = _Unnamed(place)
         try:
@@ -189,6 +212,7 @@ class _Unnamed:
             try:
                 shutil.copyfileobj(source, copy, _BUFFER)
                 copy.flush()
+                _copy_times(self.fd, named.fd)
                 named.publish(copy, overwrite)
             finally:
                 _close_quietly(copy)
@@ -259,7 +283,7 @@ def _as_storage_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError:
-        raise _exists_error(target) from None
+        raise exists_error(target) from None
     except OSError as error:
         raise _write_error(target, error) from error
 
@@ -268,6 +292,13 @@ def _close_quietly(out: io.BufferedWriter[_TargetFile]) -> None:
     """Close and ignore errors: what is left in the buffer is not needed."""
     with contextlib.suppress(OSError, StorageError):
         out.close()
+
+
+def _copy_times(source: int, target: int) -> None:
+    """Give one open file the times of another, where the system can."""
+    if os.utime in os.supports_fd:
+        about = os.fstat(source)
+        os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
 def _sync(fd: int, place: Path, overwrite: bool) -> None:
@@ -312,15 +343,11 @@ def _exit(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _exists_error(target: Path) -> StorageError:
-    return StorageError(
-        f"{target}: the file exists, so nothing was written; name another file, or overwrite it with --force."
-    )
-
-
 def _write_error(target: Path, error: OSError) -> StorageError:
     way_out = "free some space or name a file on another disk"
-    if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+    if isinstance(target, RemoteFile):
+        way_out = f"it is written to {tempfile.gettempdir()} first: free some space there, or set TMPDIR"
+    elif error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         way_out = "name a file in a folder that can be written"
     return StorageError(
         f"{target}: the file cannot be written ({error.strerror or error}), so nothing was written; {way_out}."

@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.arrow import open_arrow
-from tito_audit.storage.atomic import new_file
+from tito_audit.storage.atomic import Sealed, new_file
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 MARKS = frozenset((_STATE, _DICT))
@@ -62,11 +62,18 @@ def dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[
     return found
 
 
-def write_dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path], *, overwrite: bool) -> None:
+def write_dataset_metadata(
+    logs: Sequence[str],
+    targets: Mapping[Path, Path],
+    *,
+    overwrite: Callable[[Path], bool],
+    sealed: Sealed | None = None,
+) -> None:
     """Write the metadata files of `dataset_metadata`, updated for the shards as written.
 
     Row and byte counts follow the shards, an added column becomes a feature, and a data set in which anything
-    changed gets a new fingerprint, or `datasets` would use what it cached of the old one.
+    changed gets a new fingerprint, or `datasets` would use what it cached of the old one. `overwrite` says which
+    files may be replaced; `sealed` is called for each just before it appears.
     """
     for file, place in dataset_metadata(logs, targets).items():
         data = file.read_bytes()
@@ -75,7 +82,7 @@ def write_dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path], *,
             about = _object(file)
             changed = _new_state(about, pairs) if file.name == _STATE else _new_info(about, file.parent, pairs)
             data = json.dumps(changed, indent=2).encode("utf-8")
-        with new_file(place, overwrite=overwrite, source=file) as out:
+        with new_file(place, overwrite=overwrite(place), source=file, sealed=sealed) as out:
             out.write(data)
 
 

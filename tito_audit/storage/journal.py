@@ -67,7 +67,7 @@ class Journal:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         except OSError as error:
             raise _unwritable(path, error) from None
-        self._file = open(fd, "r+b")  # noqa: SIM115 - open until `close`
+        self._file = open(fd, "r+b")  # noqa: PTH123, SIM115 - open until `close`
         try:
             self._lock()
             self._read()

@@ -14,7 +14,7 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.record.edits import edits_between
 from tito_audit.storage.arrow import open_arrow
-from tito_audit.storage.atomic import new_file
+from tito_audit.storage.atomic import Sealed, new_file
 from tito_audit.storage.log import BINARY, TABLES, Log
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.row import RawRow
@@ -28,12 +28,18 @@ _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 
 @contextmanager
 def open_output(
-    log: Log, target: Path, *, overwrite: bool, added: tuple[str, ...] = ("tito_audit",)
+    log: Log,
+    target: Path,
+    *,
+    overwrite: bool,
+    added: tuple[str, ...] = ("tito_audit",),
+    sealed: Sealed | None = None,
 ) -> Iterator[Output]:
     """An output for the rows of a log that keeps its text; `target` appears when the block ends, or never.
 
     If no row changed, it is a copy of the log's file. The suffix of `target` decides how JSON is compressed;
-    without one, as the log is. `added` names columns that rows may have although the log does not.
+    without one, as the log is. `added` names columns that rows may have although the log does not. `sealed` is
+    called once the file is complete, just before it appears.
     SetupError if the suffix is that of another kind; StorageError if the file cannot be written, or the log
     has a row that cannot be carried over.
     """
@@ -44,7 +50,10 @@ def open_output(
     if log.kind not in BINARY and not log.keep_text:
         raise ValueError("a log can only be written again when it was opened with keep_text")
     compression = _compression_for(log, target)
-    with new_file(target, overwrite=overwrite, source=log.path) as out, contextlib.ExitStack() as stack:
+    with (
+        new_file(target, overwrite=overwrite, source=log.path, sealed=sealed) as out,
+        contextlib.ExitStack() as stack,
+    ):
         inner: Output
         if log.kind == "parquet":
             from tito_audit.storage.parquet_output import ParquetOutput  # slow to import, so only where needed

@@ -13,7 +13,7 @@ import orjson
 from tito_audit.record.edits import Edit
 from tito_audit.record.json_text import rewrite_json
 from tito_audit.record.rollout import Place
-from tito_audit.storage.atomic import new_file
+from tito_audit.storage.atomic import Sealed, new_file
 from tito_audit.storage.row import RawRow
 
 
@@ -26,13 +26,16 @@ class Quarantine:
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, *, overwrite: bool) -> Iterator[Quarantine]:
+    def opened(cls, path: Path, *, overwrite: bool, sealed: Sealed | None = None) -> Iterator[Quarantine]:
         """A quarantine whose file appears when the run is over; StorageError if it cannot be written."""
-        with new_file(path, overwrite=overwrite) as out:
+        with new_file(path, overwrite=overwrite, sealed=sealed) as out:
             yield cls(out)
 
-    def add(self, raw: RawRow, place: Place, said: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write a row as it was, plus one column; a row that is not an object goes into that column as text."""
+    def add(self, raw: RawRow, place: Place, said: Mapping[str, Mapping[str, Any]]) -> bytes:
+        """Write a row as it was, plus one column; a row that is not an object goes into that column as text.
+
+        Returns what was written.
+        """
         (column, about), *_ = said.items()
         about = {**about, "file": place.file, "row": place.row}
         if raw.value is None:
@@ -48,6 +51,11 @@ class Quarantine:
         else:
             options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
             line = orjson.dumps({**raw.value, column: about}, option=options, default=_plain)
+        self.write(line)
+        return line
+
+    def write(self, line: bytes) -> None:
+        """Write a row as `add` returned it."""
         self._out.write(line + b"\n")
         self.rows += 1
 

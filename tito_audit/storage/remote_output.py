@@ -1,0 +1,168 @@
+"""Outputs in buckets and on the hub: written to a temporary file, and sent as a whole once they are complete.
+
+A store shows an object once all of it has arrived: nobody ever sees a part of it, and a run that is killed leaves
+nothing that can be seen.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tito_audit.errors import StorageError
+from tito_audit.storage._store import Missing, Refused, retried
+from tito_audit.storage._store_web import WebStore
+from tito_audit.storage._store_writing import Taken, bucket_of, read_only, same_key, send
+from tito_audit.storage.remote import RemoteFile, is_url
+
+_LISTED = 8
+"""From how many targets on their folder is listed, rather than asking for each."""
+_PROCESS = Path("/proc/self/fd")
+
+
+def output_path(name: str | Path) -> Path:
+    """The path for the name of an output, which may be a URL."""
+    if isinstance(name, RemoteFile):
+        return name
+    return RemoteFile(str(RemoteFile(str(name)))) if is_url(str(name)) else Path(name)
+
+
+def place_key(path: str | Path) -> str:
+    """The same text for all names of a place: on disk with links followed, in a store with one spelling."""
+    if isinstance(path, RemoteFile):
+        return same_key(path.url)
+    return same_key(str(path)) if is_url(str(path)) else os.path.realpath(path)
+
+
+def refuse_remote(target: RemoteFile, *, overwrite: bool, source: Path | None = None) -> None:
+    """StorageError if no file can be written there: one exists, it is the input, or there is no such bucket."""
+    if source is not None and place_key(target) == place_key(source):
+        raise StorageError(
+            f"{target}: this is the input itself, and the input is never written; name another file."
+        )
+    bucket = _bucket(target)
+    try:
+        target.refreshed()
+    except FileNotFoundError:
+        _refuse_missing(target, bucket)
+        return
+    if not overwrite:
+        raise exists_error(target)
+
+
+def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
+    """StorageError if any of these files exists; the folder of many is listed rather than asking for each."""
+    wanted = list(targets)
+    if len(wanted) < _LISTED:
+        for target in wanted:
+            refuse_remote(target, overwrite=False)
+        return
+    above = wanted[0].parent
+    while not all(target.is_relative_to(above) for target in wanted):
+        above = above.parent
+    _refuse_missing(wanted[0], _bucket(wanted[0]))
+    try:
+        taken = {same_key(url) for url, _ in above.store.files(above.url)}
+    except Missing:  # an empty folder is none
+        return
+    except Refused as error:
+        raise StorageError(f"{above}: {error}") from None
+    found = next((target for target in wanted if same_key(target.url) in taken), None)
+    if found is not None:
+        raise exists_error(found)
+
+
+def _bucket(target: RemoteFile) -> RemoteFile:
+    """The bucket or repository that a target is in; StorageError if nothing can be written there."""
+    try:
+        if isinstance(target.store, WebStore):
+            raise Refused(read_only())
+        return RemoteFile(bucket_of(target.url))
+    except Refused as error:
+        raise StorageError(f"{target}: {error}") from None
+
+
+def _refuse_missing(target: RemoteFile, bucket: RemoteFile) -> None:
+    """StorageError if there is no such bucket or repository, which is asked once."""
+    if bucket.url in _buckets:
+        return
+    if not bucket.is_dir():
+        raise StorageError(f"{target}: there is no {bucket}, so nothing was written; create it first.")
+    _buckets.add(bucket.url)
+
+
+class RemoteDraft:
+    """A temporary file on disk that is sent to its place when it is published, and removed in any case."""
+
+    def __init__(self, place: RemoteFile) -> None:
+        self._place = place
+        self.fd, name = tempfile.mkstemp(prefix="tito-audit-")
+        self._name: Path | None = Path(name)
+        if _PROCESS.is_dir():
+            self.remove()  # from now on nothing is left of it even if the process is killed
+
+    @property
+    def path(self) -> Path:
+        """A path to the file that only this process can use."""
+        return self._name or _PROCESS / str(self.fd)
+
+    def publish(self, out: io.BufferedWriter[Any], overwrite: bool) -> None:
+        """Send the file to its place; StorageError if that is refused, FileExistsError if the name is taken."""
+        upload(self.path, self._place, overwrite=overwrite)
+        out.close()
+
+    def remove(self) -> None:
+        """Remove the name of the temporary file."""
+        if self._name is not None:
+            self._name.unlink(missing_ok=True)
+            self._name = None
+
+
+def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
+    """Send a file on disk to a store, as a whole; a connection that drops is tried again with all of it.
+
+    Raises FileExistsError if the name is taken and must not be overwritten, and StorageError in one line if the
+    store refuses it; then nothing has appeared.
+    """
+    try:
+        retried(lambda: _sent(file, place, overwrite))
+    except Refused as error:
+        raise StorageError(f"{place}: nothing was written: {error}") from None
+    held, size = place.refreshed().st_size, file.stat().st_size
+    if held != size:
+        raise StorageError(
+            f"{place}: the store holds {held:,} bytes of the {size:,} that were sent; delete it and run again."
+        )
+
+
+def exists_error(target: Path) -> StorageError:
+    """The error for a name that is taken."""
+    return StorageError(
+        f"{target}: the file exists, so nothing was written; name another file, or overwrite it with --force."
+    )
+
+
+def _sent(file: Path, place: RemoteFile, overwrite: bool) -> None:
+    try:
+        send(place.store, file, place.url, overwrite=overwrite)
+    except Taken:
+        # The file of an earlier try whose answer was lost is no other file.
+        if not _holds(place, file):
+            raise FileExistsError from None
+
+
+def _holds(place: RemoteFile, file: Path) -> bool:
+    """Whether a store holds exactly the bytes of a file on disk."""
+    if place.refreshed().st_size != file.stat().st_size:
+        return False
+    with place.open() as there, file.open("rb") as here:
+        blocks = iter(lambda: (there.read(1 << 20), here.read(1 << 20)), (b"", b""))
+        return all(one == other for one, other in blocks)
+
+
+_buckets: set[str] = set()
+"""The buckets that exist."""
