@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from tito_audit.rescore.close import TokenGap as TokenGap
     from tito_audit.rescore.close import check_logprobs_close as check_logprobs_close
     from tito_audit.run.auditor import load_renderer as load_renderer
+    from tito_audit.run.batch import BatchAudit as BatchAudit
+    from tito_audit.run.batch import BatchAuditor as BatchAuditor
+    from tito_audit.run.batch import audit_batch as audit_batch
     from tito_audit.run.repair import Repairs as Repairs
     from tito_audit.run.repair import repair_rollouts as repair_rollouts
     from tito_audit.run.scan import Scan as Scan
@@ -138,6 +141,7 @@ _HOMES = {
     "providers.vllm": ("VLLMProvider",),
     "rescore.close": ("FirstDifference", "LogprobComparison", "TokenGap", "check_logprobs_close"),
     "run.auditor": ("load_renderer",),
+    "run.batch": ("BatchAudit", "BatchAuditor", "audit_batch"),
     "run.scan": ("Scan", "read_rollouts", "scan_rollouts"),
     "record.finding": ("Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"),
     "record.message": ("Message", "ToolCall"),

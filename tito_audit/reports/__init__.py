@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tito_audit.reports._notebook import NotebookPage as NotebookPage
     from tito_audit.summary import Summary
 
-__all__ = ["all_reports", "notebook_error", "notebook_page", "report_named", "verdict_line"]
+__all__ = ["all_reports", "notebook_error", "notebook_page", "report_named", "verdict_line", "verdict_lines"]
 
 
 @cache
@@ -40,6 +40,18 @@ def verdict_line(summary: Summary) -> str:
     from tito_audit.terminal.escape import visible
 
     return visible(verdict(summary).line)
+
+
+def verdict_lines(summary: Summary) -> list[str]:
+    """The verdict on a whole scan, then a line for each of its causes with the rules that found it."""
+    from tito_audit.reports._causes import cause_lines
+    from tito_audit.terminal.escape import visible
+
+    lines = [verdict_line(summary)]
+    for one in cause_lines(summary):
+        word = "" if one.severity is None else one.severity.word
+        lines.append(visible("  " + " ".join(filter(None, (word, one.words, ", ".join(one.codes))))))
+    return lines
 
 
 def notebook_page(titles: Callable[[], Mapping[str, str]]) -> NotebookPage:

@@ -1,0 +1,402 @@
+"""A batch in a training loop: the findings of a scan of the same rows, out of lists, arrays and tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tiers import one_in, some
+from tito_audit import BatchAudit, BatchAuditor, RecordError, Settings, SetupError, audit_batch, read_rollouts
+from tito_audit.record.finding import Finding, Result, Where
+from tito_audit.run.scan import scan_rollouts
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
+TOKENIZERS = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
+ROLLOUTS = sorted((TOKENIZERS.parent / "rollouts").glob("*/*.jsonl.gz"), reverse=True)
+Columns = dict[str, list[Any]]
+
+
+def numbers(values: Any) -> list[float | None] | None:
+    """Numbers as JSON has them."""
+    return None if values is None else [None if x != x else x for x in np.asarray(values, float).tolist()]
+
+
+def columns_of(log: Path, most: int = 40) -> tuple[Columns, Columns]:
+    """The training rows and the calls of a log, as a trainer holds them."""
+    rows: Columns = {"token_ids": [], "loss_mask": [], "logprobs": []}
+    calls: Columns = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+    try:
+        for rollout in read_rollouts(log, Settings(join=False)):
+            row = rollout.training_row
+            if row is not None and len(rows["token_ids"]) < most:
+                rows["token_ids"].append(row.token_ids.tolist())
+                rows["loss_mask"].append(None if row.loss_mask is None else row.loss_mask.astype(int).tolist())
+                rows["logprobs"].append(numbers(row.logprobs))
+            for turn in rollout.turns:
+                if (
+                    turn.prompt_ids is not None
+                    and turn.completion_ids is not None
+                    and len(calls["logprobs"]) < most
+                ):
+                    calls["prompt_ids"].append(turn.prompt_ids.tolist())
+                    calls["completion_ids"].append(turn.completion_ids.tolist())
+                    calls["logprobs"].append(numbers(turn.completion_logprobs))
+    except RecordError:
+        pass  # fixtures hold a row that cannot be read
+    return rows, calls
+
+
+def written(columns: Columns, log: Path) -> Path:
+    """The columns as a log, one row a line."""
+    rows = zip(*columns.values(), strict=True)
+    lines = ({k: v for k, v in zip(columns, row, strict=True) if v is not None} for row in rows)
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return log
+
+
+def said(results: Iterable[Result], file: str = "batch") -> list[object]:
+    """All that results say, in whatever file they are."""
+    return [
+        (
+            one.of_log,
+            one.place.row,
+            tuple(placed(finding, file) for finding in one.findings),
+            one.skips,
+            one.counts,
+        )
+        for one in results
+    ]
+
+
+def placed(finding: Finding, file: str) -> Finding:
+    hit = replace(finding.hit, message=finding.hit.message.replace(file, "batch"))
+    return replace(finding, place=replace(finding.place, file="batch"), hit=hit)
+
+
+def same_as_a_scan(columns: Columns, folder: Path, tokenizer: str | None) -> int:
+    """The number of findings, which a batch and a scan have in common."""
+    log = written(columns, folder / "log.jsonl")
+    scan = scan_rollouts(log, Settings(tokenizer=tokenizer, join=False, format="generic"))
+    wanted = said(scan, str(log))
+    audit = audit_batch(**columns, tokenizer=tokenizer)
+    assert said(audit) == wanted
+    assert audit.summary.notices == [one.replace(str(log), "batch") for one in scan.summary.notices]
+    assert audit.summary.encoder == scan.summary.encoder
+    return len(audit.findings)
+
+
+@pytest.mark.parametrize("tokenizer", [None, TOY], ids=["ids alone", "with a tokenizer"])
+def test_a_batch_has_the_findings_of_a_scan_of_its_rows(tmp_path: Path, tokenizer: str | None) -> None:
+    found = 0
+    for log in some(LOGS, 12):
+        for columns in columns_of(log):
+            if any(columns.values()):
+                found += same_as_a_scan(columns, tmp_path, tokenizer)
+    assert found >= 10
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("log", some(ROLLOUTS, 1), ids=lambda log: f"{log.parent.name}-{log.name}")
+def test_a_batch_of_real_rollouts_has_the_findings_of_a_scan(log: Path, tmp_path: Path) -> None:
+    tokenizer = str(TOKENIZERS / log.parent.name)
+    for columns in columns_of(log, 12):
+        if any(columns.values()):
+            same_as_a_scan(columns, tmp_path, tokenizer)
+
+
+def rows(seed: int = 0, size: int = 6) -> Columns:
+    """Rows of two turns with logprobs."""
+    random, columns = np.random.default_rng(seed), Columns(token_ids=[], loss_mask=[], logprobs=[])
+    for _ in range(size):
+        lengths = random.integers(8, 30, 4)
+        mask = np.repeat([0, 1, 0, 1], lengths)
+        columns["token_ids"].append(random.integers(300, 900, mask.size).tolist())
+        columns["loss_mask"].append(mask.tolist())
+        columns["logprobs"].append(np.where(mask, -random.exponential(1.0, mask.size), 0.0).tolist())
+    return columns
+
+
+def faulty(columns: Columns) -> Columns:
+    """The same with a fault in each of some rows: logprobs shifted, above zero, not a number, one too few."""
+    logprobs = [list(one) for one in columns["logprobs"]]
+    logprobs[1] = [0.0, *logprobs[1][:-1]]
+    logprobs[2][-1] = 0.5
+    logprobs[3][-2] = float("nan")
+    return {**columns, "logprobs": logprobs}
+
+
+def padded(columns: Columns, left: Sequence[int]) -> dict[str, np.ndarray]:
+    """The rows as arrays with an attention mask; `left`: padding before each."""
+    ids = columns["token_ids"]
+    width = max(start + len(one) for start, one in zip(left, ids, strict=True)) + 3
+    out = {name: np.zeros((len(ids), width), np.float64) for name in columns}
+    out["token_ids"] = np.full((len(ids), width), 7)
+    out["attention_mask"] = np.zeros((len(ids), width), np.int64)
+    for number, start in enumerate(left):
+        here = slice(start, start + len(ids[number]))
+        for name in columns:
+            out[name][number, here] = columns[name][number]
+        out["attention_mask"][number, here] = 1
+    out["loss_mask"] = out["loss_mask"].astype(np.int64)
+    return out
+
+
+def test_a_failing_row_is_named_and_can_be_left_out_of_the_loss() -> None:
+    columns = faulty(rows())
+    audit = audit_batch(**columns)
+    assert audit.failed
+    assert np.flatnonzero(audit.failing_rows).tolist() == [1, 2, 3]
+    assert {finding.place.row for finding in audit.findings if finding.severity.word == "error"} == {1, 2, 3}
+    kept = np.flatnonzero(~audit.failing_rows)
+    again = audit_batch(**{name: [column[row] for row in kept] for name, column in columns.items()})
+    assert not again.failed
+    assert not again.findings
+    assert again.failing_rows.tolist() == [False] * 3
+
+
+def test_only_what_the_settings_say_fails() -> None:
+    columns = faulty(rows())
+    assert not audit_batch(**columns, settings=Settings(fail_on="never")).failed
+    only = audit_batch(**columns, settings=Settings(select=("LPR504",)))
+    assert np.flatnonzero(only.failing_rows).tolist() == [2]
+    assert {finding.code for finding in only.findings} == {"LPR504"}
+
+
+def test_a_finding_about_the_whole_batch_fails_every_row() -> None:
+    columns = rows(size=16)
+    columns["token_ids"] = [[one * 40 for one in ids] for ids in columns["token_ids"]]  # past the vocabulary
+    audit = audit_batch(**columns, tokenizer=TOY)
+    (finding,) = (one for one in audit.findings if one.hit.where is Where.LOG and one.severity.word == "error")
+    assert finding.code == "REC007"
+    assert audit.failing_rows.all()
+
+
+@pytest.mark.parametrize("kind", ["lists", "tuples", "ragged arrays", "arrays", "tensors", "nested", "bfloat16"])
+def test_lists_arrays_and_tensors_are_the_same_batch(kind: str) -> None:
+    columns = faulty(rows())
+    torch: Any = pytest.importorskip("torch") if kind in ("tensors", "nested", "bfloat16") else None
+    if kind == "bfloat16":
+        columns["logprobs"] = [torch.tensor(one).bfloat16().tolist() for one in columns["logprobs"]]
+    wanted = audit_batch(**columns)
+    ragged = {
+        "tuples": lambda name, one: tuple(one),
+        "ragged arrays": lambda name, one: np.array(one),
+        "tensors": lambda name, one: torch.tensor(one),
+        "bfloat16": lambda name, one: torch.tensor(one).bfloat16() if name == "logprobs" else torch.tensor(one),
+    }
+    if kind in ragged:
+        given: Any = {name: [ragged[kind](name, one) for one in column] for name, column in columns.items()}
+    elif kind == "nested":
+        given = {
+            name: torch.nested.nested_tensor([torch.tensor(one) for one in column], layout=torch.jagged)
+            for name, column in columns.items()
+        }
+    else:
+        given = padded(columns, left=[0] * 6) if kind == "arrays" else columns
+    assert said(audit_batch(**given)) == said(wanted)
+    assert wanted.failed
+
+
+@pytest.mark.parametrize("left", [[0] * 6, [5, 0, 2, 9, 1, 4]], ids=["on the right", "on both sides"])
+@pytest.mark.parametrize("kind", ["arrays", "tensors"])
+def test_padding_is_no_part_of_a_row(left: list[int], kind: str) -> None:
+    of = np.asarray if kind == "arrays" else pytest.importorskip("torch").tensor
+    columns = faulty(rows())
+    batch = {name: of(column) for name, column in padded(columns, left).items()}
+    assert said(audit_batch(**batch)) == said(audit_batch(**columns))
+    one_less = {name: column[:, 1:] if name == "logprobs" else column for name, column in batch.items()}
+    if not left[0]:
+        # The first token of a row is not sampled: nothing is said about it, and nothing else changes.
+        assert [one.code for one in audit_batch(**one_less).findings] == [
+            one.code for one in audit_batch(**columns).findings
+        ]
+
+
+def responses(columns: Columns) -> tuple[Columns, list[int]]:
+    """The rows as prompts and responses, with columns over the response; and the length of each prompt."""
+    prompts = [mask.index(1) for mask in columns["loss_mask"]]
+    split = {
+        "prompts": [ids[:at] for ids, at in zip(columns["token_ids"], prompts, strict=True)],
+        "responses": [ids[at:] for ids, at in zip(columns["token_ids"], prompts, strict=True)],
+    }
+    over = {
+        name: [one[at:] for one, at in zip(columns[name], prompts, strict=True)]
+        for name in ("loss_mask", "logprobs")
+    }
+    return split | over, prompts
+
+
+def verl(columns: Columns) -> dict[str, np.ndarray]:
+    """A batch as verl pads it: prompts on the left, everything over the response on the right."""
+    split, _ = responses(columns)
+    widths = {"prompts": max(map(len, split["prompts"])) + 2, "responses": max(map(len, split["responses"])) + 4}
+    size = len(split["prompts"])
+    batch = {name: np.zeros((size, widths.get(name, widths["responses"]))) for name in split}
+    seen = np.zeros((size, sum(widths.values())), np.int64)
+    for row in range(size):
+        prompt, response = len(split["prompts"][row]), len(split["responses"][row])
+        batch["prompts"][row, widths["prompts"] - prompt :] = split["prompts"][row]
+        for name in ("responses", "loss_mask", "logprobs"):
+            batch[name][row, :response] = split[name][row]
+        seen[row, widths["prompts"] - prompt : widths["prompts"] + response] = 1
+    ids = {name: batch[name].astype(np.int64) for name in ("prompts", "responses", "loss_mask")}
+    return {**batch, **ids, "attention_mask": seen}
+
+
+def test_a_batch_of_verl_is_read_as_its_log(tmp_path: Path) -> None:
+    columns = faulty(rows())
+    batch = verl(columns)
+    log = tmp_path / "verl.jsonl"
+    names = {"loss_mask": "response_mask", "logprobs": "rollout_log_probs"}
+    line = {names.get(name, name): column.tolist() for name, column in batch.items()}
+    log.write_text(json.dumps(line).replace("NaN", "null") + "\n")
+    wanted = [one for one in scan_rollouts(log) if not one.of_log]
+    over = {name: batch[name] for name in ("loss_mask", "logprobs", "attention_mask")}
+    split = audit_batch(prompt_ids=batch["prompts"], completion_ids=batch["responses"], **over)
+    whole = audit_batch(np.concatenate([batch["prompts"], batch["responses"]], axis=1), **over)
+    assert said(split) == said(whole)
+    assert {one.rollout.format for one in wanted if one.rollout} == {"verl_batch"}
+    codes = [[finding.code for finding in one.findings] for one in wanted]
+    assert [[finding.code for finding in one.findings] for one in split if not one.of_log] == codes
+    assert np.flatnonzero(split.failing_rows).tolist() == [1, 2, 3]
+
+
+def test_a_mask_over_prompt_and_response_fits_a_padded_batch() -> None:
+    batch = verl(faulty(rows()))
+    wide = np.zeros_like(batch["attention_mask"])
+    wide[:, batch["prompts"].shape[1] :] = batch["loss_mask"]
+    logprobs = np.zeros(wide.shape)
+    logprobs[:, batch["prompts"].shape[1] :] = batch["logprobs"]
+    audit = audit_batch(
+        prompt_ids=batch["prompts"],
+        completion_ids=batch["responses"],
+        loss_mask=wide,
+        logprobs=logprobs,
+        attention_mask=batch["attention_mask"],
+    )
+    assert said(audit) == said(audit_batch(**faulty(rows())))
+
+
+def test_samples_of_slime_have_columns_over_the_response() -> None:
+    columns = faulty(rows())
+    split, prompts = responses(columns)
+    lengths = [len(ids) - at for ids, at in zip(columns["token_ids"], prompts, strict=True)]
+    audit = audit_batch(columns["token_ids"], split["loss_mask"], split["logprobs"], response_lengths=lengths)
+    assert np.flatnonzero(audit.failing_rows).tolist() == [1, 2, 3]
+    given = audit_batch(columns["token_ids"], None, split["logprobs"], response_lengths=np.array(lengths))
+    assert given.summary.generated_tokens == sum(lengths), "without a mask the whole response is trained"
+
+
+def test_a_trainer_s_logprobs_are_compared_with_the_sampler_s() -> None:
+    columns = rows()
+    near = [[value - 0.001 * (value < 0) for value in one] for one in columns["logprobs"]]
+    far = [[value * 3 for value in one] for one in columns["logprobs"]]
+    assert "LPR509" not in {one.code for one in audit_batch(**columns, trainer_logprobs=near).findings}
+    assert "LPR509" in {one.code for one in audit_batch(**columns, trainer_logprobs=far).findings}
+
+
+def test_rows_of_a_batch_are_compared_with_each_other() -> None:
+    columns = rows()
+    twice = {name: [*column, column[0]] for name, column in columns.items()}
+    audit = audit_batch(**twice)
+    assert [one.place.row for one in audit.findings if one.code == "REC009" and one.severity.word == "error"] == [
+        6
+    ]
+    assert audit.failing_rows.tolist() == [False] * 6 + [True]
+
+
+def test_a_row_that_cannot_be_read_is_a_finding() -> None:
+    columns = rows()
+    columns["token_ids"][2][3] = "three"
+    audit = audit_batch(**columns)
+    assert [(one.code, one.place.row) for one in audit.findings] == [("REC001", 2)]
+    assert "position 3" in audit.findings[0].hit.message
+    assert audit.failing_rows.tolist() == [False, False, True, False, False, False]
+
+
+WRONG = {
+    "There are no token ids: pass token_ids, or completion_ids with prompt_ids.": {"loss_mask": [[1]]},
+    "token_ids and completion_ids are both given": {"token_ids": [[1]], "completion_ids": [[1]]},
+    "prompt_ids are given with token_ids": {"token_ids": [[1]], "prompt_ids": [[1]]},
+    "loss_mask holds 1 rows, token_ids 2: pass one for each.": {"token_ids": [[1], [2]], "loss_mask": [[1]]},
+    "token_ids has 1 dimension; a batch has two": {"token_ids": np.arange(3)},
+    "logprobs has 3 dimensions; a batch has two": {"token_ids": [[1]], "logprobs": np.zeros((1, 1, 1))},
+    "token_ids[0] is not a row but a value of type int; for one row, pass [token_ids].": {"token_ids": [1, 2]},
+    "token_ids[1] is not a row but a value of 2 dimensions": {"token_ids": [[1], np.zeros((2, 2), int)]},
+    "token_ids is a value of type str, not a batch: pass a list of rows.": {"token_ids": "text"},
+    "attention_mask has 2 columns, token_ids 3": {
+        "token_ids": np.ones((1, 3), int),
+        "attention_mask": np.ones((1, 2), int),
+    },
+    "attention_mask has 2 columns; prompt_ids and completion_ids together have 5.": {
+        "prompt_ids": np.ones((1, 3), int),
+        "completion_ids": np.ones((1, 2), int),
+        "attention_mask": np.ones((1, 2), int),
+    },
+    "attention_mask with completion_ids needs arrays": {"completion_ids": [[1]], "attention_mask": [[1]]},
+    "response_lengths are not 1 whole numbers": {"token_ids": [[1, 2]], "response_lengths": [1.5]},
+    "no such folder": {"token_ids": [[1]], "tokenizer": "no/such/folder"},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_columns_that_do_not_belong_together_are_one_clear_line(words: str) -> None:
+    with pytest.raises(Exception, match=r"\A") as caught:
+        audit_batch(**WRONG[words])
+    assert isinstance(caught.value, SetupError) or words == "no such folder"
+    assert words in str(caught.value)
+
+
+def test_an_empty_batch_is_never_called_clean() -> None:
+    audit = audit_batch(token_ids=[])
+    assert not audit.failed
+    assert str(audit) == "nothing audited: there are no rollouts"
+
+
+def test_an_audit_says_its_verdict_with_its_causes_and_its_numbers() -> None:
+    audit = audit_batch(**faulty(rows()))
+    first, *causes = str(audit).splitlines()
+    assert first.startswith("findings: 3 errors in 3 of 6 rollouts (50 %)")
+    assert any("above zero" in cause and cause.endswith("LPR504") for cause in causes)
+    numbers = audit.metrics()
+    assert numbers["tito_audit/share_with_errors"] == 0.5
+    assert numbers["tito_audit/findings/LPR504"] == 1
+    table = audit.findings_table()
+    assert table.num_rows == len(audit.findings)
+    assert set(table["file"].to_pylist()) == {"batch"}
+    assert "LPR504" in audit._repr_html_()
+    assert repr(audit).startswith("<BatchAudit: findings: 3 errors")
+
+
+def test_an_auditor_is_made_once_and_keeps_nothing_of_a_batch() -> None:
+    auditor = BatchAuditor(Settings(select=("LPR",)))
+    first, second = (auditor.audit(**faulty(rows(seed))) for seed in (1, 2))
+    assert isinstance(first, BatchAudit)
+    assert said(second) == said(audit_batch(**faulty(rows(2)), settings=Settings(select=("LPR",))))
+    assert said(auditor.audit(**faulty(rows(1)))) == said(first)
+
+
+def test_faults_of_rules_are_found_in_batches_as_in_logs(tmp_path: Path) -> None:
+    """Single changes of one entry anywhere in a row."""
+    plain = rows(size=1)
+    at = range(len(plain["token_ids"][0]))
+    for name, value in (("logprobs", 0.25), ("logprobs", 0.0), ("loss_mask", 1), ("loss_mask", 0)):
+        changed: Columns = {key: [] for key in plain}
+        for position in one_in(5, at):
+            for key, column in plain.items():
+                entries = list(column[0])
+                if key == name:
+                    entries[position] = value
+                elif key == "token_ids":
+                    entries[0] = 300 + position  # or the rows would train the same tokens
+                changed[key].append(entries)
+        same_as_a_scan(changed, tmp_path, None)
