@@ -97,7 +97,7 @@ def same_as_a_scan(columns: Columns, folder: Path, tokenizer: str | None) -> int
 @pytest.mark.parametrize("tokenizer", [None, TOY], ids=["ids alone", "with a tokenizer"])
 def test_a_batch_has_the_findings_of_a_scan_of_its_rows(tmp_path: Path, tokenizer: str | None) -> None:
     found = 0
-    for log in some(LOGS, 12):
+    for log in LOGS if tokenizer is None else some(LOGS, 12):
         for columns in columns_of(log):
             if any(columns.values()):
                 found += same_as_a_scan(columns, tmp_path, tokenizer)

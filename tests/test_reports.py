@@ -39,6 +39,7 @@ EMPTY: dict[str, Callable[[str], bool]] = {
     "json": lambda text: json.loads(text)["summary"]["rollouts"] == 0,
     "jsonl": lambda text: json.loads(text)["summary"]["rollouts"] == 0,
     "junit": lambda text: ElementTree.fromstring(text.encode()).get("tests") == "0",
+    "prometheus": lambda text: 'verdict="nothing audited"} 1\n' in text and 'verdict="clean"} 0\n' in text,
     "markdown": lambda text: text.startswith("### ⚠️ tito-audit: nothing audited\n"),
     "sarif": lambda text: json.loads(text)["runs"][0]["results"] == [],
     "text": lambda text: text.endswith("nothing audited: there are no rollouts\n"),

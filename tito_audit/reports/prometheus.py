@@ -1,0 +1,124 @@
+"""The `prometheus` report: the counts of a scan as gauges, for a gate that runs every night.
+
+The text is what the textfile collector of node_exporter and a Pushgateway take; it is valid OpenMetrics too. All
+values are of this scan alone. Findings in the baseline are counted apart, as `tito_audit_known_findings`. Rules
+that ran and found nothing have zeros, which rules that did not run have not. A family of rules covers a rollout
+with token ids if none of its rules was skipped for something that the log lacks.
+
+Alert on `tito_audit_gate_failed == 1`, and on the age of the file: a scan that could not run leaves the old one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from tito_audit.record.finding import Result, Severity
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._verdict import verdict
+from tito_audit.summary import Gate, Summary
+from tito_audit.terminal.escape import visible
+
+_VERDICTS = ("passed", "failed", "clean", "findings", "nothing audited", "nothing compared")
+_FAMILY = 3
+"""Characters of a code that name its family."""
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Read all results, counting what each family of rules covers, then write the gauges."""
+    lacking: Counter[str] = Counter()
+    for result in results:
+        if not result.of_log:
+            lacking.update(_lacking(result))
+    for line in _lines(summary, lacking):
+        out.write(line + "\n")
+    out.write("# EOF\n")
+
+
+def _lacking(result: Result) -> set[str]:
+    """The families that do not cover a rollout; "" if none does."""
+    if result.rollout is None or not result.counts.get("tokens"):
+        return {""}
+    return {skip.code[:_FAMILY] for skip in (*result.skips, *result.partial) if skip.applies}
+
+
+def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
+    rows = summary.rollouts + summary.rows_unreadable
+    yield from _gauge("files", "Logs that were read.", [({}, len(summary.files))])
+    yield from _gauge("rollouts", "Rollouts that were read.", [({}, summary.rollouts)])
+    yield from _gauge("unreadable_rows", "Rows that could not be read.", [({}, summary.rows_unreadable)])
+    yield from _gauge("compared_rollouts", "Rollouts in which something was compared.", [({}, summary.compared)])
+    yield from _gauge("tokens", "Tokens that were read.", [({}, summary.tokens)])
+    yield from _gauge("generated_tokens", "Tokens that were sampled.", [({}, summary.generated_tokens)])
+    yield from _findings(summary)
+    families = sorted({code[:_FAMILY] for code in summary.codes})
+    covered = [({"family": name}, rows - lacking[""] - lacking[name]) for name in families]
+    yield from _gauge("covered_rollouts", "Rollouts that a family of rules covers.", covered)
+    if summary.gate is not None:
+        yield from _gate(summary.gate)
+    word = verdict(summary).word
+    words = [({"verdict": one}, one == word) for one in _VERDICTS]
+    yield from _gauge("verdict", "1 for the verdict on the scan.", words)
+    yield from _gauge("scan_seconds", "How long the scan took.", [({}, round(summary.seconds, 3))])
+
+
+def _findings(summary: Summary) -> Iterator[str]:
+    severities = sorted(Severity, reverse=True)
+    codes = sorted(summary.codes | summary.findings.keys())
+    found, known = [], []
+    for code in codes:
+        count = summary.findings.get(code)
+        for severity in severities:
+            labels = {"code": code, "severity": severity.word}
+            found.append((labels, 0 if count is None else count.new[severity]))
+        known.append(({"code": code}, 0 if count is None else count.known))
+    yield from _gauge("findings", "Findings that are not in the baseline.", found)
+    yield from _gauge("known_findings", "Findings that are in the baseline.", known)
+    hit = [(one, summary.new[one].rollouts if one in summary.new else 0) for one in severities]
+    labelled = [({"severity": one.word}, number) for one, number in hit]
+    yield from _gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
+
+
+def _gate(gate: Gate) -> Iterator[str]:
+    yield from _gauge("gate_failed", "1 if the gate failed, 0 if it passed.", [({}, gate.failed)])
+    yield from _gauge("gate_failing_findings", "Findings that each fail the gate.", [({}, gate.failing)])
+    rates = [({"limit": rate.limit}, rate.rate) for rate in gate.rates]
+    yield from _gauge("gate_rate", "How often findings with a limit occur.", rates)
+    shares = [({"required": one.codes or "any", "share": f"{one.share:g}"}, one.rate) for one in gate.coverage]
+    yield from _gauge("gate_coverage_ratio", "Share of rollouts with required coverage.", shares)
+
+
+def _gauge(name: str, what: str, samples: Iterable[tuple[dict[str, str], float]]) -> Iterator[str]:
+    """One gauge with its help; nothing without samples."""
+    lines = {f"tito_audit_{name}{_labels(labels)}": _number(value) for labels, value in samples}
+    if lines:
+        yield f"# HELP tito_audit_{name} {what}"
+        yield f"# TYPE tito_audit_{name} gauge"
+        yield from (f"{sample} {value}" for sample, value in lines.items())
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    """A value as it stands between the quotes of a label."""
+    return visible(value).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return f"{int(value)}"
+    return "+Inf" if math.isinf(value) else f"{value:.12g}"
+
+
+PROMETHEUS = Report(
+    "prometheus",
+    "gauges for node_exporter or a Pushgateway: findings by rule, coverage, verdict",
+    write,
+    suffix="prom",
+)
