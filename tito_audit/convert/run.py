@@ -24,9 +24,8 @@ from tito_audit.record.speakers import Speakers
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
-from tito_audit.run.scan import names_of
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs, open_log, output_path, same_place
+from tito_audit.storage import find_logs, open_log, paths_of, same_place
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
@@ -51,7 +50,7 @@ class Conversion:
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.logs = names_of(logs)
+        self.logs = paths_of(logs)
         self.form, self.maker = maker_named(to)
         self.out = output_path(out) if out is not None else None
         self.settings = settings or Settings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -17,7 +17,7 @@ from tito_audit.gate.rates import Rates, limit_reason
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.run.auditor import selected_codes
 from tito_audit.settings.model import GateSettings, Settings
-from tito_audit.storage import find_logs
+from tito_audit.storage import Name, find_logs
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.summary import Fixed, Gate, Summary
 from tito_audit.terminal.coverage import coverage_reason
@@ -110,7 +110,7 @@ class Judge:
     """Judges each finding, and in the end the scan."""
 
     def __init__(
-        self, logs: list[str], settings: Settings, gate: GateSettings, criteria: Criteria, summary: Summary
+        self, logs: Sequence[Name], settings: Settings, gate: GateSettings, criteria: Criteria, summary: Summary
     ) -> None:
         if gate.update_baseline and gate.baseline is None:
             raise SetupError(

@@ -10,15 +10,15 @@ from tito_audit.errors import SetupError
 from tito_audit.gate.judge import Criteria, Judge
 from tito_audit.record.finding import Finding, Result
 from tito_audit.run.progress import Progress
-from tito_audit.run.scan import Scan, names_of, scan_rollouts
+from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
-from tito_audit.storage import find_logs
+from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
 from tito_audit.summary import Summary
 from tito_audit.tables import Shown
 
 
 def gate_rollouts(
-    logs: str | Path | Sequence[str | Path],
+    logs: Logs,
     settings: Settings | None = None,
     gate: GateSettings | None = None,
     progress: Progress | None = None,
@@ -77,12 +77,12 @@ class GatedScan(Shown):
         return self._criteria.fails(finding) and not (finding.known or self.gate.update_baseline)
 
 
-def _beside(logs: Sequence[str], baseline: Path) -> list[str]:
+def _beside(logs: Sequence[Name], baseline: Path) -> list[Name]:
     """The logs without the baseline, which may be in one of their folders; SetupError if a log names it."""
     place = os.path.realpath(baseline)
     for log in logs:
-        if os.path.realpath(log) == place:
+        if not isinstance(log, RowsInMemory) and os.path.realpath(log) == place:
             raise SetupError(f"--baseline {baseline}: this is one of the logs. Name another file.")
     files = find_logs(logs)
-    others = [str(file) for file in files if os.path.realpath(file) != place]
+    others: list[Name] = [file for file in files if os.path.realpath(file) != place]
     return list(logs) if len(others) == len(files) else others

@@ -173,7 +173,12 @@ class Captures:
 
     def _is_capture(self, log: Log) -> bool:
         settings = self._settings
-        if settings.columns or settings.rows_at or settings.format not in (None, CAPTURE) or log.kind != "lines":
+        if (
+            settings.columns
+            or settings.rows_at
+            or settings.format not in (None, CAPTURE)
+            or log.kind not in ("lines", "objects")
+        ):
             return False
         first = next((raw.value for raw in open_log(log.path) if raw.value is not None), None)
         return first is not None and is_capture(first)

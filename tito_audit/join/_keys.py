@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
-from tito_audit.storage import open_log, path_of
+from tito_audit.storage import Log, open_log, path_of
 
 _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("sample_index",),),
@@ -221,15 +221,25 @@ def _scope_of_log(file: Path) -> str | None:
     return found[1] if found else None
 
 
+def _samples(log: Log) -> Sequence[Any] | None:
+    """The `sample_index` of each row of a table; None for other logs."""
+    if log.kind == "frame":
+        return [(raw.value or {}).get("sample_index") for raw in log]
+    if log.kind != "parquet":
+        return None
+    from pyarrow import parquet
+
+    column: Sequence[Any] = parquet.read_table(log.path, columns=["sample_index"]).column(0).to_pylist()
+    return column
+
+
 def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
     """By Parquet log, how many rows before each have its sample; only logs in which a sample occurs twice."""
     found: dict[str, NDArray[np.int64]] = {}
     for file in logs:
-        if open_log(file).kind != "parquet":
+        column = _samples(open_log(file))
+        if column is None:
             continue
-        from pyarrow import parquet
-
-        column = parquet.read_table(file, columns=["sample_index"]).column(0).to_pylist()
         seen: dict[Any, int] = {}
         counts = np.zeros(len(column), np.int64)
         for number, value in enumerate(column):

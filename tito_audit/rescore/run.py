@@ -29,9 +29,8 @@ from tito_audit.run.auditor import Auditor
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
-from tito_audit.run.scan import names_of
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs
+from tito_audit.storage import find_logs, paths_of
 from tito_audit.tokens.vocab import Vocabulary
 
 
@@ -75,7 +74,7 @@ class Rescoring:
         journal: Journal | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.logs = names_of(logs)
+        self.logs = paths_of(logs)
         self.settings = settings
         self.choices = choices or RescoreChoices()
         self.progress = progress

@@ -32,10 +32,12 @@ from tito_audit.run.repair_replay import (
 from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
 from tito_audit.run.resume import states_of
 from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, fails, strategies
-from tito_audit.run.scan import Scan, conclude, names_of, once_of, testimony_of
+from tito_audit.run.scan import Scan, conclude, once_of, testimony_of
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
     Log,
+    Logs,
+    Name,
     Output,
     Quarantine,
     RawRow,
@@ -43,6 +45,7 @@ from tito_audit.storage import (
     dataset_metadata,
     find_logs,
     make_folder,
+    names_of,
     open_output,
     output_path,
     refuse_taken,
@@ -68,7 +71,7 @@ class Repairs:
 
     def __init__(
         self,
-        logs: Sequence[str],
+        logs: Sequence[Name],
         out: str | Path | None,
         settings: Settings,
         repairs: RepairSettings,
@@ -208,7 +211,7 @@ class Repairs:
         pipe = next((file for file in flow.files if not file.is_file()), None)
         if pipe is not None:
             raise SetupError(f"--with {ONCE}: {pipe} is a pipe, which cannot be read twice.\nSave it to a file.")
-        once = once_of([str(file) for file in flow.files], self.settings)
+        once = once_of(flow.files, self.settings)
         self.before.notices += once.notices()
         return once
 
@@ -341,7 +344,7 @@ class _Writing:
         """The repair of a row that depends on what its whole log proves; this is worked out once."""
         if file not in self.known:
             flow = self.work.flow
-            said = testimony_of([str(file)], flow.groups[str(file)].settings, loader=flow.loader)
+            said = testimony_of([file], flow.groups[str(file)].settings, loader=flow.loader)
             common = said.get(str(file), Testimony()).common()
             self.known[file] = Proven(next(iter(common)) if len(common) == 1 else None)
         again = {} if self.once is None else self.once.again(str(file), [raw.index]).get(raw.index, {})
@@ -357,7 +360,7 @@ class _Writing:
 
 
 def repair_rollouts(
-    logs: str | Path | Sequence[str | Path],
+    logs: Logs,
     out: str | Path | None = None,
     settings: Settings | None = None,
     repairs: RepairSettings | None = None,

@@ -27,8 +27,7 @@ from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import SCAN, FinishedLogs, States, states_of
 from tito_audit.run.rows import share_of
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs
-from tito_audit.storage.journal import Journal
+from tito_audit.storage import Logs, Name, find_logs, names_of
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
 from tito_audit.terminal.cut import elided
@@ -60,7 +59,7 @@ class Scan(Shown):
 
     def __init__(
         self,
-        logs: Sequence[str],
+        logs: Sequence[Name],
         settings: Settings,
         progress: Progress | None = None,
         *,
@@ -278,14 +277,14 @@ def unread_notices(summary: Summary) -> Iterator[str]:
 
 
 def scan_rollouts(
-    logs: str | Path | Sequence[str | Path],
+    logs: Logs,
     settings: Settings | None = None,
     progress: Progress | None = None,
     *,
     observe: bool = False,
     resume: Path | None = None,
 ) -> Scan:
-    """Audits logs (files, folders, globs); results are computed as they are iterated.
+    """Audits logs: files, folders, globs, or rows in memory (`Logs`); results are computed as they are iterated.
 
     With `observe` each result also has what a viewer shows (`Result.observed`). With `resume`, a journal that is
     made if it does not exist, logs that an earlier run finished are not audited again; the results are the same,
@@ -294,7 +293,7 @@ def scan_rollouts(
     return Scan(names_of(logs), settings or Settings(), progress, observe=observe, resume=resume)
 
 
-def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | None = None) -> Iterator[Rollout]:
+def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Rollout]:
     """The rollouts of logs; RecordError, with its place, for a row that cannot be read."""
     flow = RowFlow(find_logs(names_of(logs)), settings or Settings(), audits=False)
     for raw, place in flow.rows(Summary()):
@@ -306,7 +305,7 @@ def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | 
 
 
 def testimony_of(
-    logs: str | Path | Sequence[str | Path],
+    logs: Logs,
     settings: Settings | None = None,  # noqa: PT028 - not a test, despite its name
     progress: Progress | None = None,  # noqa: PT028
     *,
@@ -318,7 +317,7 @@ def testimony_of(
     read twice, are left out, as are logs whose rows say nothing about it.
     """
     settings = replace(settings or Settings(), limit=None, sample=None, row=None)
-    regular = [str(file) for file in find_logs(names_of(logs)) if file.is_file()]
+    regular = [file for file in find_logs(names_of(logs)) if file.is_file()]
     if not regular:
         return {}
     scan = Scan(regular, settings, progress)
@@ -329,9 +328,7 @@ def testimony_of(
     return scan.testimonies
 
 
-def once_of(
-    logs: str | Path | Sequence[str | Path], settings: Settings | None = None, *, loader: Loader | None = None
-) -> Once:
+def once_of(logs: Logs, settings: Settings | None = None, *, loader: Loader | None = None) -> Once:
     """What the rows of all logs train more than once; every row is read, none is audited."""
     settings = replace(settings or Settings(), limit=None, sample=None, row=None)
     flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
@@ -342,11 +339,6 @@ def once_of(
                 if trainings is not None:
                     ledger.add(trainings, rollout.place)
     return Once.of(ledger)
-
-
-def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:
-    """The names of the logs that a caller passed, one or several."""
-    return [str(logs)] if isinstance(logs, str | Path) else [str(log) for log in logs]
 
 
 def _named(flow: RowFlow) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tito_audit.storage.atomic import allow_open_files
 from tito_audit.storage.datasets import dataset_metadata, write_dataset_metadata
 from tito_audit.storage.find import LOG_SUFFIXES, few, find_logs, skipped_files
+from tito_audit.storage.given import Given, Logs, Name, given, names_of, paths_of
+from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.output import open_output
 from tito_audit.storage.output_contract import Output
@@ -17,20 +19,27 @@ from tito_audit.storage.targets import make_folder, refuse_taken, same_place, ta
 __all__ = [
     "LOG_SUFFIXES",
     "MAX_ROW_BYTES",
+    "Given",
     "Log",
+    "Logs",
+    "Name",
     "Output",
     "Quarantine",
     "RawRow",
+    "RowsInMemory",
     "allow_open_files",
     "dataset_metadata",
     "few",
     "find_logs",
+    "given",
+    "is_in_memory",
     "make_folder",
+    "names_of",
     "open_log",
     "open_output",
     "output_path",
     "path_of",
-    "place_key",
+    "paths_of",
     "refuse_taken",
     "same_place",
     "skipped_files",

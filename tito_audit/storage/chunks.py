@@ -8,6 +8,8 @@ from typing import Any, BinaryIO
 
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.documents import cut_values
+from tito_audit.storage.in_memory import RowsInMemory
+from tito_audit.storage.in_memory_chunks import chunks_in_memory
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, unreadable
@@ -33,6 +35,9 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
     if log.inside is not None:
         for chunk in chunks_of(log.outer(), size):
             yield _Inside(chunk.path, chunk.limit, chunk.done, chunk, log.inside, share=log.share)
+        return
+    if isinstance(log.path, RowsInMemory):
+        yield from chunks_in_memory(log, log.path, size)
         return
     try:
         with log.path.open("rb") as raw:

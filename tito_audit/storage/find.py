@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._remote_find import fetch_heads, remote_logs, walk
-from tito_audit.storage.datasets import MARKS, is_dataset, shards_under
-from tito_audit.storage.remote import RemoteFile, is_url, remote_file
+from tito_audit.storage.datasets import is_dataset, shards_under
+from tito_audit.storage.in_memory import RowsInMemory
+from tito_audit.storage.remote import RemoteFile, is_url
 from tito_audit.storage.standard_input import NAME, standard_input
 from tito_audit.unknown import close_names
 
@@ -51,11 +51,14 @@ _FEW = 5
 _Walked: TypeAlias = tuple[Path, list[str], list[str]]
 
 
-def find_logs(arguments: Sequence[str]) -> list[Path]:
-    """The files that arguments name, each once and in order: files, folders (searched recursively), globs, `-`."""
+def find_logs(arguments: Sequence[str | Path]) -> list[Path]:
+    """The files that arguments name, each once and in order: files, folders (searched recursively), globs, `-`.
+
+    Rows in memory are their own path.
+    """
     found: dict[Path, None] = {}
     for argument in arguments:
-        for path in _files(argument):
+        for path in [argument] if isinstance(argument, RowsInMemory) else _files(str(argument)):
             found.setdefault(path)
     return list(found)
 

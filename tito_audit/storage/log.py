@@ -11,6 +11,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage._json_kind import json_kind
 from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
 from tito_audit.storage.documents import rows_of_values, sampled_values
+from tito_audit.storage.in_memory import RowsInMemory, rows_in_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
 from tito_audit.storage.lines import Between, ParseRow, rows_of_lines, sampled_lines
 from tito_audit.storage.number_arrays import Splicer
@@ -21,11 +22,12 @@ from tito_audit.storage.sniff import PARQUET_MAGIC
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 
-Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch"]
-"""JSONL; one or more concatenated JSON documents; one JSON array of rows; Parquet; Arrow IPC; a Torch file."""
-BINARY: tuple[Kind, ...] = ("parquet", "arrow", "torch")
+Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch", "objects", "frame"]
+"""JSONL; one or more concatenated JSON documents; one JSON array of rows; Parquet; Arrow IPC; a Torch file; in
+memory: objects, or a table."""
+BINARY: tuple[Kind, ...] = ("parquet", "arrow", "torch", "objects", "frame")
 """Kinds whose rows have no text."""
-TABLES: tuple[Kind, ...] = ("parquet", "arrow")
+TABLES: tuple[Kind, ...] = ("parquet", "arrow", "frame")
 """Kinds with typed columns."""
 
 MAX_ROW_BYTES = 256 * 1024 * 1024
@@ -78,6 +80,8 @@ class Log:
     @property
     def kind(self) -> Kind:
         """What kind of file it is, by its content; reads its beginning, so do not ask it of an unread pipe."""
+        if isinstance(self.path, RowsInMemory):
+            return self.path.content.kind
         if self._kind is None:
             try:
                 with self.path.open("rb") as raw:
@@ -98,6 +102,8 @@ class Log:
         """The number of rows, blank lines before the last row included; reads no row where that is possible."""
         if self.inside is not None:
             return sum(1 for _ in self)
+        if isinstance(self.path, RowsInMemory):
+            return len(self.path.content)
         if self.kind == "parquet":
             with open_parquet(self.path) as file:
                 return int(file.metadata.num_rows)
@@ -136,7 +142,7 @@ class Log:
         self.position = self.left_out = 0
         sample = Sample(self.share) if self.share is not None else None
         try:
-            with self.path.open("rb") as raw:
+            with self._open() as raw:
                 for row in self._rows(raw, sample):
                     last = row.index
                     if sample is not None:
@@ -167,9 +173,13 @@ class Log:
         if unwrapped.first_without is not None and not self.path.is_file():
             raise inside.nowhere(unwrapped.first_without, self.path)
 
-    def _rows(self, raw: BinaryIO, sample: Sample | None) -> Iterator[RawRow]:
-        kind, stream, between = self.look(raw)
-        if stream is None:
+    def _open(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
+        """The file; None for rows in memory."""
+        return contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else self.path.open("rb")
+
+    def _rows(self, raw: BinaryIO | None, sample: Sample | None) -> Iterator[RawRow]:
+        kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
+        if raw is None or stream is None:
             for row, share in self._rows_of_binary(kind, sample):
                 self.position = int(self.size * share)
                 yield row
@@ -184,6 +194,8 @@ class Log:
         self.tail = between.rest() if self.keep_text else b""
 
     def _rows_of_binary(self, kind: Kind, sample: Sample | None) -> Iterator[tuple[RawRow, float]]:
+        if isinstance(self.path, RowsInMemory):
+            return rows_in_memory(self.path, self.max_row_bytes, self.only, sample)
         if kind == "torch":
             return rows_of_torch(self.path, sample)
         rows_of = rows_of_arrow if kind == "arrow" else rows_of_parquet
@@ -254,7 +266,7 @@ def open_log(
             arrays = inside.columns(arrays)
         parse = Splicer(arrays).parse_row if arrays and not keep_text else parse_row
         log = Log(path, max_row_bytes, keep_text, parse, share, inside)
-        if path.is_file():
+        if path.is_file() and not isinstance(path, RowsInMemory):
             path.open("rb").close()
     except OSError as error:
         raise unreadable(path, error) from error

@@ -34,11 +34,14 @@ class RawRow:
     """True for the error row at the place past which the file cannot be read."""
     within: Within | None = None
     """Where it is nested in a row of the file; None if it is a row of the file itself."""
+    open: bool = False
+    """True for an object in memory, which may get keys at any depth, as JSON may."""
 
     @property
     def of_text(self) -> bool:
-        """Whether it was read from text that is kept: its own, or that of the row of the file around it."""
-        return self.text is not None or (self.within is not None and self.within.outer.text is not None)
+        """Whether it is an object that may get keys: from text that is kept, its own or that of the row of the
+        file around it, or in memory."""
+        return self.open or self.text is not None or (self.within is not None and self.within.outer.of_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
         return RawRow(index, None, str(error))
     if isinstance(value, dict):
         return RawRow(index, value)
-    return RawRow(index, None, _not_an_object(value))
+    return RawRow(index, None, not_an_object(value))
 
 
 def parse_json(data: bytes) -> Any:
@@ -120,7 +123,8 @@ def too_long(index: int, size: int, limit: int) -> RawRow:
     )
 
 
-def _not_an_object(value: object) -> str:
+def not_an_object(value: object) -> str:
+    """Why a value that is no object is no row."""
     if isinstance(value, list):
         if value and all(isinstance(entry, dict) for entry in value):
             return (
