@@ -57,6 +57,7 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 how |= {"include_dashboard": False, "_temp_dir": folder}
             stack.callback(ray.shutdown)
+            stack.enter_context(_silence(ray))
             _connect(ray, how)
         yield ray
 
@@ -91,6 +92,18 @@ def _connect(ray: Any, how: Mapping[str, Any]) -> None:
     finally:
         if handler is not None:
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _silence(ray: Any) -> Iterator[None]:
+    """Keeps off stdout, where reports go, what Ray prints there when it loses a worker, whatever it was told."""
+    module = ray._private.worker
+    printing = getattr(module, "print_to_stdstream", None)
+    module.print_to_stdstream = lambda *said, **how: None
+    try:
+        yield
+    finally:
+        module.print_to_stdstream = printing
 
 
 def _found(address: str | None) -> str:

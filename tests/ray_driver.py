@@ -1,0 +1,216 @@
+"""A process that is connected to a Ray cluster of its own, and what tests ask of it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Driver", "driver", "processes"]
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Calls functions of this module in the other process."""
+
+    pool: ProcessPoolExecutor
+    address: str
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        return self.pool.submit(function, *arguments, **named).result(timeout=500)
+
+
+@contextmanager
+def driver(nodes: int, cpus: int) -> Iterator[Driver]:
+    """A process with a cluster of so many nodes of so many CPUs each; nothing of it is left after the block."""
+    folder = tempfile.mkdtemp(prefix="tr-", dir="/tmp")  # paths of sockets have about a hundred characters
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            yield Driver(pool, pool.submit(started, folder, nodes, cpus).result(timeout=300))
+        finally:
+            pool.submit(ended).result(timeout=100)
+            shutil.rmtree(folder, ignore_errors=True)
+    left = wait_for(lambda: not processes(folder), 20)
+    assert left, processes(folder)
+
+
+def processes(words: str) -> dict[int, str]:
+    """The processes whose command line has some words."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if words in line and int(folder.name) != os.getpid():
+            found[int(folder.name)] = line
+    return found
+
+
+def wait_for(what: Callable[[], Any], seconds: float) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+# In the other process
+
+_running: dict[str, Any] = {}
+
+
+def started(folder: str, nodes: int, cpus: int) -> str:
+    """The address of a cluster that is started."""
+    os.environ |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    Path(folder, "ray").mkdir()
+    from ray.cluster_utils import Cluster
+
+    how = {"num_cpus": cpus, "include_log_monitor": False, "object_store_memory": 100 << 20}
+    head = {**how, "include_dashboard": False, "no_monitor": True}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    others = [cluster.add_node(**how, wait=False) for _ in range(nodes - 1)]
+    cluster.wait_for_nodes()
+    _running.update(cluster=cluster, others=others, open=ExitStack())
+    return str(cluster.address)
+
+
+def ended() -> None:
+    if _running:
+        _running["open"].close()
+        _running["cluster"].shutdown()
+
+
+def stay_connected() -> None:
+    """Connect once for all that follows."""
+    from tito_audit.run.ray_cluster import joined_cluster
+
+    _running["open"].enter_context(joined_cluster(_running["cluster"].address))
+
+
+def command(*words: str) -> tuple[int, str, str]:
+    """What the command says."""
+    from tests.command import run
+
+    return run(*words)
+
+
+def reports(words: Sequence[str], *hows: Sequence[str]) -> list[tuple[int, Any, str]]:
+    """The exit code, the JSON report without its times, and what else was said, for each way to run a command."""
+    found = []
+    for how in hows:
+        code, out, err = command(*words, "-q", "-f", "json", *how)
+        report = json.loads(out)
+        for part in (report, *report.values()):
+            if isinstance(part, dict):
+                part.pop("seconds", None)
+        found.append((code, report, err))
+    return found
+
+
+def scanned(
+    logs: Any,
+    chunk: int | None,
+    settings: dict[str, Any],
+    midway: Callable[[], object] | None = None,
+    *,
+    large: bool = False,
+) -> Any:
+    """Bare results and summary of a scan; `midway` is called after the first result.
+
+    With `large`, the first pass over calls runs as for large logs.
+    """
+    from unittest.mock import patch
+
+    if large:
+        with (
+            patch("tito_audit.run.log_groups.is_small", lambda files: False),
+            patch("tito_audit.join._call_rows.BATCH_BYTES", 2_000),
+        ):
+            return scanned(logs, chunk, settings, midway)
+    from tito_audit import Settings, scan_rollouts
+    from tito_audit.run.parallel import bare
+
+    scan = scan_rollouts(logs, Settings(**settings))
+    scan.chunk_bytes = chunk
+    results = []
+    for result in scan:
+        results.append(bare(result))
+        if midway is not None and len(results) == 1:
+            midway()
+    scan.summary.seconds = 0.0
+    return results, scan.summary
+
+
+def kill_worker() -> None:
+    """Kill a process that works on chunks."""
+    working = wait_for(lambda: processes("ray::tito_audit_chunks"), 20)
+    assert working
+    os.kill(min(working), signal.SIGKILL)
+
+
+def kill_node() -> None:
+    """Kill all processes of a node that is not the first."""
+    _running["cluster"].remove_node(_running["others"].pop(), allow_graceful=False)
+
+
+def with_version(version: str, logs: Any, settings: dict[str, Any]) -> str:
+    """What a run of another version is told."""
+    from unittest.mock import patch
+
+    from tito_audit import SetupError
+
+    with patch("tito_audit.run.ray_tasks.VERSION", version):
+        try:
+            scanned(logs, None, settings)
+        except SetupError as error:
+            return str(error)
+    return ""
+
+
+def of_open_file(path: str, settings: dict[str, Any]) -> str:
+    """What is said of a log that only this process can open."""
+    from tito_audit import SetupError
+
+    with Path(path).open("rb") as file:
+        try:
+            scanned(f"/proc/self/fd/{file.fileno()}", None, settings)
+        except SetupError as error:
+            return str(error)
+    return ""
+
+
+def of_lost_tokenizer(log: str, path: Path, tokenizer: str) -> str:
+    """What is said of a tokenizer that is gone once this process has loaded it."""
+    from tito_audit import Settings, SetupError, scan_rollouts
+    from tito_audit.run.auditor import Loader
+
+    shutil.copytree(tokenizer, path)
+    settings = Settings(tokenizer=str(path), engine="ray")
+    scan = scan_rollouts(log, settings)
+    scan.loader = Loader()
+    scan.loader.auditor(settings)
+    shutil.rmtree(path)
+    try:
+        list(scan)
+    except SetupError as error:
+        return str(error)
+    return ""
+
+
+def printed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What a function returns, and what is printed meanwhile and in the seconds after."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(out):
+        found = function(*arguments)
+        time.sleep(2)
+    return found, out.getvalue()

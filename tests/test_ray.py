@@ -1,0 +1,295 @@
+"""Ray: a cluster finds and writes what one process does, loses workers and nodes, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import json
+import pickle
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests import ray_driver
+from tests.command import run, written
+from tests.ray_driver import Driver, driver, processes, wait_for
+from tests.test_jobs import FORMATS, ROOT, TOKENIZER
+from tests.test_join import captured
+from tests.test_joined_files import sharded
+from tests.test_sessions import Wire, apart, chat, contents, jsonl
+from tests.test_sessions import whole as whole
+from tests.tiers import DEEP, examples
+from tito_audit import Settings, SetupError
+from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.ray_cluster import joined_cluster
+
+SHARED = ROOT.parent / "shared"
+NODES = examples(1, 2)
+WITH = {"tokenizer": TOKENIZER}
+RAY = {**WITH, "engine": "ray"}
+WHOLE = "whole.jsonl"
+"""Conversations, beside the folders of the checks."""
+
+
+def shards(folder: Path, count: int) -> list[str]:
+    """Logs with rows of several formats, each log with others; some are compressed."""
+    logs = [log.read_text(encoding="utf-8").splitlines() for log in FORMATS]
+    chance = random.Random(7)
+    folder.mkdir()
+    for number in range(count):
+        rows = chance.choice(logs)
+        text = "\n".join(chance.choice(rows) for _ in range(chance.randrange(1, 4))) + "\n"
+        if number % 10:
+            (folder / f"{number:04}.jsonl").write_text(text, encoding="utf-8")
+        else:
+            (folder / f"{number:04}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    return sorted(map(str, folder.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Driver]:
+    """A process that stays connected to two nodes, each with one CPU; in `make test` to one with two."""
+    with driver(NODES, 2 // NODES) as found:
+        found(ray_driver.stay_connected)
+        yield found
+
+
+def same_scan(call: Driver, folder: Path) -> None:
+    logs = shards(folder / "shards", examples(100, 2_000))
+    one = call(ray_driver.scanned, logs, None, WITH)
+    assert len(one[0]) > len(logs)
+    assert call(ray_driver.scanned, logs, 2_000, RAY) == one
+    jobs = ([], ["--engine", "ray"], ["--engine", "ray", "--jobs", "1"], ["--engine", "ray", "--jobs", "5"])
+    words = ["scan", str(folder / "shards"), "-t", TOKENIZER]
+    first, *others = call(ray_driver.reports, words, *jobs)
+    assert first[0] == 1
+    assert first[2] == ""
+    assert others == [first] * 3
+
+
+def same_joined_calls(call: Driver, folder: Path) -> None:
+    _, lines, rollouts = captured()
+    capture = str(jsonl(folder / "mixed.tokens.jsonl", lines))
+    said = str(jsonl(folder / "rollouts.jsonl", rollouts))
+    one = call(ray_driver.scanned, capture, None, {**WITH, "messages": said})
+    assert call(ray_driver.scanned, capture, 900, {**RAY, "messages": said}) == one
+    calls = [
+        {"number": number, **line} for number, line in enumerate(apart(contents(folder.parent / WHOLE), chat, 3))
+    ]
+    logs = list(map(str, sharded(calls, folder, ["zst", "plain", "gz"])))
+    for settings in ({}, {"session": "session_id"}, {"format": "openai_chat"}):
+        one = call(ray_driver.scanned, logs, None, {**WITH, **settings})
+        assert any("conversations" in notice for notice in one[1].joined)
+        assert call(ray_driver.scanned, logs, 900, {**RAY, **settings}) == one
+        assert call(ray_driver.scanned, logs, 900, {**RAY, **settings}, large=True) == one
+
+
+def same_repair(call: Driver, folder: Path) -> None:
+    words = ["repair", *map(str, FORMATS), "-t", TOKENIZER, "--unsafe", "--force"]
+    said = []
+    for name, engine in (("local", ["--jobs", "1"]), ("ray", ["--engine", "ray"])):
+        code, out, err = call(ray_driver.command, *words, "-o", str(folder / name), "-q", "-f", "json", *engine)
+        report = json.loads(out.replace(str(folder / name), "OUT"))
+        times = [part.pop("seconds") for part in report.values() if isinstance(part, dict) and "seconds" in part]
+        files = {str(file.relative_to(folder / name)): file.read_bytes() for file in (folder / name).rglob("*.*")}
+        assert len(files) == len(FORMATS)
+        said.append((code, report, err, files, len(times)))
+    assert said[0] == said[1]
+
+
+def a_killed_worker(call: Driver, folder: Path) -> None:
+    logs = list(map(str, FORMATS))
+    one = call(ray_driver.scanned, logs, None, WITH)
+    found, printed = call(ray_driver.printed, ray_driver.scanned, logs, 400, RAY, ray_driver.kill_worker)
+    assert found == one
+    assert printed == ""
+
+
+def a_killed_node(call: Driver, folder: Path) -> None:
+    logs = list(map(str, FORMATS))
+    one = call(ray_driver.scanned, logs, None, WITH)
+    found, printed = call(ray_driver.printed, ray_driver.scanned, logs, 400, RAY, ray_driver.kill_node)
+    assert found == one
+    assert printed == ""
+
+
+def another_version(call: Driver, folder: Path) -> None:
+    said = call(ray_driver.with_version, "0.0.1", str(FORMATS[0]), RAY)
+    assert said.startswith("Ray node ")
+    assert "and this run is of 0.0.1.\nInstall the same version on all nodes." in said
+
+
+def a_log_of_one_process(call: Driver, folder: Path) -> None:
+    said = call(ray_driver.of_open_file, str(FORMATS[0]), RAY)
+    assert said.startswith("/proc/self/fd/")
+    assert "this log cannot be read on" in said
+
+
+def a_tokenizer_of_one_process(call: Driver, folder: Path) -> None:
+    said = call(ray_driver.of_lost_tokenizer, str(FORMATS[0]), folder / "tokenizer", TOKENIZER)
+    assert said.startswith("Ray node ")
+    assert str(folder / "tokenizer") in said
+
+
+CHECKS = (
+    same_scan,
+    same_joined_calls,
+    same_repair,
+    a_killed_worker,
+    another_version,
+    a_log_of_one_process,
+    a_tokenizer_of_one_process,
+    *((a_killed_node,) if DEEP else ()),
+)
+
+
+def test_a_cluster_finds_and_writes_what_one_process_does(
+    cluster: Driver, whole: list[Wire], tmp_path: Path
+) -> None:
+    jsonl(tmp_path / WHOLE, whole)
+    for check in CHECKS:  # one test: processes of pytest-xdist would start a cluster each
+        folder = tmp_path / check.__name__
+        folder.mkdir()
+        check(cluster, folder)
+
+
+deep = pytest.mark.skipif(not DEEP, reason="starts clusters of its own; in `make deep`")
+
+
+@deep
+@pytest.mark.shared
+@pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no rollouts beside the checkout")
+@pytest.mark.parametrize("name", ["gemma-3", "qwen2.5-coder", "smollm2"])
+def test_a_cluster_finds_in_real_rollouts_what_one_process_does(cluster: Driver, name: str) -> None:
+    words = ["scan", str(SHARED / "rollouts" / name), "-t", str(SHARED / "tokenizers" / name)]
+    one, *others = cluster(
+        ray_driver.reports, words, ["--jobs", "1"], ["--engine", "ray"], ["-j3", "--engine=ray"]
+    )
+    assert one[1]["findings"]
+    assert others == [one, one]
+
+
+# Addresses
+
+
+def refusal(address: str) -> str:
+    with pytest.raises(SetupError) as caught, joined_cluster(address):
+        pass
+    return str(caught.value)
+
+
+def test_an_address_where_no_cluster_answers_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    pytest.importorskip("ray")
+    with socket.socket() as closed, ExitStack() as stack:
+        closed.bind(("127.0.0.1", 0))
+        server = stack.enter_context(
+            http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+        )
+        monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *said: None)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        started = time.monotonic()
+        port = closed.getsockname()[1]
+        assert f"--address 127.0.0.1:{port}: no Ray cluster answers there (Connection refused)" in refusal(
+            f"127.0.0.1:{port}"
+        )
+        assert "what listens there is not Ray" in refusal(f"127.0.0.1:{server.server_port}")
+        assert "(not HOST:PORT)" in refusal("here")
+        assert "no Ray cluster runs on this machine" in refusal("auto")
+        assert "ray job submit" in refusal("ray://127.0.0.1:10001")
+        noted = tmp_path / "ray" / "ray_current_cluster"
+        noted.parent.mkdir()
+        noted.write_text(f"127.0.0.1:{port}")
+        assert "no Ray cluster runs on this machine" in refusal("auto")
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        code, out, err = run("scan", FORMATS[0], "--engine", "ray")
+        assert time.monotonic() - started < 20
+    assert (code, out) == (2, "")
+    assert "no Ray cluster answers there" in err
+
+
+def test_an_address_without_the_engine_is_refused() -> None:
+    code, out, err = run("scan", FORMATS[0], "--address", "auto")
+    assert (code, out) == (2, "")
+    assert "--address auto: this is for --engine ray" in err
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, err = run("repair", FORMATS[0], "--dry-run", "--engine", "ray")
+    assert (code, out) == (2, "")
+    assert "pip install 'tito-audit[ray]'" in err
+
+
+# Work in another process
+
+
+def test_a_log_that_another_machine_sees_otherwise_is_refused(tmp_path: Path) -> None:
+    rows = [{"token_ids": [1, 2], "loss_mask": [0, 1]}]
+    log = written(tmp_path / "log.jsonl", rows * 3)
+    packed = pickle.dumps(RowFlow([log], Settings()))
+    pickle.loads(packed).check_seen(log)
+    written(log, rows * 4)
+    pickle.loads(packed).check_seen(log)  # it is being written
+    written(log, rows)
+    with pytest.raises(SetupError, match=r"this log has 43 bytes on .*, and 129 where this run was started"):
+        pickle.loads(packed).check_seen(log)
+    log.unlink()
+    with pytest.raises(SetupError, match=r"cannot be read on .* \(No such file or directory\)"):
+        pickle.loads(packed).check_seen(log)
+    RowFlow([log], Settings()).check_seen(log)
+
+
+# Clusters that a run starts
+
+SCAN = [sys.executable, "-m", "tito_audit", "scan"]
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    row = {"token_ids": [5] * 4000, "loss_mask": [1] * 4000, "logprobs": [0.5] * 4000}
+    path = tmp_path / "long.jsonl"
+    path.write_bytes((json.dumps(row).encode() + b"\n") * 3_000)
+    return path
+
+
+def left() -> dict[int, str]:
+    return {**processes("/tmp/tito-ray-"), **processes("ray::tito_audit_chunks")}
+
+
+@deep
+def test_a_run_starts_a_cluster_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    words = [*SCAN, str(FORMATS[0]), "-f", "json", "-t", TOKENIZER, "--engine", "ray", "--address", "local"]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert ended.stderr == ""
+    assert json.loads(ended.stdout)["summary"]["rollouts"] == len(FORMATS[0].read_text().splitlines())
+    assert wait_for(lambda: not left(), 20)
+    assert list(Path("/tmp").glob("tito-ray-*")) == []
+
+
+@deep
+@pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_run_that_is_ended_leaves_no_process(long: Path, ended_by: signal.Signals, code: int) -> None:
+    words = [*SCAN, str(long), "--engine", "ray", "--address", "local"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
+    ) as run:
+        assert wait_for(lambda: processes("ray::tito_audit_chunks"), 120)
+        run.send_signal(ended_by)
+        out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (code, "")
+    assert "Traceback" not in err
+    assert wait_for(lambda: not left(), 30), left()
