@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Result
@@ -37,15 +38,19 @@ from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
     Log,
     Logs,
+    MemoryOutput,
     Name,
     Output,
     Quarantine,
     RawRow,
+    RowsInMemory,
     allow_open_files,
     dataset_metadata,
     find_logs,
+    given,
     make_folder,
-    names_of,
+    memory_targets,
+    open_memory_output,
     open_output,
     output_path,
     refuse_taken,
@@ -104,7 +109,11 @@ class Repairs:
         """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
         """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
-        self._engine: Executor | None = None
+        self.together: Callable[[list[Any]], Any] | None = None
+        """Puts rows in memory together as the caller had them; None for files."""
+        self.in_memory: list[RowsInMemory] = []
+        """The repaired rows of each log that was given in memory, once they are complete."""
+        self._begun = self._complete = self._writes = False
 
     def __iter__(self) -> Iterator[Outcome]:
         with ExitStack() as stack:
@@ -114,11 +123,7 @@ class Repairs:
         selected_codes(self.settings)
         strategies(self.repairs)
         files = find_logs(self.logs)
-        states = states_of(files) if journal is not None else {}
-        targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
-        writes = Writes(self.repairs.force, journal)
-        for file, target in {**targets, **dataset_metadata(self.logs, targets)}.items():
-            refuse_taken({file: target}, overwrite=writes.replaces(target))
+        targets = self._targets(files)
         flow = RowFlow(files, _whole(self.settings))
         flow.begin(self.before)
         flow.choose_encoders()
@@ -139,21 +144,62 @@ class Repairs:
                 for result in flow.noted(outcome.before):
                     self.before.add(result)
                 self.before.seconds = time.perf_counter() - started
-                for result in outcome.after if self.out is None else ():
+                for result in () if self._writes else outcome.after:
                     self.after.add(result)
                     self.failing += _failing(flow, result.place.file, result)
                 yield outcome
-        write_dataset_metadata(self.logs, targets, overwrite=writes.replaces, sealed=writes.sealed)
+        if self.out is not None and not self._in_memory(files):
+            write_dataset_metadata(self._names, targets, overwrite=self.repairs.force)
         flow.say_joined(self.before)
         flow.encoders.warn(self.before)
         conclude(self.before)
         flow.save()
-        if self.out is not None:
-            self._scan_again(flow, journal)
+        if self._writes:
+            self._scan_again(flow)
         else:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
-            self.after.tokenizer_commits = self.before.tokenizer_commits
+        self._complete = True
+
+    @property
+    def repaired(self) -> Any:
+        """Rows that were given in memory, repaired, as the caller had them: a list, a frame, a table, a data set.
+
+        Repairs them if that was not done yet. SetupError for logs in files, which are written to `out`, and while
+        the outcomes are being iterated. What was given is not changed; rows without repairs are shared with it.
+        """
+        if self.together is None:
+            raise SetupError(
+                "repaired: only rows that were given in memory come back; files are written to `out`."
+            )
+        if not self._begun:
+            for _ in self:
+                pass
+        if not self._complete:
+            raise SetupError("repaired: the repair is not done yet; iterate over all outcomes first.")
+        return self.together([rows.value for rows in self.in_memory])
+
+    @property
+    def _names(self) -> list[str]:
+        return [str(log) for log in self.logs]
+
+    def _targets(self, files: Sequence[Path]) -> Mapping[Path, Path]:
+        """The file to write for each log; for rows that stay in memory, their own path."""
+        rows, overwrite = self._in_memory(files), self.repairs.force
+        self._begun, self._writes = True, self.out is not None or bool(rows)
+        if self.out is None:
+            return dict(zip(files, rows, strict=False))
+        if rows:
+            targets = memory_targets(rows, self.out)
+            for target in targets.values():
+                refuse_taken({target: target}, overwrite=overwrite)
+            return targets
+        targets = target_paths(self._names, files, self.out)
+        refuse_taken({**targets, **dataset_metadata(self._names, targets)}, overwrite=overwrite)
+        return targets
+
+    def _in_memory(self, files: Sequence[Path]) -> list[RowsInMemory]:
+        return [file for file in files if isinstance(file, RowsInMemory)]
 
     def tell(self, flow: RowFlow, file: Path, told: tuple[Finding, ...]) -> None:
         """Count the findings about a whole log, which no repair changes."""
@@ -161,7 +207,7 @@ class Repairs:
             return
         result = Result(told[0].place, None, told, of_log=True)
         self.before.add(result)
-        if self.out is None:
+        if not self._writes:
             self.after.add(result)
             self.failing += _failing(flow, str(file), result)
 
@@ -222,8 +268,7 @@ class Repairs:
 
     def _scan_again(self, flow: RowFlow, journal: Journal | None) -> None:
         """Scan the written files for `after`."""
-        scan = Scan([str(target) for _, target in self.written], _whole(self.settings))
-        scan.journal = journal
+        scan = Scan([target for _, target in self.written], _whole(self.settings))
         scan.loader = flow.loader
         scan.standing_for = {target: log for log, target in self.written}
         logs = {str(target): str(log) for log, target in self.written}
@@ -253,8 +298,8 @@ class _Writing:
     """What each log proves, once worked out."""
     done: int = 0
     rows: int = 0
-    changed: int = 0
-    """Rows that were changed or put into the quarantine."""
+    kept: MemoryOutput | None = None
+    """Holds the repaired rows of the current log, if it is in memory."""
 
     def outcomes(self, file: Path, log: Log, parts: Iterator[tuple[Part, Repaired | None]]) -> Iterator[Outcome]:
         """The outcomes of one log, whose batches come next in `parts`."""
@@ -283,13 +328,19 @@ class _Writing:
                     yield repaired.outcome
             if out is not None:
                 out.finish(log)
-            if recorder is not None:
-                recorder.finish()
-            elif lacks_rows:
+            target = self._finished(file)
+            if lacks_rows:
                 self.later.push(stack.pop_all())
         self.done += log.size
-        if self.targets:
-            run.written.append((file, self.targets[file]))
+        if target is not None:
+            run.written.append((file, target))
+
+    def _finished(self, file: Path) -> Path | None:
+        """Where the log was written: a file, or repaired rows in memory; None in a dry run."""
+        if self.kept is not None:
+            self.run.in_memory.append(self.kept.result)
+            return self.targets[file] if self.run.out is not None else self.kept.result
+        return self.targets.get(file)
 
     def replayed(self, part: Kept) -> Iterator[Outcome]:
         """The outcomes of a log that was repaired before; what they put into the quarantine is put there again."""
@@ -333,11 +384,20 @@ class _Writing:
 
     def _output(self, file: Path, log: Log, stack: ExitStack) -> Output:
         target, repairs = self.targets[file], self.run.repairs
+        if isinstance(file, RowsInMemory):
+            return self._memory_output(file, log, stack)
         if target != self.run.out:  # inside a folder, whose subfolders are made as needed
             make_folder(target.parent)
         added = (COLUMN,) if repairs.provenance else ()
         replaces, sealed = self.writes.replaces(target), self.writes.sealed
         out = stack.enter_context(open_output(log, target, overwrite=replaces, added=added, sealed=sealed))
+        return self.work.flow.groups[str(file)].output(out, log)
+
+    def _memory_output(self, file: RowsInMemory, log: Log, stack: ExitStack) -> Output:
+        repairs, target = self.run.repairs, self.targets[file] if self.run.out is not None else None
+        added = (COLUMN,) if repairs.provenance else ()
+        opened = open_memory_output(log, file, target, overwrite=repairs.force, added=added)
+        self.kept, out = stack.enter_context(opened)
         return self.work.flow.groups[str(file)].output(out, log)
 
     def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
@@ -370,15 +430,33 @@ def repair_rollouts(
 ) -> Repairs:
     """Repairs logs into `out` (a file for one log, else a folder); yields one outcome per row.
 
-    Nothing is written until the outcomes are iterated; without `out` it is a dry run. The logs are never changed.
+    Nothing is written until the outcomes are iterated; without `out` it is a dry run. Rows in memory (`Logs`) come
+    back as `repaired`, of the same kind, and are also written if there is an `out`. The logs are never changed.
     Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say.
 
     With `resume`, a journal that is made if it does not exist, logs that an earlier run repaired are not repaired
     again if log and repaired file are unchanged, and files that runs with this journal wrote may be replaced. The
     outcomes are the same; their rollouts keep only place and format.
     """
-    settings, repairs = settings or Settings(), repairs or RepairSettings()
-    return Repairs(names_of(logs), out, settings, repairs, progress, resume=resume)
+    asked = given(logs)
+    run = Repairs(asked.names, out, settings or Settings(), repairs or RepairSettings(), progress)
+    run.together = asked.together
+    return run
+
+
+def _write(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quarantine | None) -> None:
+    outcome = repaired.outcome
+    if outcome.quarantined is not None:
+        if quarantine is None:
+            raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
+        codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
+        for line in lines_of(unpacked(raw)):
+            quarantine.add(line, outcome.place, {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}})
+        out.replace(raw, [])
+    elif repaired.rows is None:
+        out.keep(raw)
+    else:
+        out.replace(replace(raw, value=repaired.logged), repaired.rows)
 
 
 def _whole(settings: Settings) -> Settings:

@@ -8,6 +8,7 @@ from tito_audit.storage.find import LOG_SUFFIXES, few, find_logs, skipped_files
 from tito_audit.storage.given import Given, Logs, Name, given, names_of, paths_of
 from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
+from tito_audit.storage.memory_output import MemoryOutput, memory_targets, open_memory_output
 from tito_audit.storage.output import open_output
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.quarantine import Quarantine
@@ -22,6 +23,7 @@ __all__ = [
     "Given",
     "Log",
     "Logs",
+    "MemoryOutput",
     "Name",
     "Output",
     "Quarantine",
@@ -34,8 +36,10 @@ __all__ = [
     "given",
     "is_in_memory",
     "make_folder",
+    "memory_targets",
     "names_of",
     "open_log",
+    "open_memory_output",
     "open_output",
     "output_path",
     "path_of",

@@ -52,7 +52,7 @@ class TableEdit:
         field, column = table.schema.field(place), table.column(place)
         # If several columns share a name, a row shows the last.
         shown = place == table.schema.get_all_field_indices(field.name)[-1]
-        rows = {row: [_below(field.name, copy) if shown else [] for copy in changed[row]] for row in changed}
+        rows = {row: [below(field.name, copy) if shown else [] for copy in changed[row]] for row in changed}
         if all(copies == [[]] for copies in rows.values()):
             return column
         pieces, start = [], 0
@@ -70,7 +70,7 @@ class TableEdit:
     def _value(self, field: Any, column: Any, row: int, place: int, changes: list[Change]) -> Any:
         """The new value of one row in one column, as an Arrow array of length 1."""
         if field.name in self.added and is_text(field.type):
-            changes = [Change(change.path, change.old, _as_text(change.new)) for change in changes]
+            changes = [Change(change.path, change.old, as_text(change.new)) for change in changes]
         try:
             return edited(field, column, place, changes)
         except conversion_errors() as error:
@@ -93,12 +93,13 @@ class TableEdit:
                 )
 
 
-def _below(name: str, changes: Sequence[Change]) -> list[Change]:
+def below(name: str, changes: Sequence[Change]) -> list[Change]:
     """The changes of one column, with paths relative to its value."""
     return [Change(change.path[1:], change.old, change.new) for change in changes if change.path[0] == name]
 
 
-def _as_text(value: Any) -> Any:
+def as_text(value: Any) -> Any:
+    """An object as JSON; any other value as it is."""
     if not isinstance(value, Mapping):
         return value
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode("utf-8")

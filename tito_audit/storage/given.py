@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,19 +42,17 @@ class Given:
     """The logs that a caller passed."""
 
     names: list[Name]
-    values: Sequence[Any] = ()
-    """The rows behind each name, as the caller has them; () for paths."""
-    together: Callable[[list[Any]], Any] = list
-    """Puts values together as the caller had them."""
+    together: Callable[[list[Any]], Any] | None = None
+    """Puts rows together as the caller had them, given those behind each name; None for paths."""
 
 
 def given(logs: Logs) -> Given:
     """The logs that a caller passed; SetupError if it is neither paths nor rows. Rows are not read yet."""
     if isinstance(logs, str | os.PathLike):
         return Given([_path_name(logs)])
-    content = _content(logs)
+    content = content_of(logs)
     if content is not None:
-        return Given([RowsInMemory.of(NAME, content)], [logs], lambda values: values[0])
+        return Given([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
     if isinstance(logs, Mapping):
         return _named(logs)
     if not _iterable(logs):
@@ -61,17 +60,17 @@ def given(logs: Logs) -> Given:
     entries: Sequence[Any] = logs if isinstance(logs, Sequence) else []
     if not isinstance(logs, Sequence):
         first = next(rest := iter(logs), None)
-        if isinstance(first, Mapping) or _is(first, "pyarrow", "RecordBatch", "Table"):
+        if isinstance(first, Mapping) or is_a(first, "pyarrow", "RecordBatch", "Table"):
             return _once(logs, chain([first], rest), first)
         entries = [] if first is None else [first, *rest]
     if all(isinstance(entry, str | os.PathLike) for entry in entries):
         return Given([_path_name(entry) for entry in entries])
-    contents = list(map(_content, entries))
+    contents = list(map(content_of, entries))
     known = [content for content in contents if content is not None]
     if len(known) < len(contents):
         raise _refused(_described_list(logs, entries[contents.index(None)]))
-    paths: list[Name] = [RowsInMemory.of(f"<rows {number}>", one) for number, one in enumerate(known)]
-    return Given(paths, entries)
+    pairs = enumerate(zip(known, entries, strict=True))
+    return Given([RowsInMemory.of(f"<rows {number}>", *pair) for number, pair in pairs], type(logs))
 
 
 def names_of(logs: Logs) -> list[Name]:
@@ -98,7 +97,7 @@ def _named(logs: Mapping[Any, Any]) -> Given:
     """Several logs with their names."""
     paths: list[Name] = []
     for key, value in logs.items():
-        content = _content(value)
+        content = content_of(value)
         if content is None:
             keys = ", ".join(map(repr, list(logs)[:_SHOWN])) + (", …" if len(logs) > _SHOWN else "")
             raise SetupError(
@@ -106,36 +105,36 @@ def _named(logs: Mapping[Any, Any]) -> Given:
                 f"{_described(value)}.\n"
                 "Pass [row] for a single row, and pyarrow.table(columns) or pandas.DataFrame(columns) for columns."
             )
-        path = RowsInMemory.of(str(key), content)
+        path = RowsInMemory.of(str(key), content, value)
         if path in paths:
             raise SetupError(f"logs: two of the names are {str(path)!r}; give each log a name of its own.")
         paths.append(path)
     kind: Any = type(logs)
-    return Given(paths, list(logs.values()), lambda values: kind(zip(logs, values, strict=True)))
+    return Given(paths, lambda values: kind(zip(logs, values, strict=True)))
 
 
 def _once(logs: Any, entries: Iterable[Any], first: Any) -> Given:
     """Rows of an iterator, which is read once."""
     read = spooled_objects if isinstance(first, Mapping) else spooled_table
     content = OnceRead("objects" if isinstance(first, Mapping) else "frame", lambda: read(entries))
-    return Given([RowsInMemory.of(NAME, content)], [logs], lambda values: values[0])
+    return Given([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
 
 
-def _content(value: Any) -> Content | None:
+def content_of(value: Any) -> Content | None:
     """Rows as what they are; None for a value that is no rows."""
-    if _is(value, "pyarrow", "RecordBatchReader"):
+    if is_a(value, "pyarrow", "RecordBatchReader"):
         return OnceRead("frame", lambda: spooled_table(value, value.schema))
-    if _is(value, "pyarrow", "Table", "RecordBatch"):
+    if is_a(value, "pyarrow", "Table", "RecordBatch"):
         return arrow_rows(value)
-    if _is(value, "datasets", "Dataset"):
+    if is_a(value, "datasets", "Dataset"):
         return _of_dataset(value)
-    if _is(value, "datasets", "IterableDataset"):
+    if is_a(value, "datasets", "IterableDataset"):
         return _of_stream(value)
-    if _is(value, "pandas", "DataFrame"):
+    if is_a(value, "pandas", "DataFrame"):
         return _of_pandas(value)
-    if _is(value, "polars", "DataFrame"):
+    if is_a(value, "polars", "DataFrame"):
         return of_polars(value)
-    if _is(value, "polars", "LazyFrame"):
+    if is_a(value, "polars", "LazyFrame"):
         raise SetupError("logs: a polars LazyFrame is not computed yet.\nPass frame.collect().")
     if isinstance(value, RowsInMemory):
         return value.content
@@ -143,7 +142,7 @@ def _content(value: Any) -> Content | None:
     return Objects(value) if rows and any(isinstance(one, Mapping) for one in value[:_LOOKED_AT]) else None
 
 
-def _is(value: Any, package: str, *names: str) -> bool:
+def is_a(value: Any, package: str, *names: str) -> bool:
     """Whether a value is of one of these types; the package is not imported to find out."""
     return any(one.__name__ in names and one.__module__.split(".")[0] == package for one in type(value).__mro__)
 
@@ -157,7 +156,7 @@ def _iterable(value: Any) -> bool:
 
 def arrow_rows(table: Any) -> ArrowRows:
     """An Arrow table or record batch."""
-    if _is(table, "pyarrow", "RecordBatch"):
+    if is_a(table, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
         table = pa.Table.from_batches([table])

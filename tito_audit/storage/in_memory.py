@@ -37,13 +37,15 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
     Processes forked from this one share the rows. It pickles as its name alone: no other process can read it.
     """
 
+    value: Any = None
+    """The rows as the caller has them."""
     _content: Content | None = None
 
     @classmethod
-    def of(cls, name: str, content: Content) -> RowsInMemory:
+    def of(cls, name: str, content: Content, value: Any) -> RowsInMemory:
         """The path of some rows."""
         path: RowsInMemory = cls(name)
-        path._content = content
+        path._content, path.value = content, value
         _names.add(str(path))
         return path
 

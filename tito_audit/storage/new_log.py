@@ -57,10 +57,12 @@ def kind_of_name(target: Path) -> tuple[str, Compression]:
 
 
 @contextmanager
-def new_log(target: Path, *, overwrite: bool, source: Path, shapes: ColumnTypes | None = None) -> Iterator[NewLog]:
+def new_log(
+    target: Path, *, overwrite: bool, source: Path | None = None, shapes: ColumnTypes | None = None
+) -> Iterator[NewLog]:
     """A new log, which gets its name when the block ends, or never if the block raises.
 
-    `source` is the log that must not be overwritten; `shapes` says what the columns of a table hold.
+    `source` is a log that must not be overwritten; `shapes` says what the columns of a table hold.
     """
     kind, compression = kind_of_name(target)
     with new_file(target, overwrite=overwrite, source=source) as out, contextlib.ExitStack() as stack:
@@ -159,7 +161,7 @@ class ColumnTypes:
         self.schema = self.schema.set(at, both.field(0))
 
 
-def _writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
+def writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
     """A writer of tables in the format of the suffix; .arrow is a stream, as for `datasets`."""
     import pyarrow as pa
 
@@ -177,7 +179,7 @@ class _Table:
         shapes.settle()
         self._file = out
         self._schema = shapes.schema if shapes.schema is not None else pa.schema([])
-        self._writer = _writer_of(out, self._schema, suffix)
+        self._writer = writer_of(out, self._schema, suffix)
         self._rows: list[dict[str, Any]] = []
         self._size = 0
 

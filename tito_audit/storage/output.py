@@ -71,12 +71,13 @@ def open_output(
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
         whole = _CheckedOutput(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
-        yield whole if log.inside is None else _nested_output(whole, added if log.kind in TABLES else ())
+        yield whole if log.inside is None else nested_output(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
 
 
-def _nested_output(whole: Output, moved: tuple[str, ...]) -> Output:
+def nested_output(whole: Output, moved: tuple[str, ...]) -> Output:
+    """An output for rows nested in those of another; `moved` columns go into the row of the file."""
     from tito_audit.storage.inside_output import InsideOutput
 
     return InsideOutput(whole, moved)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.format import Row
+from tito_audit.record.edits import ABSENT, Path
 
 _SIMPLE = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of values that stay as they are."""
@@ -125,16 +126,46 @@ def _of_tensor(value: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def like(original: Any, value: Any) -> Any:
-    """A repaired value in the form that the program had it: a tensor, a tuple, an array."""
+def edited(original: Any, path: Path, value: Any) -> Any:
+    """A copy of a value of a program with one part replaced, or removed by ABSENT, in the form that it had.
+
+    Tensors, tuples and arrays stay what they are; parts that the path does not touch are shared.
+    """
+    if not path:
+        return _like(original, value)
+    head, rest = path[0], path[1:]
+    if isinstance(original, Mapping):
+        copy = dict(original)
+        key = next((key for key in original if key == head or str(key) == head), head)
+        if value is ABSENT and not rest:
+            copy.pop(key, None)
+        else:
+            copy[key] = edited(original.get(key), rest, value)
+        return copy
+    entries = list(original)
+    entries[int(head)] = edited(entries[int(head)], rest, value)
+    return _like(original, entries)
+
+
+def _like(original: Any, value: Any) -> Any:
+    """A value in the form of another: as a tensor, a tuple or an array, else as JSON has it."""
     if _is_tensor(original) and isinstance(value, list | np.ndarray):
         import torch
 
         return torch.as_tensor(np.asarray(value), dtype=original.dtype, device=original.device)
-    if isinstance(original, tuple) and isinstance(value, list | np.ndarray):
-        return tuple(value.tolist() if isinstance(value, np.ndarray) else value)
-    if isinstance(original, np.ndarray) and isinstance(value, list) and original.dtype.kind == "O":
+    if isinstance(original, np.ndarray):
+        return _as_array(original.dtype, value) if isinstance(value, list) else value
+    listed = value.tolist() if isinstance(value, np.ndarray) else value
+    return tuple(listed) if isinstance(original, tuple) and isinstance(listed, list) else listed
+
+
+def _as_array(dtype: np.dtype[Any], value: list[Any]) -> Any:
+    """A list as an array; as it is if the type cannot hold it."""
+    if dtype.kind == "O":
         array = np.empty(len(value), object)
         array[:] = value
         return array
-    return value
+    try:
+        return np.array(value, dtype)
+    except (TypeError, ValueError, OverflowError):
+        return value
