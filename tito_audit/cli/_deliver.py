@@ -40,6 +40,7 @@ def wanted_reports(
     baseline: str | None = None,
     *,
     inputs: Sequence[str] = (),
+    journal: str | None = None,
     output_format: str | None = None,
     quiet: bool = False,
     flags: Sequence[bool] = (True, True),
@@ -52,7 +53,7 @@ def wanted_reports(
     """
     from tito_audit.reports import report_named
 
-    kept = [baseline] if baseline is not None else []
+    kept = [one for one in (baseline, journal) if one is not None]
     named = with_printed(named_places(given, logs, kept, inputs), output_format, quiet=quiet, flags=flags)
     return [Wanted(report_named(name), path) for name, path in named]
 

@@ -45,9 +45,15 @@ def scan(
     settings = all_cores(given.settings())
     gate = given.gate()
     flags = [given.flagged(name) for name in ("report", "output_format")]
-    inputs = [*given.inputs(settings), *([journal] if journal is not None else [])]
     wanted = wanted_reports(
-        report, logs, baseline, inputs=inputs, output_format=output_format, quiet=quiet, flags=flags
+        report,
+        logs,
+        baseline,
+        inputs=given.inputs(settings),
+        journal=journal,
+        output_format=output_format,
+        quiet=quiet,
+        flags=flags,
     )
     named = next((str(one.path) for one in wanted if one.path is not None), None)
     place = journal_place(journal, named, resume=resume, way="write a report to a file: -r json=FILE")

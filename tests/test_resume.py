@@ -1,0 +1,569 @@
+"""Resume: a run that was killed goes on where it stopped, and gives what an uninterrupted one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.command import run
+from tests.tiers import DEEP, examples, some
+from tito_audit import Settings, SetupError, repair_rollouts, scan_rollouts
+from tito_audit.record.finding import Result
+from tito_audit.record.rollout import Place
+from tito_audit.run.kept import Table, read_outcome, read_result, write_outcome, write_result
+from tito_audit.run.parallel import bare
+from tito_audit.run.resume import identity_of
+from tito_audit.run.workers import can_fork
+from tito_audit.settings.model import RepairSettings
+from tito_audit.storage.journal import Journal
+from tito_audit.viewer.model import View, observed_of
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = ROOT / "fixtures" / "formats"
+TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+REPORTS = ("json", "html", "text", "jsonl", "sarif", "junit", "markdown", "github", "concise")
+TIMES = re.compile(
+    rb'(?<="seconds":)[0-9.e-]+|(?<=time=")[0-9.]+|[0-9.]+ s\b|(?<=timestamp=")[^"]*|[0-9,]+ tokens/s'
+)
+WIDE = {"COLUMNS": "300"}
+"""So wide that the digits of a time move no word into the next line."""
+SEED = random.Random(0 if not DEEP else None).randrange(1 << 30)
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
+
+def shards(folder: Path, number: int) -> Path:
+    """A folder of logs, each of another format, over and over."""
+    folder.mkdir(parents=True)
+    names = (
+        "areal",
+        "atropos_group",
+        "slime",
+        "prime_rl_tokens",
+        "verl_batch",
+        "generic",
+        "tito_sample",
+        "nemo_rl",
+    )
+    for at in range(number):
+        shutil.copy(FORMATS / f"{names[at % len(names)]}.jsonl", folder / f"{at:03}.jsonl")
+    return folder
+
+
+def scan(logs: Path, out: Path, *more: object) -> tuple[int, str, str]:
+    """A scan with every report in a folder."""
+    out.mkdir(exist_ok=True)
+    named = [word for name in REPORTS for word in ("-r", f"{name}={out / name}")]
+    return run("scan", logs, "-t", TOY, "-j", 1, "-q", *named, *more, env=WIDE)
+
+
+def reports(out: Path) -> dict[str, bytes]:
+    """The reports in a folder, without times."""
+    return {name: TIMES.sub(b"", (out / name).read_bytes()) for name in REPORTS}
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+def unread(log: Path) -> None:
+    """Replace the content of a log, so that no one can tell without reading it."""
+    about = log.stat()
+    log.write_bytes(b"?" * about.st_size)
+    os.utime(log, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+# What is kept of a result
+
+
+def results(**more: Any) -> Iterator[Result]:
+    for log in some(sorted(FORMATS.glob("*.jsonl")), 12):
+        yield from scan_rollouts([log], Settings(tokenizer=str(TOY)), observe=True, **more)
+
+
+def test_a_result_is_read_from_json_as_it_was() -> None:
+    """With findings, skips, counts, testimony, what it trains and its measures; only the rollout is bare."""
+    table, kept = Table(), []
+    for result in results():
+        whole = bare(result)
+        kept.append((whole, write_result(whole, table)))
+    assert len(kept) > 50
+    assert any(whole.findings for whole, _ in kept)
+    assert any(whole.witness is not None and whole.trainings is not None for whole, _ in kept)
+    values, said = json.loads(json.dumps([table.values, [one for _, one in kept]]))
+    table = Table(values)
+    for (whole, _), one in zip(kept, said, strict=True):
+        again = read_result(one, table)
+        assert replace(again, observed=None) == replace(whole, observed=None)
+        assert [f.fingerprint for f in again.findings] == [f.fingerprint for f in whole.findings]
+        same_measures(again, whole)
+
+
+def same_measures(one: Result, other: Result) -> None:
+    mine, theirs = observed_of(one), observed_of(other)
+    assert (mine is None) == (theirs is None)
+    if mine is not None and theirs is not None:
+        assert mine.measures.roles == theirs.measures.roles
+        for name in ("by_turn", "by_position", "by_logprob", "without_logprob"):
+            assert np.array_equal(getattr(mine.measures, name), getattr(theirs.measures, name))
+
+
+def test_an_outcome_is_read_from_json_as_it_was(tmp_path: Path) -> None:
+    repairs = RepairSettings(quarantine=str(tmp_path / "q.jsonl"))
+    logs = shards(tmp_path / "logs", 8)
+    settings = Settings(tokenizer=str(TOY), jobs=1)
+    seen = 0
+    for outcome in repair_rollouts(logs, tmp_path / "out", settings, repairs):
+        before = tuple(map(bare, outcome.before))
+        after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
+        whole, table = replace(outcome, before=before, after=after), Table()
+        said, values = json.loads(json.dumps([write_outcome(whole, table), table.values]))
+        assert read_outcome(said, Table(values)) == whole
+        seen += bool(outcome.cured) + bool(outcome.declined) + (outcome.quarantined is not None)
+    assert seen > 5
+
+
+def test_text_that_is_not_unicode_is_kept(tmp_path: Path) -> None:
+    """A message may quote half of a surrogate pair, and a value may be infinite."""
+    log = tmp_path / "a.jsonl"
+    row = {"messages": [{"role": "user", "content": "\ud83d"}], "token_ids": [1, 2], "logprobs": [0.0, -0.5]}
+    log.write_text(json.dumps({**row, "loss_mask": [1, 0]}) + "\nnot json \\ud83d\n")
+    whole = [bare(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)))]
+    first = [bare(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")]
+    again = list(scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j"))
+    assert first == whole
+    assert again == whole
+
+
+# A scan
+
+
+def test_a_finished_scan_is_not_repeated_and_reports_the_same(tmp_path: Path) -> None:
+    logs = shards(tmp_path / "logs", 16)
+    scan(logs, tmp_path / "whole")
+    scan(logs, tmp_path / "out", "--resume")
+    assert reports(tmp_path / "out") == reports(tmp_path / "whole")
+    for log in sorted(logs.iterdir())[8:]:  # the first ones are read again for the tokens that the page shows
+        unread(log)
+    scan(logs, tmp_path / "out", "--resume")
+    without_html = {name: said for name, said in reports(tmp_path / "whole").items() if name != "html"}
+    assert {name: said for name, said in reports(tmp_path / "out").items() if name != "html"} == without_html
+
+
+@pytest.mark.skipif(not can_fork(), reason="runs are forked")
+def test_a_scan_that_is_killed_again_and_again_reports_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    logs, out = shards(tmp_path / "logs", examples(24, 200)), tmp_path / "out"
+    out.mkdir()
+    named = [word for name in REPORTS for word in ("-r", f"{name}={{}}/{name}")]
+    jobs = examples(1, 2)
+    command = ["scan", str(logs), "-t", str(TOY), "-j", str(jobs), "-q", *named, "--resume"]
+    codes = killed(examples(3, 20), out, command)
+    assert codes[-1] == 1
+    assert -signal.SIGKILL in codes
+    scan(logs, tmp_path / "whole")
+    assert reports(out) == reports(tmp_path / "whole")
+    assert sorted(files_in(out)) == sorted([*REPORTS, "json.journal"])
+
+
+def killed(kills: int, folder: Path, command: list[str]) -> list[int]:
+    """How the runs of a command ended that were killed so often, the last one not."""
+    start = [sys.executable, "-m", "tests.kill_often", str(kills), str(SEED), str(folder), "--", *command]
+    env = {**os.environ, **WIDE}
+    done = subprocess.run(start, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    codes = [int(line) for line in done.stdout.split() if re.fullmatch(r"-?\d+", line)]
+    assert len(codes) == kills + 1, (SEED, done.stdout[-2000:], done.stderr[-2000:])
+    return codes
+
+
+def test_changed_added_and_deleted_logs_are_all_that_a_later_scan_does(tmp_path: Path) -> None:
+    logs = shards(tmp_path / "logs", 16)
+    scan(logs, tmp_path / "out", "--resume")
+    (logs / "000.jsonl").unlink()
+    shutil.copy(logs / "003.jsonl", logs / "0015.jsonl")
+    with (logs / "005.jsonl").open("a") as out:
+        out.write('{"token_ids": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, 3.0]}\n')
+    scan(logs, tmp_path / "whole")
+    code, _, said = scan(logs, tmp_path / "out", "--resume")
+    assert code == 1
+    assert reports(tmp_path / "out") == reports(tmp_path / "whole")
+    assert not said, "-q"
+    _, _, said = run(
+        "scan", logs, "-t", TOY, "-r", f"jsonl={tmp_path / 'l'}", "--journal", tmp_path / "j", "-j", 1
+    )
+    (logs / "001.jsonl").touch()
+    _, _, said = run("scan", logs, "-t", TOY, "--journal", tmp_path / "j", "--resume", "-j", 1)
+    assert f"15 of 16 logs were finished before: {tmp_path / 'j'}" in said
+
+
+@pytest.mark.parametrize("change", ["settings", "template", "tokenizer", "code"])
+def test_results_of_other_settings_are_not_used_and_a_notice_says_so(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, tokenizer, place = shards(tmp_path / "logs", 3), tmp_path / "tokenizer", tmp_path / "j"
+    shutil.copytree(TOY, tokenizer)
+    template = tmp_path / "t.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    settings = Settings(tokenizer=str(tokenizer), chat_template=str(template))
+    list(scan_rollouts([logs], settings, resume=place))
+    if change == "settings":
+        settings = replace(settings, ignore=("TOK",))
+    elif change == "template":
+        template.write_text("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}")
+    elif change == "tokenizer":
+        (tokenizer / "generation_config.json").write_text('{"eos_token_id": 3}')
+    else:
+        monkeypatch.setattr("tito_audit.run.resume.VERSION", "another")
+        monkeypatch.setattr("tito_audit.run.resume._code", lambda: "another")
+    again = scan_rollouts([logs], settings, resume=place)
+    found = [bare(one) for one in again]
+    assert again.resumed == 0
+    word = {"settings": "settings", "template": "chat template", "tokenizer": "tokenizer files", "code": "code"}
+    assert f"{place}: 3 logs had been finished by a run with other {word[change]}" in again.summary.notices[0]
+    assert found == [bare(one) for one in scan_rollouts([logs], settings)]
+    more = scan_rollouts([logs], replace(settings, fail_on="note", jobs=2), resume=place)
+    assert list(more) == found
+    assert more.resumed == 3, "what fails, and how many processes do it, decides no result"
+
+
+def test_a_log_that_changes_while_it_is_audited_is_not_recorded_as_finished(tmp_path: Path) -> None:
+    logs = shards(tmp_path / "logs", 3)
+    results = iter(scan_rollouts([logs], Settings(), resume=tmp_path / "j"))
+    for result in results:
+        if result.place.file.endswith("001.jsonl"):
+            with (logs / "001.jsonl").open("a") as out:
+                out.write("\n")
+            break
+    for _ in results:
+        pass
+    again = scan_rollouts([logs], Settings(), resume=tmp_path / "j")
+    for _ in again:
+        pass
+    assert again.resumed == 2
+
+
+@pytest.mark.parametrize("more", [{"limit": 20}, {"sample": 0.5}, {"sample": 0.5, "limit": 9}])
+def test_a_limit_and_a_sample_count_the_rows_of_finished_logs(tmp_path: Path, more: dict[str, Any]) -> None:
+    logs, settings = shards(tmp_path / "logs", 6), Settings(tokenizer=str(TOY), **more)
+    whole = scan_rollouts([logs], settings)
+    found = [bare(one) for one in whole]
+    for _ in range(2):
+        again = scan_rollouts([logs], settings, resume=tmp_path / "j")
+        assert [bare(one) for one in again] == found
+        assert again.summary.sampled == whole.summary.sampled
+        assert again.summary.notices == whole.summary.notices
+    assert again.resumed
+
+
+def test_views_are_those_of_an_uninterrupted_run_whatever_came_before(tmp_path: Path) -> None:
+    """Which rollouts get one depends on the logs before; those are gone in the second run."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for number in range(8):
+        shutil.copy(FORMATS / "areal.jsonl", logs / f"{number}.jsonl")
+    settings = Settings(tokenizer=str(TOY))
+    list(scan_rollouts([logs], settings, observe=True, resume=tmp_path / "j"))
+    for number in range(4):
+        (logs / f"{number}.jsonl").unlink()
+    again = scan_rollouts([logs], settings, observe=True, resume=tmp_path / "j")
+    found = views(again)
+    assert again.resumed == 4
+    assert found == views(scan_rollouts([logs], settings, observe=True))
+    assert sum(view is not None for _, view in found) > 3
+
+
+def views(results: Iterable[Result]) -> list[tuple[Place, View | None]]:
+    return [(one.place, seen.view) for one in results if (seen := observed_of(one)) is not None]
+
+
+def test_calls_that_are_joined_across_logs_are_joined_again(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
+        shutil.copy(FORMATS / f"{name}.jsonl", logs)
+    whole = scan_rollouts([logs], Settings(tokenizer=str(TOY)))
+    found = [bare(one) for one in whole]
+    for resumed in (0, 5):
+        again = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
+        assert [bare(one) for one in again] == found
+        assert again.summary.joined == whole.summary.joined != []
+        assert again.summary.notices == whole.summary.notices
+        assert again.resumed == resumed
+    shutil.copy(FORMATS / "rllm_gateway.jsonl", logs)
+    more = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
+    found = [bare(one) for one in more]
+    assert more.resumed == 1, "the calls of another log may continue any of the others"
+    assert found == [bare(one) for one in scan_rollouts([logs], Settings(tokenizer=str(TOY)))]
+
+
+def test_a_pipe_is_never_recorded(tmp_path: Path) -> None:
+    assert identity_of(Path("/dev/null")) is None
+    log = FORMATS / "areal.jsonl"
+    assert identity_of(log) == [log.stat().st_size, log.stat().st_mtime_ns, None]
+
+
+# The journal
+
+
+def record(path: Path, number: int) -> list[int]:
+    """A journal of so many logs; where it ends after each of them."""
+    ends = []
+    journal = Journal(path)
+    for at in range(number):
+        journal.begin()
+        for part in range(2):
+            journal.add({"rows": [at, part]})
+        journal.finish("scan", f"{at}.jsonl", [at, at, None], {"code": "x"}, left_out=0)
+        ends.append(path.stat().st_size)
+    journal.close()
+    return ends
+
+
+def finished_in(path: Path, number: int) -> list[int]:
+    journal = Journal(path)
+    found = []
+    for at in range(number):
+        one = journal.finished("scan", f"{at}.jsonl")
+        if one is not None:
+            assert list(journal.parts(one)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
+            found.append(at)
+    journal.close()
+    return found
+
+
+def test_a_journal_cut_off_at_any_byte_keeps_what_was_finished_by_then(tmp_path: Path) -> None:
+    ends = record(tmp_path / "whole", 3)
+    data = (tmp_path / "whole").read_bytes()
+    torn = tmp_path / "torn"
+    for size in some(range(len(data) + 1), 60):
+        torn.write_bytes(data[:size])
+        assert finished_in(torn, 3) == [at for at, end in enumerate(ends) if end <= size]
+        assert data.startswith(torn.read_bytes()), "what was cut off is gone"
+        journal = Journal(torn)
+        journal.begin()
+        journal.add({"rows": [7, 0]})
+        journal.add({"rows": [7, 1]})
+        journal.finish("scan", "7.jsonl", [], {})
+        journal.close()
+        assert 7 in finished_in(torn, 8)
+
+
+def test_a_journal_that_is_damaged_foreign_or_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    logs, place = shards(tmp_path / "logs", 2), tmp_path / "j"
+    record(place, 3)
+    data = place.read_bytes()
+    for at in some(range(len(data) // 2, len(data) // 2 + 40), 8):
+        place.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(SetupError, match=r"damaged at byte [\d,]+.*\n.*[Dd]elete it"):
+            Journal(place)
+    said = {
+        b'{"tito_audit_journal": 2}\n': "version 2",
+        b'{"token_ids": [1]}\n': "not a journal",
+        b"hello": "not a journal",
+        b"\x00" * 90: "not a journal",
+    }
+    for head, words in said.items():
+        place.write_bytes(head)
+        code, _, error = run("scan", logs, "--journal", place, "--resume", "-q")
+        assert (code, place.read_bytes()) == (2, head)
+        assert words in error
+        assert "Traceback" not in error
+
+
+def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
+    logs = shards(tmp_path / "logs", 2)
+    for command in ("scan", "repair --dry-run"):
+        code, _, error = run(*command.split(), logs, "--resume")
+        assert code == 2
+        assert "--resume: no journal is named" in error
+    run("scan", logs, "--journal", tmp_path / "j", "-q")
+    code, _, error = run("scan", logs, "--journal", tmp_path / "j", "-q")
+    assert code == 2
+    assert "Pass --resume to continue it, or delete the file" in error
+    code, _, error = run("scan", logs, "--journal", tmp_path, "--resume", "-q")
+    assert code == 2
+    assert "the journal cannot be written" in error
+    code, _, error = run("scan", logs, "--journal", logs / "000.jsonl", "--resume", "-q")
+    assert "not a journal" in error
+    code, _, error = run("scan", logs, "--journal", tmp_path / "x", "-r", f"json={tmp_path / 'x'}")
+    assert code == 2
+    assert "name another file" in error
+
+
+@pytest.mark.skipif(not can_fork(), reason="the other run is a fork")
+def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
+    place = tmp_path / "j"
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        _journal = Journal(place)
+        os.write(write, b"!")
+        signal.pause()
+    os.read(read, 1)
+    try:
+        with pytest.raises(SetupError, match="another run is using this journal"):
+            Journal(place)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    Journal(place).close()
+
+
+def test_a_journal_holds_a_checksum_and_json_in_each_line(tmp_path: Path) -> None:
+    """And it is neither a log nor a file that a scan of its folder speaks of."""
+    logs = shards(tmp_path / "logs", 2)
+    run("scan", logs, "-r", f"json={logs / 'report'}", "--resume", "-q")
+    head, *lines = (logs / "report.journal").read_bytes().splitlines()
+    assert json.loads(head) == {"tito_audit_journal": 1}
+    for line in lines:
+        assert int(line[:8], 16) == zlib.crc32(line[9:])
+        assert json.loads(line[9:]).keys() & {"part", "done"}
+    shutil.copy(logs / "report.journal", logs / "other.jsonl")
+    (logs / "report").unlink()
+    _, out, _ = run("scan", logs, "-r", "json")
+    assert len(json.loads(out)["summary"]["files"]) == 2
+    assert "report.journal" not in out
+
+
+# A repair
+
+
+def repair(logs: Path, out: Path, *more: object) -> tuple[int, str, str]:
+    """A repair with quarantine and reports beside what it writes."""
+    out.mkdir(exist_ok=True)
+    named = ("-o", out / "logs", "--quarantine", out / "q.jsonl", "-r", f"json={out / 'json'}")
+    return run("repair", logs, "-t", TOY, "-j", 1, *named, "-r", f"text={out / 'text'}", *more, env=WIDE)
+
+
+def written(out: Path) -> dict[str, bytes]:
+    """Everything that a repair wrote, without times and its own name."""
+    place = re.escape(str(out).encode())
+    files = {name: data for name, data in files_in(out).items() if not name.endswith(".journal")}
+    return {
+        name: re.sub(place, b"", TIMES.sub(b"", data)) if "/" not in name else data for name, data in files.items()
+    }
+
+
+def test_a_finished_repair_is_not_repeated_and_says_the_same(tmp_path: Path) -> None:
+    logs = shards(tmp_path / "logs", 8)
+    _, whole, _ = repair(logs, tmp_path / "whole", "--diff")
+    _, first, _ = repair(logs, tmp_path / "out", "--diff", "--resume")
+    assert written(tmp_path / "out") == written(tmp_path / "whole")
+    stamps = {one.name: one.stat().st_mtime_ns for one in (tmp_path / "out" / "logs").iterdir()}
+    _, again, said = repair(logs, tmp_path / "out", "--diff", "--resume")
+    assert "8 of 8 logs were finished before" in said
+    assert written(tmp_path / "out") == written(tmp_path / "whole")
+    assert stamps == {one.name: one.stat().st_mtime_ns for one in (tmp_path / "out" / "logs").iterdir()}
+    assert first == again == whole
+    assert "repaired by" in whole
+    assert files_in(tmp_path / "out").keys() - files_in(tmp_path / "whole").keys() == {"logs.journal"}
+
+
+@pytest.mark.skipif(not can_fork(), reason="runs are forked")
+def test_a_repair_that_is_killed_again_and_again_writes_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    logs, out = shards(tmp_path / "logs", examples(12, 200)), tmp_path / "out"
+    out.mkdir()
+    named = ["-o", "{}/logs", "--quarantine", "{}/q.jsonl", "-r", "json={}/json", "-r", "text={}/text"]
+    jobs = str(examples(1, 2))
+    command = ["repair", str(logs), "-t", str(TOY), "-j", jobs, "-q", *named, "--resume"]
+    codes = killed(examples(3, 20), out, command)
+    assert codes[-1] in (0, 1)
+    assert -signal.SIGKILL in codes
+    repair(logs, tmp_path / "whole")
+    assert written(out) == written(tmp_path / "whole")
+
+
+def test_files_that_this_journal_did_not_write_are_refused(tmp_path: Path) -> None:
+    logs, out = shards(tmp_path / "logs", 3), tmp_path / "out"
+    repair(logs, out, "--resume")
+    changed = out / "logs" / "001.jsonl"
+    changed.write_bytes(b"mine\n")
+    code, _, error = repair(logs, out, "--resume")
+    assert code == 2
+    assert "001.jsonl: the file exists" in error
+    assert changed.read_bytes() == b"mine\n"
+    changed.unlink()
+    code, _, said = repair(logs, out, "--resume")
+    assert "2 of 3 logs were finished before" in said
+    repair(logs, tmp_path / "whole")
+    assert written(out) == written(tmp_path / "whole")
+    _, _, error = repair(logs, out)
+    assert "the file exists" in error, "without --resume"
+
+
+def test_a_changed_log_is_repaired_again_over_its_old_file(tmp_path: Path) -> None:
+    logs, out = shards(tmp_path / "logs", 3), tmp_path / "out"
+    repair(logs, out, "--resume")
+    shutil.copy(FORMATS / "atropos_item.jsonl", logs / "001.jsonl")
+    shutil.copy(FORMATS / "areal.jsonl", logs / "009.jsonl")
+    _, _, said = repair(logs, out, "--resume")
+    assert "2 of 4 logs were finished before" in said
+    repair(logs, tmp_path / "whole")
+    assert written(out) == written(tmp_path / "whole")
+    repair(logs, out, "--resume", "--no-provenance")
+    repair(logs, tmp_path / "other", "--no-provenance")
+    notice = json.loads((out / "json").read_bytes())["before"]["notices"]
+    assert any("other repairs" in one for one in notice)
+    assert files_in(out / "logs") == files_in(tmp_path / "other" / "logs")
+
+
+def test_tokens_trained_twice_are_those_of_all_logs(tmp_path: Path) -> None:
+    """Where `once` asks what the run trains, another log may change what is repaired in this one."""
+    logs, out = shards(tmp_path / "logs", 3), tmp_path / "out"
+    repair(logs, out, "--resume", "--with", "once")
+    _, _, said = repair(logs, out, "--resume", "--with", "once")
+    assert "3 of 3 logs" in said
+    shutil.copy(logs / "000.jsonl", logs / "0000.jsonl")
+    _, _, said = repair(logs, out, "--resume", "--with", "once")
+    assert "finished before" not in said
+    repair(logs, tmp_path / "whole", "--with", "once")
+    assert files_in(out / "logs") == files_in(tmp_path / "whole" / "logs")
+
+
+def test_logs_with_calls_of_one_conversation_are_repaired_together(tmp_path: Path) -> None:
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    logs.mkdir()
+    for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
+        shutil.copy(FORMATS / f"{name}.jsonl", logs)
+    repair(logs, out, "--resume")
+    _, _, said = repair(logs, out, "--resume")
+    assert "5 of 5 logs" in said
+    (out / "logs" / "vllm.jsonl").unlink()
+    _, _, said = repair(logs, out, "--resume")
+    assert "1 of 5 logs" in said
+    repair(logs, tmp_path / "whole")
+    assert written(out) == written(tmp_path / "whole")
+
+
+def test_a_dry_run_is_resumed_too(tmp_path: Path) -> None:
+    logs, place = shards(tmp_path / "logs", 3), tmp_path / "j"
+    _, whole, _ = run("repair", logs, "-t", TOY, "--dry-run", "-f", "json")
+    for _ in range(2):
+        _, out, said = run("repair", logs, "-t", TOY, "--dry-run", "-f", "json", "--journal", place, "--resume")
+        assert TIMES.sub(b"", out.encode()) == TIMES.sub(b"", whole.encode())
+    assert "3 of 3 logs" in said
+
+
+def test_the_metadata_of_a_data_set_is_written_again(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [json.loads(line) for line in (FORMATS / "areal.jsonl").read_text().splitlines()]
+    rows = [{name: row[name] for name in ("input_ids", "loss_mask")} for row in rows if "input_ids" in row][:2]
+    rows = rows or [{"token_ids": [5, 6], "loss_mask": [0, 1]}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "logs")
+    for out in ("out", "out", "whole"):
+        code, _, error = repair(tmp_path / "logs", tmp_path / out, *(["--resume"] if out == "out" else []))
+        assert code != 2, error
+    assert files_in(tmp_path / "out" / "logs") == files_in(tmp_path / "whole" / "logs")
