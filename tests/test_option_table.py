@@ -138,6 +138,8 @@ MEANINGS = {
     "--log": "the log beside what the command is about",
     "--jobs": "how much is done at once",
     "--worst": "how much of what was found is shown",
+    "--journal": "where a run records what it has finished",
+    "--resume": "what an earlier run recorded is not done again",
 }
 """What a flag means that several entries of the table describe, each in words for its commands."""
 LETTERS = {
