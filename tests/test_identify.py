@@ -112,12 +112,12 @@ class Written:
         return Rollout(Place("log", row), "toy", read, as_tools(list(tools), "tools"), turns=tuple(turns))
 
 
-@cache
 def writes_all_prompts(share: Share) -> bool:
     """Whether every first prompt is written exactly."""
     return share.prompts == share.of_prompts > 0
 
 
+@cache
 def _compiled(source: str) -> jinja2.Template:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
