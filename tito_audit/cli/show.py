@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tito_audit.settings.model import Settings
     from tito_audit.terminal.sequence import DrawOptions
 
+_LARGE = 8 << 20
+"""Bytes of a remote log whose rows are not counted."""
+
 
 @command("show")
 def show(
@@ -93,7 +96,11 @@ def _count(file: Path, settings: Settings) -> int:
 
 def _row(file: Path, settings: Settings) -> int:
     """The row to show if none was named: the only one; SetupError if there are more."""
-    rows = _count(file, settings) if file.is_file() else None
+    from tito_audit.storage import RemoteFile
+
+    # To count the rows of a large remote log, all of it would be fetched.
+    far = isinstance(file, RemoteFile) and file.stat().st_size > _LARGE
+    rows = _count(file, settings) if file.is_file() and not far else None
     if rows == 1:
         return 0
     held = f"; it holds {rows:,} rows, counted from 0" if rows is not None else ""

@@ -73,7 +73,9 @@ class LogNames:
         self._folder = folder
 
     def of(self, file: str) -> str:
-        """The name of one log, with `/`."""
+        """The name of one log, with `/`; a remote log is named by its URL."""
+        if "://" in file:
+            return file
         whole = PurePath(os.path.abspath(file))  # noqa: PTH100 - Path.absolute keeps the dots
         place = whole
         for folder in whole.parents:

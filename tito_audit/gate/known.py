@@ -69,7 +69,7 @@ class Known:
         self._ends: dict[str, tuple[int, bool]] = {}
         """By file: its last row, and whether that could be read."""
         # os.path.exists, which returns False if the name is too long.
-        self._gone = cache(lambda file: not os.path.exists(folder / file))  # noqa: PTH110
+        self._gone = cache(lambda file: "://" not in file and not os.path.exists(folder / file))  # noqa: PTH110
 
     def holds(self, finding: Finding, file: str) -> bool:
         """Whether an entry is left for the finding; if so, uses it up.

@@ -113,6 +113,7 @@ class JoinedCalls:
         settings = self._settings
         with suppress(StorageError):  # The audit says why.
             rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
+            rows.quick = True
             if rows.kind not in TABLES:
                 return self._calls_in(rows, _OTHERS, wanted)
             rows.only = 0

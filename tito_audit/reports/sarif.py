@@ -127,6 +127,9 @@ def _location(finding: Finding) -> dict[str, Any]:
 
 def _artifact(file: str) -> dict[str, str]:
     """A path as a URI: relative to the source root, where scans start; outside of it a file: URI."""
+    if "://" in file:
+        scheme, _, rest = file.partition("://")
+        return {"uri": f"{scheme}://{quote(rest)}"}
     path = _within_sources(file)
     try:
         data = os.fsencode(path.as_posix())

@@ -35,7 +35,7 @@ from tito_audit.run.rewriting import rewriting
 from tito_audit.run.rows import LogGroup, ReadRow, share_of
 from tito_audit.run.workers import ForkedProcesses, can_fork
 from tito_audit.settings.model import Settings
-from tito_audit.storage import RawRow, path_of
+from tito_audit.storage import RawRow, RemoteFile, path_of
 from tito_audit.summary import Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -93,6 +93,11 @@ class RowFlow:
         """The tokenizers of all logs, each once."""
         used = [group.auditor.tokenizer for group in self.groups.values()]
         return [tokenizer for tokenizer in self.loader.tokenizers if any(tokenizer is one for one in used)]
+
+    @property
+    def remote(self) -> bool:
+        """Whether a log is fetched over a network."""
+        return any(isinstance(file, RemoteFile) for file in self.files)
 
     @property
     def size(self) -> int:

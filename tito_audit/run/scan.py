@@ -42,6 +42,8 @@ _PATHS = 6
 """The most unread columns that are named."""
 _NAMED = 4
 """How many logs without a tokenizer are searched for a model name."""
+_FEW = 1000
+"""Rows of remote logs that one process fetches alone."""
 _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
@@ -216,10 +218,15 @@ class Scan(Shown):
             for result in flow.audit(raw, place, detection, viewed):
                 yield bare(result) if several else result
 
+    @property
+    def _few(self) -> bool:
+        """Whether so few rows are wanted that other processes would fetch what nobody asked for."""
+        return self.settings.limit is not None and self.settings.limit <= _FEW
+
     def _executor(self, flow: RowFlow) -> Executor | None:
         """The executor that audits the logs in chunks; None when this process alone is faster."""
         executor = executor_for(self.settings.jobs or 1, self.summary)
-        alone = executor.here or self.settings.row is not None
+        alone = executor.here or self.settings.row is not None or (self._few and flow.remote)
         return None if alone or (self.chunk_bytes is None and is_small(flow.files)) else executor
 
 

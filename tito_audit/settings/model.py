@@ -36,6 +36,8 @@ class Override:
 
     def fits(self, file: str | Path) -> bool:
         """Whether a pattern matches the path of a file, as given or with links resolved."""
+        if "://" in str(file):
+            return any(_pattern(pattern).fullmatch(str(file)) for pattern in self.paths)
         called = os.path.abspath(file)  # noqa: PTH100 - Path.absolute keeps the dots
         folder, name = os.path.split(called)
         paths = {called, os.path.join(os.path.realpath(folder), name), os.path.realpath(called)}  # noqa: PTH118

@@ -45,7 +45,9 @@ class Kind:
 
 
 def joined(folder: Path, text: str) -> str:
-    """The path that `text` names in a file of the folder, without needless dots."""
+    """The path that `text` names in a file of the folder, without needless dots; a URL as it is."""
+    if "://" in text:
+        return text
     given = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     whole = str(given if given.is_absolute() else folder / given)
     short = os.path.normpath(whole)

@@ -12,7 +12,7 @@ from tito_audit.storage.memory_output import MemoryOutput, memory_targets, open_
 from tito_audit.storage.output import open_output
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.quarantine import Quarantine
-from tito_audit.storage.remote_output import output_path, place_key
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.standard_input import path_of
 from tito_audit.storage.targets import make_folder, refuse_taken, same_place, target_paths
@@ -28,7 +28,7 @@ __all__ = [
     "Output",
     "Quarantine",
     "RawRow",
-    "RowsInMemory",
+    "RemoteFile",
     "allow_open_files",
     "dataset_metadata",
     "few",

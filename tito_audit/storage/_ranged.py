@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,11 +22,10 @@ _RUNS = 256
 """How many places of a file are read on from at the same time."""
 _HELD = 64 << 20
 """How many bytes read ahead of them are held, all together."""
-_HEAD = 1 << 18
-_TAIL = 8 << 20
-"""How much of a file's beginning and end is kept, once it was fetched."""
-_KEPT = 64 << 20
-"""How much of all beginnings and ends is kept."""
+_OF_ONE = 16 << 20
+"""How much of a file is kept for as long as it is read: what was fetched first."""
+_OF_ALL = 64 << 20
+"""How much of all files is kept."""
 
 Read = Callable[[int, int], bytes]
 """Bytes from one place on, at most up to another; fewer if the connection was dropped."""
@@ -39,12 +38,15 @@ class RangedFile(io.RawIOBase):
     several places at once. `read` returns as much as it was asked for, `readinto` what is there without waiting.
     """
 
+    name: str
+    """The file's URL, as it is shown."""
+
     def __init__(self, name: str, status: RemoteStatus, read: Read) -> None:
         super().__init__()
-        self._name = name
+        self.name = name
         self._size = status.st_size
         self._read = read
-        self._ends = _ends_of((name, status))
+        self._kept = _kept_of((name, status))
         self._at = 0
         self._runs: OrderedDict[int, _Run] = OrderedDict()
         """By the end of what was fetched."""
@@ -109,7 +111,7 @@ class RangedFile(io.RawIOBase):
 
     def _held(self, wanted: int) -> bytes:
         """What was fetched already from here on."""
-        if (data := self._ends.get(self._at, wanted, self._size)) or not self._runs:
+        if (data := self._kept.get(self._at, wanted)) or not self._runs:
             return data
         for run in reversed(self._runs.values()):
             if run.start <= self._at < run.start + len(run.data):
@@ -129,7 +131,7 @@ class RangedFile(io.RawIOBase):
             if expected[1] - expected[0] <= most:
                 block = max(block, expected[1] - at)
         data = self._fetch(at, min(at + block, limit))
-        self._ends.keep(at, data, self._size)
+        self._kept.keep(at, data)
         end = at + len(data)
         self._runs[end] = _Run(at, data if len(data) > wanted else b"", len(data))
         if run is None and len(self._runs) > _RUNS:
@@ -155,7 +157,7 @@ class RangedFile(io.RawIOBase):
             # Many drops are survived as long as each leaves something behind.
             tried = 0 if len(data) >= min(_LEAST, step) else tried + 1
             if tried == TRIES:
-                raise StorageError(f"{self._name}: {lost}")
+                raise StorageError(f"{self.name}: {lost}")
             if not data:
                 wait(tried, lost)
                 step = max(step // 4, _LEAST)
@@ -175,37 +177,36 @@ class _Run:
         """How many bytes were fetched."""
 
 
-class _Ends:
-    """The beginning and the end of a file: every open looks at them."""
+class _Kept:
+    """What was fetched of a file first: its beginning and end, which every open reads again, and first rows."""
 
     def __init__(self) -> None:
-        self.head = self.tail = b""
+        self.size = 0
+        self._blocks: list[tuple[int, bytes]] = []
 
-    def get(self, at: int, wanted: int, size: int) -> bytes:
+    def get(self, at: int, wanted: int) -> bytes:
         """What is kept from a place on."""
-        if at < len(self.head):
-            return self.head[at : at + wanted]
-        start = size - len(self.tail)
-        return self.tail[at - start : at - start + wanted] if self.tail and at >= start else b""
+        number = bisect_right(self._blocks, at, key=lambda block: block[0]) - 1
+        if number < 0:
+            return b""
+        start, data = self._blocks[number]
+        return data[at - start : at - start + wanted]
 
-    def keep(self, at: int, data: bytes, size: int) -> None:
-        """Keep what belongs to the beginning or the end."""
-        if at == len(self.head) < _HEAD:
-            self.head += data[: _HEAD - at]
-        elif at + len(data) == size and len(self.tail) < len(data) <= _TAIL:
-            self.tail = data
-        elif at + len(data) == size - len(self.tail) and len(self.tail) + len(data) <= _TAIL:
-            self.tail = data + self.tail
+    def keep(self, at: int, data: bytes) -> None:
+        """Keep a block, if there is room."""
+        if self.size + len(data) <= _OF_ONE:
+            insort(self._blocks, (at, data))
+            self.size += len(data)
 
 
-_kept: OrderedDict[tuple[Any, ...], _Ends] = OrderedDict()
+_kept: OrderedDict[tuple[Any, ...], _Kept] = OrderedDict()
 
 
-def _ends_of(which: tuple[Any, ...]) -> _Ends:
-    found = _kept.pop(which, None) or _Ends()
+def _kept_of(which: tuple[Any, ...]) -> _Kept:
+    """What is kept of a file; of files that were not opened for long, nothing."""
+    found = _kept.pop(which, None) or _Kept()
     _kept[which] = found
-    held = sum(len(one.head) + len(one.tail) for one in _kept.values()) if len(_kept) > 16 else 0
-    while held > _KEPT and len(_kept) > 1:
-        _, old = _kept.popitem(last=False)
-        held -= len(old.head) + len(old.tail)
+    held = sum(one.size for one in _kept.values())
+    while held > _OF_ALL and len(_kept) > 1:
+        held -= _kept.popitem(last=False)[1].size
     return found

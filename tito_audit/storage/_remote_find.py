@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tito_audit.errors import StorageError
 from tito_audit.storage._ranged import FIRST
-from tito_audit.storage.remote import RemoteFile, know
+from tito_audit.storage.remote import RemoteFile, know, remote_file
 from tito_audit.unknown import close_names
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -28,7 +28,7 @@ Take = Callable[[Path], list[Path]]
 
 def remote_logs(url: str, take: Take) -> list[Path]:
     """The files that a URL names, as they are now; StorageError if there are none."""
-    path = RemoteFile(url)
+    path = remote_file(url)
     if _of_web(url):
         return [_of_server(path)]
     pattern = _MAGIC.search(url, url.index("://") + 3)
@@ -44,6 +44,19 @@ def remote_logs(url: str, take: Take) -> list[Path]:
     if not folder.below:
         raise StorageError(f"{folder}: {'it is empty.' if url.endswith('/') else why}{_close_names(folder)}")
     return take(folder)
+
+
+def remote_folder(url: str) -> RemoteFile | None:
+    """The folder that a URL names, with all files below it; None if it names something else."""
+    if _of_web(url) or _MAGIC.search(url, url.index("://") + 3):
+        return None
+    folder = remote_file(url.rstrip("/"))
+    if folder.below is not None:
+        return folder
+    try:
+        return None if folder.is_file() else _listed(folder)
+    except StorageError:  # which find_logs reports
+        return None
 
 
 def walk(folder: RemoteFile) -> Iterator[tuple[RemoteFile, list[str], list[str]]]:
@@ -96,7 +109,7 @@ def _of_server(path: RemoteFile) -> RemoteFile:
     if "*" in path.name:
         raise StorageError(f"{path}: a web server does not list its files. Name each file.")
     try:
-        path.stat()
+        path.refreshed()
     except FileNotFoundError as error:
         raise StorageError(f"{path}: {error.strerror}") from None
     return know(path)

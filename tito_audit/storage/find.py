@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.datasets import is_dataset, shards_under
-from tito_audit.storage.in_memory import RowsInMemory
-from tito_audit.storage.remote import RemoteFile, is_url
+from tito_audit.storage._remote_find import fetch_heads, remote_folder, remote_logs, walk
+from tito_audit.storage.datasets import MARKS, is_dataset, shards_under
+from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.storage.standard_input import NAME, standard_input
 from tito_audit.unknown import close_names
 
@@ -77,8 +77,7 @@ def skipped_files(arguments: Sequence[str]) -> list[Path]:
 def _folder(argument: str) -> Path | None:
     """The folder that an argument names; None if it names something else."""
     if is_url(argument):
-        found = remote_file(argument.rstrip("/"))
-        return found if found.below else None
+        return remote_folder(argument)
     path = Path(argument).expanduser()
     return path if os.path.isdir(path) else None  # noqa: PTH112
 

@@ -74,6 +74,8 @@ class Log:
         """How many rows the sample has left out so far."""
         self.only: int | None = None
         """The one row that is wanted, None for all; others may be missing, or be error rows that were not read."""
+        self.quick = False
+        """Whether rows are only audited, so that binary values need not be fetched."""
         self._kind: Kind | None = None
         self._compression: Compression = None
 
@@ -198,8 +200,9 @@ class Log:
             return rows_in_memory(self.path, self.max_row_bytes, self.only, sample)
         if kind == "torch":
             return rows_of_torch(self.path, sample)
-        rows_of = rows_of_arrow if kind == "arrow" else rows_of_parquet
-        return rows_of(self.path, self.max_row_bytes, self.only, sample)
+        if kind == "arrow":
+            return rows_of_arrow(self.path, self.max_row_bytes, self.only, sample)
+        return rows_of_parquet(self.path, self.max_row_bytes, self.only, sample, quick=self.quick)
 
     def _rows_of_text(
         self, kind: Kind, stream: ByteStream, between: Between, sample: Sample | None

@@ -13,22 +13,27 @@ from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, sampled_of_batch
 
+REMOTE_BATCH_BYTES = 4 << 20
+"""How much of a table that is fetched is turned into rows at once."""
 _PAGES = 1 << 16
 """How much of a column chunk of a remote file is asked for first."""
 _GAP = 1 << 16
 """Bytes between two column chunks that are fetched with them rather than in another request."""
+_LARGE = 1 << 20
+"""Binary columns of a file from this stored size on are large."""
 _TOGETHER = 4 << 20
 """How much of small column chunks is fetched at once."""
 
 
 def rows_of_parquet(
-    path: Path, limit: int, only: int | None = None, sample: Sample | None = None
+    path: Path, limit: int, only: int | None = None, sample: Sample | None = None, *, quick: bool = False
 ) -> Iterator[tuple[RawRow, float]]:
     """Each row with the share of the rows read up to it, from 0 to 1.
 
     With `only`, that row alone; with `sample`, the sampled rows. Row groups without any of them are not read.
+    `quick` is explained at `open_parquet`.
     """
-    with open_parquet(path) as file:
+    with open_parquet(path, quick=quick) as file:
         if only is not None:
             yield from ((row, 1.0) for row in _one_row(file, only, limit))
             return
@@ -59,14 +64,18 @@ def _one_row(file: Any, wanted: int, limit: int) -> Iterator[RawRow]:
         index += rows
 
 
-def open_parquet(path: Path) -> Any:
-    """The open file; StorageError if it cannot be opened."""
+def open_parquet(path: Path, *, quick: bool = False) -> Any:
+    """The open file; StorageError if it cannot be opened.
+
+    With `quick`, large binary columns of a remote file, which no format looks into, are not fetched: each of their
+    values is b"".
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
         if isinstance(path, RemoteFile):
-            return _open_remote(path)
+            return _open_remote(path, quick)
         return parquet.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
@@ -75,14 +84,39 @@ def open_parquet(path: Path) -> Any:
         ) from None
 
 
-def _open_remote(path: RemoteFile) -> Any:
+def _open_remote(path: RemoteFile, quick: bool) -> Any:
     """The open file; of a row group it fetches the pages that are read, page by page."""
     from pyarrow import parquet
 
     source = path.open("rb", 0)
     file = parquet.ParquetFile(source, buffer_size=_PAGES)
     file.remote_source = source
+    file.left_out = _large_binary(file) if quick else frozenset()
     return file
+
+
+def _large_binary(file: Any) -> frozenset[str]:
+    """The large columns of binary values, none of which is null."""
+    import pyarrow as pa
+
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    found = set()
+    for field in file.schema_arrow:
+        if any(kind(field.type) for kind in kinds) and file.schema_arrow.names.count(field.name) == 1:
+            chunks = [chunk for chunk in _chunks(file) if chunk.path_in_schema == field.name]
+            counted = [chunk.statistics.null_count if chunk.is_stats_set else None for chunk in chunks]
+            whole = not field.nullable or all(count == 0 for count in counted)
+            if whole and sum(chunk.total_compressed_size for chunk in chunks) >= _LARGE:
+                found.add(field.name)
+    # One column is read for sure, which says how many rows there are.
+    return frozenset(found) if len(found) < len(file.schema_arrow.names) else frozenset()
+
+
+def _chunks(file: Any) -> Iterator[Any]:
+    """Every column chunk."""
+    for group in range(file.num_row_groups):
+        about = file.metadata.row_group(group)
+        yield from (about.column(number) for number in range(about.num_columns))
 
 
 def _expect(file: Any, group: int) -> None:
@@ -90,7 +124,19 @@ def _expect(file: Any, group: int) -> None:
     source = getattr(file, "remote_source", None)
     if source is not None:
         about = file.metadata.row_group(group)
-        source.expect(_ranges(about.column(number) for number in range(about.num_columns)))
+        chunks = (about.column(number) for number in range(about.num_columns))
+        source.expect(_ranges(one for one in chunks if one.path_in_schema not in file.left_out))
+
+
+def _filled(file: Any, batch: Any) -> Any:
+    """A batch with a value for each column that was left out."""
+    import pyarrow as pa
+
+    for number, field in enumerate(file.schema_arrow):
+        if field.name in file.left_out:
+            empty = pa.array([b""] * batch.num_rows, pa.binary())
+            batch = batch.add_column(number, pa.field(field.name, pa.binary(), field.nullable), empty)
+    return batch
 
 
 def _ranges(chunks: Iterable[Any]) -> list[tuple[int, int]]:
@@ -123,13 +169,25 @@ def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
 
 def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
     """One row group in batches of about 32 MiB; raises Damaged if it cannot be read."""
+    _expect(file, group)
+    rows, left_out = _batch_rows(file, file.metadata.row_group(group)), getattr(file, "left_out", None)
+    wanted = [name for name in file.schema_arrow.names if name not in left_out] if left_out else None
+    batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=wanted, use_threads=threads)
+    for batch in _checked(batches, group):
+        yield _filled(file, batch) if left_out else batch
+
+
+def _batch_rows(file: Any, about: Any) -> int:
+    """How many rows of a row group to turn into a batch: of a remote file, the first are wanted soon."""
+    each = _decoded_size(about) // max(about.num_rows, 1) + 1
+    whole = REMOTE_BATCH_BYTES if hasattr(file, "remote_source") else BATCH_BYTES
+    return int(min(max(whole // each, 1), BATCH_ROWS))
+
+
+def _checked(batches: Iterator[Any], group: int) -> Iterator[Any]:
+    """The batches; raises Damaged where one cannot be read."""
     import pyarrow as pa
 
-    _expect(file, group)
-    about = file.metadata.row_group(group)
-    each = _decoded_size(about) // max(about.num_rows, 1) + 1
-    rows = min(max(BATCH_BYTES // each, 1), BATCH_ROWS)
-    batches = file.iter_batches(batch_size=rows, row_groups=[group], use_threads=threads)
     while True:
         try:
             batch = next(batches, None)

@@ -10,6 +10,7 @@ from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.log import Log
 from tito_audit.storage.parquet import batches_of, open_parquet, sampled_of_group, seed_of_group
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample
 from tito_audit.storage.streams import Damaged
@@ -17,12 +18,15 @@ from tito_audit.storage.table_rows import rows_of_batch, take_rows
 
 _GROUPS = 8
 """A row group of up to this many chunks is read by the process that audits it; larger ones are sent in batches."""
+_MANY = 8
+"""Of a remote file with so many row groups each is fetched by the process that audits it."""
 _UNLIMITED = 1 << 62
 
 
 def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
     """The file in chunks of about `size` bytes."""
-    with open_parquet(log.path) as file:
+    remote = isinstance(log.path, RemoteFile)
+    with open_parquet(log.path, quick=log.quick) as file:
         total, read = max(file.metadata.num_rows, 1), 0
         for group in range(file.num_row_groups):
             about = file.metadata.row_group(group)
@@ -30,9 +34,9 @@ def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
             def done(rows: int) -> int:
                 return int(log.size * rows / total)
 
-            if about.total_byte_size <= _GROUPS * size:
+            if about.total_byte_size <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
                 first, read = read, read + about.num_rows
-                yield _Group(log.path, log.max_row_bytes, done(read), group, first, share=log.share)
+                yield _Group(log.path, log.max_row_bytes, done(read), group, first, log.quick, share=log.share)
                 continue
             try:
                 for batch in batches_of(file, group):
@@ -121,10 +125,11 @@ class _Group(Chunk):
     group: int
     first: int
     """Its first row, counted in the file."""
+    quick: bool
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """Its rows, batch by batch."""
-        with open_parquet(self.path) as file:
+        with open_parquet(self.path, quick=self.quick) as file:
             if reading.sample is not None:
                 sample = reading.sample
                 yield from sampled_of_group(file, self.group, 0, self.first, self.limit, sample, threads=False)

@@ -20,6 +20,8 @@ def patterns_of(text: str, folder: Path) -> tuple[str, ...]:
     `*` or `?`.
     """
     name = text.rstrip("/")
+    if "://" in text:  # a remote log, or those below a folder
+        return (name, f"{name}/**")
     if "/" not in name and name not in ("", ".", "..", "~"):
         here = Path(os.path.realpath(folder))
         below = f"{_literal(here)}/**/{name}/**"

@@ -1,0 +1,384 @@
+"""Remote logs: the same findings as on disk, few bytes fetched, and one clear line for whatever goes wrong.
+
+A real S3-compatible store that checks signatures, a hub and a web server answer, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.command import run, written
+from tests.remote.hub import TOKEN, HubServer
+from tests.remote.s3 import S3Server
+from tests.remote.server import Fault, Server
+from tests.remote.web import WebServer
+from tests.tiers import DEEP
+from tito_audit.errors import StorageError
+from tito_audit.storage import _store, find_logs, skipped_files
+from tito_audit.storage.remote import RemoteFile
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "formats"
+KINDS = ("generic.jsonl", "verl_agent_loop.jsonl", "atif.json")
+deep = pytest.mark.skipif(not DEEP, reason="runs in make deep")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server(strict=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with HubServer(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the web server serves."""
+    return tmp_path_factory.mktemp("web")
+
+
+@pytest.fixture(scope="module")
+def web(folder: Path) -> Iterator[WebServer]:
+    with WebServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def environment(s3: S3Server, hub: HubServer, web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials of the stores, no memory of earlier requests, and no long pauses."""
+    for name, value in {**s3.env, **hub.env}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_store, "PAUSE", 0.01)
+    for server in (s3, hub, web):
+        server.forget()
+
+
+def training_rows(count: int, size: int = 6, start: int = 0) -> list[dict[str, Any]]:
+    """Rows with what a trainer reads; every seventh has one logprob too few."""
+    return [
+        {
+            "token_ids": [number % 90 + place for place in range(size)],
+            "loss_mask": [0, *[1] * (size - 1)],
+            "logprobs": [0.0, *[-0.5] * (size - 1 - (number % 7 == 0))],
+        }
+        for number in range(start, start + count)
+    ]
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def audited(place: str | Path, *flags: object) -> dict[str, Any]:
+    """The JSON report of a log, which is named the same wherever it is."""
+    code, out, err = run("scan", place, "--report", "json", *flags)
+    assert code in (0, 1), err
+    report: dict[str, Any] = json.loads(out.replace(str(place), "LOG"))
+    del report["summary"]["seconds"]
+    return report
+
+
+def refused(*arguments: object) -> str:
+    """What the command says when it cannot read a log: one line and no traceback."""
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, ""), (code, out, err)
+    said = err.removeprefix("tito-audit: ").strip()
+    assert "\n" not in said, said
+    assert "Traceback" not in said
+    return said
+
+
+# The same findings
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_folder_in_a_bucket_is_audited_as_the_same_folder_on_disk(
+    s3: S3Server, tmp_path: Path, jobs: int
+) -> None:
+    for name in sorted(path.name for path in FIXTURES.iterdir() if path.is_file())[:: 1 if DEEP else 4]:
+        shutil.copy(FIXTURES / name, tmp_path)
+    (tmp_path / ".hidden").mkdir()
+    written(tmp_path / ".hidden" / "log.jsonl", training_rows(1))
+    (tmp_path / "report.json").write_text('{"summary":{"schema_version":1}}')
+    (tmp_path / "notes.md").write_text("not a log")
+    written(tmp_path / "many.jsonl", training_rows(30_000 if jobs == 2 else 100))
+    url = s3.upload(tmp_path, f"same{jobs}")
+    assert audited(url, "--jobs", jobs) == audited(tmp_path, "--jobs", 1)
+    assert [file.name for file in skipped_files([url])] == [file.name for file in skipped_files([str(tmp_path)])]
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.arrow", "log.arrows", "log.jsonl.gz", "log.json"])
+def test_every_kind_of_file_reads_the_same_from_the_hub(hub: HubServer, tmp_path: Path, name: str) -> None:
+    rows = training_rows(300)
+    table, file = pa.Table.from_pylist(rows), tmp_path / name
+    if name.endswith("parquet"):
+        parquet.write_table(table, file, row_group_size=50)
+    elif name.endswith(("arrow", "arrows")):
+        opened = pa.ipc.new_file if name.endswith("arrow") else pa.ipc.new_stream
+        with opened(file, table.schema) as out:
+            out.write_table(table, max_chunksize=40)
+    elif name.endswith("gz"):
+        with pa.output_stream(file, compression="gzip") as out:
+            out.write(lines(rows))
+    else:
+        file.write_text(json.dumps(rows))
+    hub.commit(f"org/kinds-{name.replace('.', '-')}", {f"data/{name}": file.read_bytes()})
+    url = f"hf://datasets/org/kinds-{name.replace('.', '-')}/data/{name}"
+    for flags in ((), ("--jobs", 2), ("--limit", 9), ("--sample", 0.3)):
+        assert audited(url, *flags) == audited(file, *flags)
+
+
+def test_a_data_set_saved_in_a_bucket_reads_its_shards_in_the_order_of_its_rows(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    names = ["data-00001-of-00002.arrow", "data-00000-of-00002.arrow"]
+    for number, name in enumerate(names):
+        table = pa.Table.from_pylist(training_rows(20, start=20 * number))
+        with pa.ipc.new_stream(tmp_path / name, table.schema) as out:
+            out.write_table(table)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0"}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    url = s3.upload(tmp_path, "saved")
+    assert [file.name for file in find_logs([url])] == names
+    assert audited(url) == audited(tmp_path)
+
+
+# What is named
+
+
+def test_globs_in_a_bucket_match_as_on_disk(s3: S3Server, tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "b.txt", ".c.jsonl", "one/d.jsonl", "one/two/e.jsonl", "one/.f/g.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path / name, training_rows(1))
+    url = s3.upload(tmp_path, "globs")
+    for pattern in ("*.jsonl", "?.jsonl", "[ab].*", "[!a].*", "**/*.jsonl", "o*", "**/two", "one/**", "*/*.jsonl"):
+        there = [str(file).removeprefix(url) for file in find_logs([f"{url}/{pattern}"])]
+        here = [str(file).removeprefix(str(tmp_path)) for file in find_logs([f"{tmp_path}/{pattern}"])]
+        assert there == here, pattern
+    with pytest.raises(StorageError, match="no file matches"):
+        find_logs([f"{url}/*.nothing"])
+
+
+def test_a_listing_of_many_objects_costs_a_request_a_thousand(s3: S3Server) -> None:
+    count = 2_500 if DEEP else 1_100
+    for number in range(count):
+        s3.put(f"many/shard-{number:05}.jsonl", b'{"token_ids":[1]}\n')
+    s3.forget()
+    files = find_logs(["s3://logs/many"])
+    assert len(files) == count
+    assert sum(file.stat().st_size for file in files) == 18 * count
+    assert len(s3.requests()) <= 4 + count // 1000 + 1  # a probe of the name, the pages, and one beginning
+
+
+def test_a_hub_revision_is_read_at_one_commit_while_others_are_pushed(hub: HubServer) -> None:
+    first = hub.commit("org/moving", {"a.jsonl": lines(training_rows(3)), "b.jsonl": lines(training_rows(2))})
+    files = find_logs(["hf://datasets/org/moving"])
+    hub.commit("org/moving", {"a.jsonl": lines(training_rows(9))})
+    assert [len(file.read_bytes().splitlines()) for file in files] == [3, 2]
+    assert len(find_logs(["hf://datasets/org/moving"])) == 1
+    assert len(find_logs([f"hf://datasets/org/moving@{first}"])) == 2
+
+
+def test_a_signed_url_is_read_and_shown_without_its_signature(web: WebServer, folder: Path) -> None:
+    written(folder / "signed.jsonl", training_rows(20))
+    url = f"{web.url}/signed.jsonl?X-Amz-Signature=verysecret&X-Amz-Credential=alsosecret"
+    code, out, err = run("scan", url.replace("://", "://me:password@"), "--report", "json")
+    assert code == 1
+    assert not {"verysecret", "alsosecret", "password"} & set(" ".join((out, err)).replace("=", " ").split())
+    assert "secret" not in out + err
+    assert "password" not in out + err
+    assert all(one.query.startswith("X-Amz-Signature=verysecret") for one in web.requests())
+    assert all(one.headers["authorization"].startswith("Basic ") for one in web.requests())
+
+
+def test_a_remote_file_survives_pickling_and_joins_like_a_path() -> None:
+    file = RemoteFile("s3://logs/a//b.jsonl")
+    assert pickle.loads(pickle.dumps(file)) == file
+    assert (str(file), file.name, file.suffix) == ("s3://logs/a//b.jsonl", "b.jsonl", ".jsonl")
+    assert str(RemoteFile("s3://logs/a") / "c") == "s3://logs/a/c"
+    assert str(file.parent) == "s3://logs/a"
+    hidden = RemoteFile("https://u:p@host/a.jsonl?sig=1")
+    assert pickle.loads(pickle.dumps(hidden)).url == "https://u:p@host/a.jsonl?sig=1"
+    assert (str(hidden), hidden.name) == ("https://host/a.jsonl?…", "a.jsonl")
+
+
+# Bytes
+
+
+def test_the_first_rows_of_a_huge_log_cost_few_bytes(web: WebServer, folder: Path) -> None:
+    with (folder / "huge.jsonl").open("wb") as file:
+        file.write(lines(training_rows(5_000)))
+        file.truncate(100 << 30)
+    for arguments in (("scan", "--limit", 10), ("show", "--row", 3, "--no-pager")):
+        web.forget()
+        code, _, err = run(arguments[0], f"{web.url}/huge.jsonl", *arguments[1:])
+        assert code in (0, 1), err
+        assert web.sent() < 4 << 20
+        assert len(web.requests()) < 12
+
+
+def test_columns_and_row_groups_that_nothing_reads_are_not_fetched(web: WebServer, folder: Path) -> None:
+    rows, noise = training_rows(400), np.random.default_rng(0)
+    images = pa.array([noise.bytes(50_000) for _ in rows], pa.binary())
+    table = pa.Table.from_pylist(rows).append_column("image", images)
+    parquet.write_table(table, folder / "wide.parquet", row_group_size=50, compression="none")
+    whole = (folder / "wide.parquet").stat().st_size
+    assert whole > 20_000_000
+    here = audited(folder / "wide.parquet")
+    for jobs in (1, 2):
+        web.forget()
+        assert audited(f"{web.url}/wide.parquet", "--jobs", jobs) == here
+        assert web.sent() < 400_000
+        assert len(web.requests()) < 40
+    web.forget()
+    assert run("show", f"{web.url}/wide.parquet", "--row", 399, "--no-pager")[0] == 0
+    assert web.sent() < 250_000
+
+
+def test_one_row_of_a_large_row_group_fetches_pages_and_not_the_group(web: WebServer, folder: Path) -> None:
+    noise = np.random.default_rng(0)
+    ids = noise.integers(0, 1 << 30, (4_000, 1_000))
+    table = pa.table({"token_ids": list(ids), "loss_mask": [[1] * 1_000] * 4_000})
+    parquet.write_table(table, folder / "group.parquet", compression="none", use_dictionary=False)
+    assert (folder / "group.parquet").stat().st_size > 32_000_000
+    web.forget()
+    assert run("scan", f"{web.url}/group.parquet", "--limit", 5)[0] in (0, 1)
+    assert web.sent() < 8 << 20
+
+
+def test_every_byte_of_a_log_is_fetched_about_once(s3: S3Server, tmp_path: Path) -> None:
+    data = lines(training_rows(60_000))
+    url = s3.put("once/log.jsonl", data)
+    for jobs in (1, 2):
+        s3.forget()
+        audited(url, "--jobs", jobs)
+        assert len(data) <= s3.sent("GET /logs/once/log.jsonl") < 1.2 * len(data)
+        assert len(s3.requests()) < 60
+
+
+# What goes wrong in passing
+
+
+@pytest.mark.parametrize("where", ["s3", "hub", "web"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("log.jsonl", skip=1, drop=70_000, times=-1),
+        Fault("GET .*log.jsonl", skip=1, status=503, times=3),
+        Fault("GET .*log.jsonl", skip=1, status=429, times=2, headers=(("Retry-After", "0"),)),
+    ],
+    ids=["dropped", "503", "429"],
+)
+def test_dropped_connections_and_busy_servers_are_outlasted(
+    s3: S3Server, hub: HubServer, web: WebServer, folder: Path, where: str, fault: Fault
+) -> None:
+    data = lines(training_rows(6_000))
+    name = f"faulty-{fault.status}"
+    servers: dict[str, tuple[Server, str]] = {
+        "s3": (s3, s3.put(f"{name}/log.jsonl", data)),
+        "hub": (hub, f"hf://datasets/org/{name}/log.jsonl"),
+        "web": (web, f"{web.url}/log.jsonl"),
+    }
+    hub.commit(f"org/{name}", {"log.jsonl": data})
+    written(folder / "log.jsonl", training_rows(6_000))
+    server, url = servers[where]
+    (found,) = find_logs([url])
+    server.fail(fault)
+    assert found.read_bytes() == data
+    assert server.requests()[-1].status < 400
+
+
+def test_a_log_that_changes_while_it_is_read_is_refused(s3: S3Server, web: WebServer, folder: Path) -> None:
+    written(folder / "moving.jsonl", training_rows(6_000))
+    for url in (s3.put("moving/log.jsonl", lines(training_rows(6_000))), f"{web.url}/moving.jsonl"):
+        (found,) = find_logs([url])
+        with found.open() as opened:
+            opened.read(1_000)
+            s3.put("moving/log.jsonl", lines(training_rows(6_001)))
+            written(folder / "moving.jsonl", training_rows(6_001))
+            with pytest.raises(StorageError, match=r"moving.*the file was changed while it was read"):
+                opened.read()
+
+
+def test_a_server_without_ranges_is_read_once(folder: Path) -> None:
+    written(folder / "whole.jsonl", training_rows(3_000))
+    with WebServer(folder, ranges=False) as server:
+        url = f"{server.url}/whole.jsonl"
+        assert audited(url, "--jobs", 2) == audited(folder / "whole.jsonl")
+        assert server.sent() < 2.2 * (folder / "whole.jsonl").stat().st_size
+
+
+# What stays wrong
+
+
+def test_each_refusal_of_a_bucket_is_one_clear_line(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.put("there/rollouts.jsonl", lines(training_rows(1)))
+    assert "no such file" in refused("scan", "s3://logs/there/rollout.jsonl")
+    assert "Did you mean s3://logs/there/rollouts.jsonl?" in refused("scan", "s3://logs/there/rollout.jsonl")
+    assert "no such bucket" in refused("scan", "s3://nothing-here/log.jsonl")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrongsecret")
+    said = refused("scan", "s3://logs/there/rollouts.jsonl")
+    assert "refuses these credentials (SignatureDoesNotMatch). Set AWS_PROFILE" in said
+    assert "wrongsecret" not in said
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODY")
+    assert "refuses these credentials (InvalidAccessKeyId)" in refused("scan", "s3://logs/there/")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert "no credentials were found" in refused("scan", "s3://logs/there/rollouts.jsonl")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert "cannot be reached" in refused("scan", "s3://logs/there/rollouts.jsonl")
+
+
+def test_each_refusal_of_the_hub_is_one_clear_line(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.commit("org/logs", {"data/train.jsonl": lines(training_rows(1))})
+    hub.commit("org/gated-logs", {"log.jsonl": lines(training_rows(1))})
+    hub.commit("org/private-logs", {"log.jsonl": lines(training_rows(1))})
+    assert "Did you mean hf://datasets/org/logs/data/train.jsonl?" in refused(
+        "scan", "hf://datasets/org/logs/data/trian.jsonl"
+    )
+    assert "has no revision v9" in refused("scan", "hf://datasets/org/logs@v9/data/train.jsonl")
+    assert "there is no dataset org/nothing, or it is private" in refused("scan", "hf://datasets/org/nothing/a")
+    assert "is gated: ask for access" in refused("scan", "hf://datasets/org/gated-logs/log.jsonl")
+    assert "or it is private. Run `hf auth login`" in refused("scan", "hf://datasets/org/private-logs/log.jsonl")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    said = refused("scan", "hf://datasets/org/private-logs/log.jsonl")
+    assert "credentials" in said
+    assert "hf_wrong" not in said
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert run("scan", "hf://datasets/org/private-logs/log.jsonl")[0] == 1
+
+
+def test_each_refusal_of_a_web_server_is_one_clear_line(web: WebServer, folder: Path) -> None:
+    written(folder / "there.jsonl", training_rows(1))
+    assert "there is no such file (404)" in refused("scan", f"{web.url}/gone.jsonl?sig=secret")
+    assert "does not list its files" in refused("scan", f"{web.url}/*.jsonl")
+    for status, words in ((403, "may not read it (403)"), (401, "(401)"), (500, "fails (500)")):
+        web.fail(Fault(status=status, times=-1))
+        said = refused("scan", f"{web.url}/there.jsonl?sig=secret")
+        assert words in said
+        assert "secret" not in said
+    assert "cannot be reached" in refused("scan", "http://127.0.0.1:9/log.jsonl")
+    assert "ftp:// is not read" in refused("scan", "ftp://host/log.jsonl")
+
+
+def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    said = refused("scan", "gs://logs/a.jsonl")
+    assert "pip install 'tito-audit[gs]'" in said
