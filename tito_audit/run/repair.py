@@ -169,9 +169,7 @@ class Repairs:
         the outcomes are being iterated. What was given is not changed; rows without repairs are shared with it.
         """
         if self.together is None:
-            raise SetupError(
-                "repaired: only rows that were given in memory come back; files are written to `out`."
-            )
+            raise SetupError("repaired: only rows given in memory come back; files are written to `out`.")
         if not self._begun:
             for _ in self:
                 pass

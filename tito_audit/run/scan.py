@@ -278,6 +278,9 @@ def unread_notices(summary: Summary) -> Iterator[str]:
             if len(found) == 1
             else f"{len(found)} columns look like {looks} and were not read{where}"
         )
+        if is_in_memory(files[0]):
+            yield f"{said}: {paths}{more}. `Settings(columns={{ours: theirs}})` names columns to read."
+            continue
         shows = f"tito-audit inspect {shell_word(files[0])} shows {'it' if len(found) == 1 else 'them'}"
         maps = " and suggests a mapping" if "generic" in summary.taken.get(files[0], {}) else ""
         yield f"{said}: {paths}{more}. {shows}{maps}."

@@ -179,11 +179,16 @@ def _of_stream(dataset: Any) -> OnceRead:
 
 
 def _of_pandas(frame: Any) -> Columns:
-    """A pandas frame: as a table if its lists are arrays, as they are once read from one; else as JSON objects."""
+    """A pandas frame: as JSON objects if it has Python's lists or objects, else as a table.
+
+    A frame that was read from a table has its lists as arrays.
+    """
     size = int(frame.memory_usage(index=False).sum())
     objects = [frame.iloc[:, number].array for number in range(frame.shape[1]) if is_object(frame, number)]
     size += sum(map(weight, objects))
-    lean = any(isinstance(cell, np.ndarray) for column in objects for cell in column[:_LOOKED_AT])
+    some = [cell for column in objects for cell in column[:_LOOKED_AT]]
+    lean = any(isinstance(cell, np.ndarray) for cell in some)
+    lean |= not any(isinstance(cell, list | tuple | Mapping) for cell in some)
     lean |= any(str(dtype).endswith("[pyarrow]") for dtype in frame.dtypes)
 
     whole = [_is_whole(frame.iloc[:, number]) for number in range(frame.shape[1])]

@@ -87,7 +87,7 @@ def memory_targets(files: Sequence[RowsInMemory], out: Path) -> Mapping[Path, Pa
 
 def _file_name(file: RowsInMemory) -> str:
     """The name of the file for a log in memory; objects go into JSONL, tables into Parquet."""
-    name = file.name.strip("<>").replace(" ", "-")
+    name = str(file.name).strip("<>").replace(" ", "-")
     with contextlib.suppress(SetupError):
         kind_of_name(Path(name))
         return name

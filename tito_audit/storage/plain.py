@@ -126,13 +126,14 @@ def _of_tensor(value: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def edited(original: Any, path: Path, value: Any) -> Any:
+def edited(original: Any, path: Path, value: Any, old: Any = None) -> Any:
     """A copy of a value of a program with one part replaced, or removed by ABSENT, in the form that it had.
 
-    Tensors, tuples and arrays stay what they are; parts that the path does not touch are shared.
+    `old` is that part as a log holds it. Tensors, tuples and arrays stay what they are; parts that do not change
+    are shared.
     """
     if not path:
-        return _like(original, value)
+        return _like(original, _with_originals(original, value, old))
     head, rest = path[0], path[1:]
     if isinstance(original, Mapping):
         copy = dict(original)
@@ -140,11 +141,19 @@ def edited(original: Any, path: Path, value: Any) -> Any:
         if value is ABSENT and not rest:
             copy.pop(key, None)
         else:
-            copy[key] = edited(original.get(key), rest, value)
+            copy[key] = edited(original.get(key), rest, value, old)
         return copy
     entries = list(original)
-    entries[int(head)] = edited(entries[int(head)], rest, value)
+    entries[int(head)] = edited(entries[int(head)], rest, value, old)
     return _like(original, entries)
+
+
+def _with_originals(original: Any, value: Any, old: Any) -> Any:
+    """A list in which entries that are in the old list too are those of the program."""
+    if not isinstance(value, list) or not isinstance(old, list) or isinstance(original, Mapping | str):
+        return value
+    places = {id(entry): number for number, entry in enumerate(old)}
+    return [original[places[id(entry)]] if id(entry) in places else entry for entry in value]
 
 
 def _like(original: Any, value: Any) -> Any:

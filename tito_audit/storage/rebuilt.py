@@ -119,7 +119,7 @@ def _of(name: str, changes: Sequence[Change]) -> list[Change]:
 def _cell(cell: Any, changes: Sequence[Change], *, text: bool) -> Any:
     for change in changes:
         new = as_text(change.new) if text else change.new
-        cell = None if not change.path and new is ABSENT else edited(cell, change.path, new)
+        cell = None if not change.path and new is ABSENT else edited(cell, change.path, new, change.old)
     return cell
 
 
@@ -133,7 +133,7 @@ def _of_objects(value: Any, content: Objects, edit: _Edit) -> Rebuilt:
         for changes in copies:
             now = row
             for change in changes:
-                now = edited(now, change.path, change.new)
+                now = edited(now, change.path, change.new, change.old)
             rows.append(now)
     if is_a(value, "datasets", "IterableDataset"):
         return Rebuilt(type(value).from_generator(iter, gen_kwargs={"object": rows}), Objects(rows))
