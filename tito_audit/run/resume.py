@@ -29,7 +29,7 @@ States = Mapping[Path, State | None]
 
 SCAN, REPAIR = "scan", "repair"
 """What was done to a log."""
-_NOT_DECIDING = {"jobs", "limit", "overrides"}
+_NOT_DECIDING = {"jobs", "engine", "address", "limit", "overrides"}
 """Settings that change no result of a log that was read to its end."""
 _LIBRARIES = ("tokenizers", "fastokens", "jinja2", "numpy", "orjson", "pyarrow")
 
