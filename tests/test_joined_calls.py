@@ -29,7 +29,7 @@ from tests.apart import (
     whole,
 )
 from tests.command import written
-from tests.tiers import DEEP, examples, some
+from tests.tiers import DEEP, crossed, examples, some
 
 pytestmark = pytest.mark.skipif(
     not all((SHARED / place / model).is_dir() for place in ("rollouts", "tokenizers") for model in MODELS),
@@ -105,8 +105,9 @@ def but(found: Found, left_out: set[int]) -> Found:
 # By a key
 
 
-@pytest.mark.parametrize("files", [1, 3])
-@pytest.mark.parametrize(("form", "model"), CASES, ids=words)
+@pytest.mark.parametrize(
+    ("form", "model", "files"), [(*case, files) for case, files in crossed(CASES, [1, 3])], ids=words
+)
 def test_calls_joined_by_a_stated_key_say_what_whole_conversations_say(
     form: Form, model: str, files: int, tmp_path: Path
 ) -> None:
@@ -186,9 +187,11 @@ def test_calls_that_are_only_ids_are_joined_in_any_order(seed: int, tmp_path: Pa
     assert (summary["rollouts"], summary["turns"]) == (len(recorded(model)), len(calls))
 
 
-@pytest.mark.parametrize("key", ["session_id", None])
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[-2]], ids=words)
+@pytest.mark.parametrize(
+    ("form", "kind", "key"),
+    crossed([FORMS[0], FORMS[-2]], ["jsonl", "jsonl.gz", "parquet"], [None, "session_id"]),
+    ids=words,
+)
 def test_calls_are_joined_alike_from_any_files_by_any_number_of_processes(
     form: Form, kind: str, key: str | None, tmp_path: Path
 ) -> None:

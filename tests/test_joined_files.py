@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.test_sessions import TOY, Wire, apart, call, chat, contents, generic, jsonl, stored
 from tests.test_sessions import whole as whole
+from tests.tiers import crossed
 from tito_audit import RepairSettings, Settings, StorageError, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.cli import app
 from tito_audit.storage.random_access import RandomAccess
@@ -23,6 +24,11 @@ from tito_audit.storage.row import parse_row
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
 HOWS = (["plain"] * 3, ["gz"] * 3, ["zst", "plain", "gz"], ["parquet", "parquet", "plain"])
+
+
+def named(value: Any) -> str:
+    """What a case is called."""
+    return "-".join(value) if isinstance(value, list) else getattr(value, "__name__", str(value))
 
 
 def sharded(lines: Sequence[Wire], folder: Path, hows: Sequence[str], seed: int = 0) -> list[Path]:
@@ -80,8 +86,7 @@ def contents_of(log: Path) -> list[Wire]:
     return contents(log)
 
 
-@pytest.mark.parametrize("hows", HOWS, ids=lambda hows: "-".join(hows))
-@pytest.mark.parametrize("form", [generic, chat], ids=lambda form: form.__name__)
+@pytest.mark.parametrize(("form", "hows"), crossed([generic, chat], HOWS), ids=named)
 def test_a_conversation_in_several_files_is_found_as_in_one(
     form: Any, hows: Sequence[str], whole: list[Wire], tmp_path: Path
 ) -> None:
@@ -113,8 +118,9 @@ def test_a_finding_names_the_row_of_its_call(whole: list[Wire], tmp_path: Path) 
         assert row["completion_ids"] == whose["completion_ids"]
 
 
-@pytest.mark.parametrize("jobs", [None, 2])
-@pytest.mark.parametrize("hows", [["plain", "plain"], ["gz", "plain", "parquet"]], ids=lambda hows: "-".join(hows))
+@pytest.mark.parametrize(
+    ("jobs", "hows"), crossed([None, 2], [["plain", "plain"], ["gz", "plain", "parquet"]]), ids=named
+)
 def test_a_repair_writes_each_call_back_to_its_file(
     hows: Sequence[str], jobs: int | None, whole: list[Wire], tmp_path: Path
 ) -> None:
@@ -198,21 +204,19 @@ def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
     assert "Only the first 4,224 rows were read, because of --limit." in scan.summary.notices
 
 
-@pytest.mark.parametrize("hows", HOWS, ids=lambda hows: "-".join(hows))
+@pytest.mark.parametrize(("hows", "size", "jobs"), crossed(HOWS, [1, 5_000], [2, 2, 3, 3]), ids=named)
 def test_the_first_pass_finds_the_same_in_any_number_of_processes(
-    hows: Sequence[str], whole: list[Wire], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hows: Sequence[str], size: int, jobs: int, whole: list[Wire], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [{"number": number, **line} for number, line in enumerate(apart(whole, chat, 9))]
     logs = sharded([{**line, "session_id": line["session_id"]} for line in lines], tmp_path, hows)
     expected = found_in(logs)
     by_key = found_in(logs, session="session_id")
     monkeypatch.setattr("tito_audit.run.log_groups.is_small", lambda files: False)
-    for size in (1, 5_000):
-        monkeypatch.setattr("tito_audit.join._call_rows.BATCH_BYTES", size)
-        assert found_in(logs) == expected
-        for jobs in (2, 3):
-            assert found_in(logs, jobs=jobs) == expected
-            assert found_in(logs, jobs=jobs, session="session_id") == by_key
+    monkeypatch.setattr("tito_audit.join._call_rows.BATCH_BYTES", size)
+    assert found_in(logs) == expected
+    assert found_in(logs, jobs=jobs) == expected
+    assert found_in(logs, jobs=jobs, session="session_id") == by_key
 
 
 @pytest.mark.parametrize("size", [1, 60, 1 << 20])

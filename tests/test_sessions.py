@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from tests.tiers import crossed, examples, some
 from tito_audit import (
     RepairSettings,
     Settings,
@@ -165,6 +166,12 @@ def capture(row: Wire, call: Wire, sent: list[Wire], answer: Wire | None) -> Wir
 
 Form = Callable[[Wire, Wire, list[Wire], Wire | None], Wire]
 FORMS: tuple[Form, ...] = (generic, chat, gateway, capture)
+HOWS = ("plain", "gz", "parquet")
+
+
+def named(value: Any) -> str:
+    """What a case is called."""
+    return getattr(value, "__name__", str(value))
 
 
 def apart(whole: Sequence[Wire], form: Form, seed: int = 0) -> list[Wire]:
@@ -193,8 +200,7 @@ def stored(rows: Sequence[Wire], path: Path, how: str) -> Path:
     return log
 
 
-@pytest.mark.parametrize("how", ["plain", "gz", "parquet"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize(("form", "how"), crossed(FORMS, HOWS), ids=named)
 def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
     form: Form, how: str, whole: list[Wire], tmp_path: Path
 ) -> None:
@@ -205,7 +211,7 @@ def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
     found = {one[0] for findings in expected.values() for one in findings}
     assert {"SEQ301", "TOK101"} <= found
     assert form is capture or "TPL203" in found
-    for seed in range(3):
+    for seed in range(examples(1, 3)):
         lines = apart(rows, form, seed)
         log = stored(lines, tmp_path / f"{seed}.jsonl", how)
         joined, notices = by_session(log, lines, session="session_id", judged=judged)
@@ -270,7 +276,7 @@ def test_where_nothing_is_joined_each_row_is_a_rollout(whole: list[Wire], tmp_pa
     assert [len(one.turns) for one in read_rollouts(log, Settings(join=False))] == [1] * len(lines)
 
 
-@pytest.mark.parametrize("how", ["plain", "gz", "parquet"])
+@pytest.mark.parametrize("how", some(HOWS, 2))
 def test_conversations_are_the_same_for_any_number_of_processes(
     how: str, whole: list[Wire], tmp_path: Path
 ) -> None:
@@ -474,9 +480,7 @@ def test_of_several_logs_one_may_lack_the_key(tmp_path: Path) -> None:
 # Repairs
 
 
-@pytest.mark.parametrize("how", ["plain", "gz", "parquet"])
-@pytest.mark.parametrize("form", [generic, chat, gateway], ids=lambda form: form.__name__)
-@pytest.mark.parametrize("jobs", [None, 2])
+@pytest.mark.parametrize(("jobs", "form", "how"), crossed((2, None), FORMS[:3], HOWS[::-1]), ids=named)
 def test_a_repair_writes_each_call_back_to_its_row(
     jobs: int | None, form: Form, how: str, whole: list[Wire], tmp_path: Path
 ) -> None:

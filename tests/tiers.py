@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TypeVar
+from itertools import cycle, islice, product
+from typing import Any, TypeVar
 
 from hypothesis import settings
 
-__all__ = ["DEEP", "examples", "one_in", "some"]
+__all__ = ["DEEP", "crossed", "examples", "one_in", "some"]
 
 DEEP = os.environ.get("TITO_AUDIT_TIER") == "deep"
 """Whether every example is tried: `make deep`."""
@@ -35,6 +35,13 @@ def some(values: Sequence[T], quick: int) -> Sequence[T]:
 def one_in(step: int, values: Iterable[T]) -> Iterator[T]:
     """All values in `make deep`; in `make test` one of so many."""
     return islice(values, 0, None, examples(step, 1))
+
+
+def crossed(*several: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Every combination of values in `make deep`; in `make test` as few as have every value of each."""
+    if DEEP:
+        return list(product(*several))
+    return list(islice(zip(*map(cycle, several), strict=False), max(map(len, several))))
 
 
 # What `make test` tries is the same each time, so that it fails for a change and never by chance.
