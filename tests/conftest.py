@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays to the end: the garbage collector leaves it alone, and is rarely run."""
+    """What is loaded by now stays: the garbage collector never looks at it again, and rarely at the rest."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

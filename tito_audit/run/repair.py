@@ -53,7 +53,6 @@ from tito_audit.storage import (
     open_memory_output,
     open_output,
     output_path,
-    refuse_taken,
     same_place,
     target_paths,
     write_dataset_metadata,
@@ -123,7 +122,10 @@ class Repairs:
         selected_codes(self.settings)
         strategies(self.repairs)
         files = find_logs(self.logs)
-        targets = self._targets(files)
+        states = states_of(files) if journal is not None else {}
+        targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
+        writes = Writes(self.repairs.force, journal)
+        writes.refuse_taken({**targets, **dataset_metadata(self.logs, targets)})
         flow = RowFlow(files, _whole(self.settings))
         flow.begin(self.before)
         flow.choose_encoders()

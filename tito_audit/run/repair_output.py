@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tito_audit.join import lines_of
 from tito_audit.record.finding import Severity
 from tito_audit.run.repair_tasks import unpacked
 from tito_audit.run.row_repair import COLUMN, RepairedRow
-from tito_audit.storage import Output, Quarantine, RawRow
+from tito_audit.storage import Output, Quarantine, RawRow, refuse_taken
 from tito_audit.storage.atomic import Sealed
 from tito_audit.storage.journal import Journal
 
@@ -25,6 +26,13 @@ class Writes:
     def replaces(self, target: Path) -> bool:
         """Whether a file may be replaced: any if forced, else one that this journal's runs wrote."""
         return self.force or (self.journal is not None and self.journal.is_ours(target))
+
+    def refuse_taken(self, targets: Mapping[Path, Path]) -> None:
+        """StorageError if one of the files to write exists and may not be replaced."""
+        ours = {file: target for file, target in targets.items() if self.replaces(target)}
+        others = {file: target for file, target in targets.items() if file not in ours}
+        for mine, overwrite in ((ours, True), (others, False)):
+            refuse_taken(mine, overwrite=overwrite)
 
     @property
     def sealed(self) -> Sealed | None:

@@ -39,8 +39,7 @@ def identity_of(path: Path) -> State | None:
     if not path.is_file():
         return None
     about = path.stat()
-    tag = getattr(path, "etag", None) or getattr(about, "etag", None)
-    return [about.st_size, about.st_mtime_ns, tag]
+    return [about.st_size, about.st_mtime_ns, getattr(about, "etag", None)]
 
 
 def states_of(files: Sequence[Path]) -> States:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.remote import RemoteFile
+from tito_audit.storage.remote import RemoteFile, RemoteStatus
 from tito_audit.storage.remote_output import RemoteDraft, exists_error, refuse_remote
 
-Sealed = Callable[[Path, os.stat_result], None]
-"""Called with the target of a complete file and what the system says about it."""
+Sealed = Callable[[Path, os.stat_result | RemoteStatus], None]
+"""Called with the target of a complete file and what the system says about it, or its store."""
 
 _BUFFER = 1 << 20
 _HANDLES = 2
@@ -39,7 +39,9 @@ def new_file(
 ) -> Iterator[BinaryIO]:
     """A file to write, renamed to `target` when the block ends and removed if it raises.
 
-    A remote target is written to a temporary file, which is sent to its store when the block ends.
+    `sealed` is called once the file is complete, just before it gets its name. A remote target is written to a
+    temporary file, which is sent to its store when the block ends; `sealed` is called again once it is there.
+
     Raises StorageError before anything is written if `target` exists and must not be overwritten, is `source`
     under any name, or cannot be created; and later if the disk is full or `target` has appeared in the meantime.
     Symlinks are followed: the file they point to is replaced.
@@ -52,10 +54,14 @@ def new_file(
         stack.callback(_close_quietly, out)
         yield cast(BinaryIO, out)
         out.flush()
+        remote = place if isinstance(place, RemoteFile) else None
+        about = os.fstat(draft.fd)
         if sealed is not None:
-            sealed(target, os.fstat(draft.fd))
+            sealed(target, about if remote is None else RemoteStatus(about.st_size))
         with _as_storage_errors(target):
             draft.publish(out, overwrite)
+        if sealed is not None and remote is not None:
+            sealed(target, remote.stat())
 
 
 def draft_of(out: BinaryIO) -> Path:

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tito_audit.errors import SetupError, StorageError
+from tito_audit.storage.remote import RemoteStatus
 
 VERSION = 1
 SUFFIX = ".journal"
@@ -32,6 +33,12 @@ _CHECKSUM = 9
 _PART = b'{"part"'
 _SYNCED = 1.0
 """Seconds between flushes to disk; a kill loses nothing, a power failure so much."""
+
+
+Stamp: TypeAlias = tuple[int, int, str | None]
+"""Size, modification time and, of a remote file, its version."""
+Status: TypeAlias = os.stat_result | RemoteStatus
+"""What the system or a store says about a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._finished: dict[tuple[str, str], Finished] = {}
-        self._written: dict[str, list[tuple[tuple[int, int], int]]] = {}
-        """By file: size and modification time as written, and where the record is."""
+        self._written: dict[str, list[tuple[Stamp, int]]] = {}
+        """By file: its stamps as written, and where each record is."""
         self._end = self._start = 0
         self._synced = time.monotonic()
         try:
@@ -106,22 +113,30 @@ class Journal:
         if time.monotonic() - self._synced > _SYNCED:
             self.sync()
 
-    def wrote(self, target: Path, about: os.stat_result) -> None:
-        """Record a file that is complete and gets its name next; on disk when this returns."""
-        stamp = about.st_size, about.st_mtime_ns
+    def wrote(self, target: Path, about: Status) -> None:
+        """Record a file that is complete and gets its name next; on disk when this returns.
+
+        Without a time, any file of its size is taken for it: what a store calls it is known only afterwards.
+        """
+        stamp = _stamp(about)
         self._written.setdefault(str(target), []).append((stamp, self._end))
         self._append({"wrote": str(target), "stamp": stamp})
         self.sync()
 
     def is_ours(self, target: Path) -> bool:
         """Whether the file is unchanged since a run with this journal wrote it."""
-        stamp = _stamp(target)
-        return any(stamp == one for one, _ in self._written.get(str(target), ()))
+        written = self._written.get(str(target))
+        stamp = _stamp_of(target) if written else None
+        sized = (stamp[0], 0, None) if stamp is not None else None
+        return stamp is not None and any(one in (stamp, sized) for one, _ in written or ())
 
     def holds(self, target: Path, finished: Finished) -> bool:
         """Whether the file is unchanged and is what was written for the log when it was finished."""
-        stamp, at = self._written.get(str(target), [((-1, -1), -1)])[-1]
-        return at >= finished.end and stamp == _stamp(target)
+        written = self._written.get(str(target))
+        if not written:
+            return False
+        stamp, at = written[-1]
+        return at >= finished.end and stamp == _stamp_of(target)
 
     def sync(self) -> None:
         """Flush every record to disk."""
@@ -175,8 +190,8 @@ class Journal:
 
     def _take(self, record: Mapping[str, Any], at: int) -> None:
         if "wrote" in record:
-            size, changed = record["stamp"]
-            self._written.setdefault(record["wrote"], []).append(((size, changed), at))
+            size, changed, tag = record["stamp"]
+            self._written.setdefault(record["wrote"], []).append(((size, changed, tag), at))
         else:
             found = Finished(record["state"], record["decided"], record["said"], record["start"], at)
             self._finished[record["done"], record["log"]] = found
@@ -224,13 +239,16 @@ def _plain(value: Any) -> Any:
     return value.item()
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
-    """Size and modification time; None if there is no such file."""
+def _stamp(about: Status) -> Stamp:
+    return about.st_size, about.st_mtime_ns, getattr(about, "etag", None)
+
+
+def _stamp_of(file: Path) -> Stamp | None:
+    """The stamp of a file; None if there is none."""
     try:
-        about = file.stat()
+        return _stamp(file.stat())
     except OSError:
         return None
-    return about.st_size, about.st_mtime_ns
 
 
 def _unwritable(path: Path, error: OSError) -> StorageError:
