@@ -7,6 +7,7 @@ import http.server
 import json
 import pickle
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -266,23 +267,30 @@ def long(tmp_path: Path) -> Path:
     return path
 
 
+def folders() -> set[Path]:
+    """The folders of clusters that runs started."""
+    return set(Path("/tmp").glob("tito-ray-*"))
+
+
 def left() -> dict[int, str]:
     return {**processes("/tmp/tito-ray-"), **processes("ray::tito_audit_chunks")}
 
 
 @deep
 def test_a_run_starts_a_cluster_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    before = folders()
     words = [*SCAN, str(FORMATS[0]), "-f", "json", "-t", TOKENIZER, "--engine", "ray", "--address", "local"]
     ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert ended.stderr == ""
     assert json.loads(ended.stdout)["summary"]["rollouts"] == len(FORMATS[0].read_text().splitlines())
-    assert wait_for(lambda: not left(), 20)
-    assert list(Path("/tmp").glob("tito-ray-*")) == []
+    assert wait_for(lambda: not left(), 20), left()
+    assert folders() == before
 
 
 @deep
 @pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_run_that_is_ended_leaves_no_process(long: Path, ended_by: signal.Signals, code: int) -> None:
+    before = folders()
     words = [*SCAN, str(long), "--engine", "ray", "--address", "local"]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
@@ -293,3 +301,7 @@ def test_a_run_that_is_ended_leaves_no_process(long: Path, ended_by: signal.Sign
     assert (run.returncode, out) == (code, "")
     assert "Traceback" not in err
     assert wait_for(lambda: not left(), 30), left()
+    if code > 0:
+        assert folders() == before
+    for folder in folders() - before:
+        shutil.rmtree(folder)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError
+from tito_audit.storage.atomic import sigterm_raises
 
 __all__ = ["joined_cluster"]
 
@@ -51,6 +52,7 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
         ray = _imported()
         if not ray.is_initialized():
             found = _found(address)
+            stack.enter_context(sigterm_raises())
             how: dict[str, Any] = {"address": found}
             if found == "local":
                 folder = tempfile.mkdtemp(prefix="tito-ray-", dir=_short_folder())

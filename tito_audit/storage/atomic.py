@@ -122,7 +122,7 @@ def allow_open_files(count: int) -> None:
 def _draft(place: Path) -> Iterator[_Unnamed | _Named | RemoteDraft]:
     """A file without its final name yet; removed afterwards unless it is published."""
     if isinstance(place, RemoteFile):
-        with _sigterm_raises():
+        with sigterm_raises():
             remote = RemoteDraft(place)
             try:
                 yield remote
@@ -143,7 +143,7 @@ def _draft(place: Path) -> Iterator[_Unnamed | _Named | RemoteDraft]:
 @contextmanager
 def _temporary(place: Path) -> Iterator[_Named]:
     """A temporary file next to the target; removed afterwards unless it is published."""
-    with _sigterm_raises():
+    with sigterm_raises():
         named = _Named(place)
         try:
             yield named
@@ -330,7 +330,7 @@ def _part_name(place: Path) -> str:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def sigterm_raises() -> Iterator[None]:
     """Turn SIGTERM into an exception so that files are cleaned up, unless the program handles it itself."""
     if (
         threading.current_thread() is not threading.main_thread()
