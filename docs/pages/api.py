@@ -65,7 +65,7 @@ def _members(value: type) -> Iterator[str]:
             default = _default(field)
             facts |= {"value": default} if default else {}
             yield _directive("py:attribute", field.name, said.get(field.name, ""), facts, 3)
-    for name, member in vars(value).items():
+    for name, member in _own(value):
         if name.startswith("_") or (dataclasses.is_dataclass(value) and name in said and not callable(member)):
             continue
         if isinstance(member, property):
@@ -75,6 +75,15 @@ def _members(value: type) -> Iterator[str]:
             yield _directive("py:method", f"{name}{_signature(member.__func__)}", _doc(member.__func__), {}, 3)
         elif inspect.isfunction(member) and _doc(member):
             yield _directive("py:method", f"{name}{_signature(member, bound=True)}", _doc(member), {}, 3)
+
+
+def _own(value: type) -> Iterator[tuple[str, Any]]:
+    """The members of a class, then those of the classes of this package that it extends, each once."""
+    seen: set[str] = set()
+    for one in value.__mro__:
+        if one.__module__.partition(".")[0] == "tito_audit":
+            yield from ((name, member) for name, member in vars(one).items() if name not in seen)
+            seen |= vars(one).keys()
 
 
 def _doc(value: Any) -> str:
