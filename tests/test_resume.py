@@ -158,28 +158,53 @@ def test_a_finished_scan_is_not_repeated_and_reports_the_same(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not can_fork(), reason="runs are forked")
-def test_a_scan_that_is_killed_again_and_again_reports_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    logs, out = shards(tmp_path / "logs", examples(30, 200)), tmp_path / "out"
-    out.mkdir()
-    named = [word for name in REPORTS for word in ("-r", f"{name}={{}}/{name}")]
-    jobs = examples(1, 2)
-    command = ["scan", str(logs), "-t", str(TOY), "-j", str(jobs), "-q", *named, "--resume"]
-    codes = killed(examples(3, 20), out, command)
-    assert codes[-1] == 1
-    assert -signal.SIGKILL in codes
+def test_runs_that_are_killed_again_and_again_give_what_uninterrupted_ones_do(tmp_path: Path) -> None:
+    """And so does a repair that dies just before it opens, links or removes something."""
+    logs, few = shards(tmp_path / "logs", examples(30, 200)), shards(tmp_path / "few", 2)
+    jobs, kills = str(examples(1, 2)), examples(3, 20)
+    works = [work("scan", logs, SCANNING, jobs, tmp_path / "scan", kills=kills)]
+    works += [work("repair", logs, REPAIRING, jobs, tmp_path / "repair", kills=kills)]
+    for step in some(range(1, 60), 6):
+        works.append(work("repair", few, REPAIRING, "1", tmp_path / f"step{step:02}", before=step))
+    codes = ended(works)
     scan(logs, tmp_path / "whole")
-    assert reports(out) == reports(tmp_path / "whole")
-    assert sorted(files_in(out)) == sorted([*REPORTS, "json.journal"])
+    assert reports(tmp_path / "scan") == reports(tmp_path / "whole")
+    assert sorted(files_in(tmp_path / "scan")) == sorted([*REPORTS, "json.journal"])
+    for one, these in zip(works, codes, strict=True):
+        assert these[-1] in (0, 1), (SEED, one, these)
+    assert all(-signal.SIGKILL in these for these in codes[:3]), (SEED, codes)
+    assert codes[-1][0] in (0, 1), "all steps were tried"
+    same_repairs(logs, tmp_path, ["repair"])
+    same_repairs(few, tmp_path, [Path(one["folder"]).name for one in works[2:]])
 
 
-def killed(kills: int, folder: Path, command: list[str]) -> list[int]:
-    """How the runs of a command ended that were killed so often, the last one not."""
-    start = [sys.executable, "-m", "tests.kill_often", str(kills), str(SEED), str(folder), "--", *command]
-    env = {**os.environ, **WIDE}
-    done = subprocess.run(start, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
-    codes = [int(line) for line in done.stdout.split() if re.fullmatch(r"-?\d+", line)]
-    assert len(codes) == kills + 1, (SEED, done.stdout[-2000:], done.stderr[-2000:])
+SCANNING = [word for name in REPORTS for word in ("-r", f"{name}={{}}/{name}")]
+REPAIRING = ["-o", "{}/logs", "--quarantine", "{}/q.jsonl", "-r", "json={}/json", "-r", "text={}/text"]
+
+
+def work(command: str, logs: Path, named: list[str], jobs: str, folder: Path, **how: int) -> dict[str, Any]:
+    words = [command, str(logs), "-t", str(TOY), "-j", jobs, "-q", *named, "--resume"]
+    return {"arguments": words, "folder": str(folder), **how}
+
+
+def ended(works: list[dict[str, Any]]) -> list[list[int]]:
+    """How the runs of each work ended."""
+    start, env = [sys.executable, "-m", "tests.kill_often", str(SEED)], {**os.environ, **WIDE}
+    given = json.dumps(works).encode()
+    found = subprocess.run(start, input=given, capture_output=True, cwd=ROOT, env=env, check=False)
+    assert found.returncode == 0, (SEED, found.stderr.decode()[-3000:])
+    codes: list[list[int]] = json.loads(found.stdout)
     return codes
+
+
+def same_repairs(logs: Path, parent: Path, names: list[str]) -> None:
+    """All of these wrote what an uninterrupted repair writes."""
+    repair(logs, parent / f"whole_{logs.name}")
+    whole = written(parent / f"whole_{logs.name}")
+    for name in names:
+        assert written(parent / name) == whole, (SEED, name)
+        leftovers = files_in(parent / name).keys() - whole.keys()
+        assert leftovers == {"logs.journal"}, (SEED, name, leftovers)
 
 
 def test_changed_added_and_deleted_logs_are_all_that_a_later_scan_does(tmp_path: Path) -> None:
@@ -465,20 +490,6 @@ def test_a_finished_repair_is_not_repeated_and_says_the_same(tmp_path: Path) -> 
     assert files_in(tmp_path / "out").keys() - files_in(tmp_path / "whole").keys() == {"logs.journal"}
 
 
-@pytest.mark.skipif(not can_fork(), reason="runs are forked")
-def test_a_repair_that_is_killed_again_and_again_writes_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    logs, out = shards(tmp_path / "logs", examples(12, 200)), tmp_path / "out"
-    out.mkdir()
-    named = ["-o", "{}/logs", "--quarantine", "{}/q.jsonl", "-r", "json={}/json", "-r", "text={}/text"]
-    jobs = str(examples(1, 2))
-    command = ["repair", str(logs), "-t", str(TOY), "-j", jobs, "-q", *named, "--resume"]
-    codes = killed(examples(3, 20), out, command)
-    assert codes[-1] in (0, 1)
-    assert -signal.SIGKILL in codes
-    repair(logs, tmp_path / "whole")
-    assert written(out) == written(tmp_path / "whole")
-
-
 def test_files_that_this_journal_did_not_write_are_refused(tmp_path: Path) -> None:
     logs, out = shards(tmp_path / "logs", 3), tmp_path / "out"
     repair(logs, out, "--resume")
@@ -550,6 +561,7 @@ def test_a_dry_run_is_resumed_too(tmp_path: Path) -> None:
     assert "3 of 3 logs" in said
 
 
+@pytest.mark.skipif(not DEEP, reason="datasets takes seconds to import")
 def test_the_metadata_of_a_data_set_is_written_again(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [json.loads(line) for line in (FORMATS / "areal.jsonl").read_text().splitlines()]
