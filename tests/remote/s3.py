@@ -68,6 +68,11 @@ class S3Server(Server):
         data: bytes = self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
         return data
 
+    def close(self) -> None:
+        """End the process."""
+        self.client.close()
+        super().close()
+
     def _check_signatures(self) -> None:
         users = self._client("iam")
         users.create_user(UserName="auditor")
@@ -78,7 +83,8 @@ class S3Server(Server):
             "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
             "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
         }
-        self.__dict__.pop("client")
+        users.close()
+        self.__dict__.pop("client").close()
         kind = {"Content-Type": "text/plain"}
         ask = urllib.request.Request(f"{self.url}/moto-api/reset-auth", data=b"0", headers=kind)
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask, timeout=60).close()

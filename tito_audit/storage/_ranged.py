@@ -124,16 +124,17 @@ class RangedFile(io.RawIOBase):
         run = self._runs.pop(at, None)
         most = min(_MOST, max(_HELD // max(len(self._runs), 1), FIRST))
         block = min(wanted, _MOST) if exact else FIRST
-        if run is not None:
+        expected = self._expectation(at)
+        if run is not None and run.expected == expected:
             block = max(block if exact else 0, min(2 * run.step, most))
-        if (expected := self._expectation(at)) is not None:
+        if expected is not None:
             limit = expected[1] if not exact or at + wanted <= expected[1] else limit
             if expected[1] - expected[0] <= most:
                 block = max(block, expected[1] - at)
         data = self._fetch(at, min(at + block, limit))
         self._kept.keep(at, data)
         end = at + len(data)
-        self._runs[end] = _Run(at, data if len(data) > wanted else b"", len(data))
+        self._runs[end] = _Run(at, data if len(data) > wanted else b"", len(data), expected)
         if run is None and len(self._runs) > _RUNS:
             self._runs.popitem(last=False)
         return data[:wanted]
@@ -167,14 +168,16 @@ class RangedFile(io.RawIOBase):
 class _Run:
     """The last block of bytes that are read one after the other."""
 
-    __slots__ = ("data", "start", "step")
+    __slots__ = ("data", "expected", "start", "step")
 
-    def __init__(self, start: int, data: bytes, step: int) -> None:
+    def __init__(self, start: int, data: bytes, step: int, expected: tuple[int, int] | None) -> None:
         self.start = start
         self.data = data
         """Empty if all of it was used at once."""
         self.step = step
         """How many bytes were fetched."""
+        self.expected = expected
+        """The expected range that they were in; past its end reading starts anew."""
 
 
 class _Kept:

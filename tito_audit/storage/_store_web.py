@@ -131,6 +131,7 @@ class _Answer:
         if self.response.isclosed() and self.connection.sock is not None and len(kept) < _KEPT:
             kept[self.where] = self.connection
         else:
+            self.response.close()
             self.connection.close()
 
 
@@ -226,6 +227,8 @@ _local = threading.local()
 def _connections() -> dict[tuple[object, ...], http.client.HTTPConnection]:
     """The connections that this thread of this process keeps."""
     if getattr(_local, "process", None) != os.getpid():
+        for inherited in getattr(_local, "kept", {}).values():
+            inherited.close()  # the other process goes on with it
         _local.process, _local.kept = os.getpid(), {}
     kept: dict[tuple[object, ...], http.client.HTTPConnection] = _local.kept
     return kept

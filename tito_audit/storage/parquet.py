@@ -13,7 +13,7 @@ from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, sampled_of_batch
 
-REMOTE_BATCH_BYTES = 4 << 20
+REMOTE_BATCH_BYTES = 1 << 20
 """How much of a table that is fetched is turned into rows at once."""
 _PAGES = 1 << 16
 """How much of a column chunk of a remote file is asked for first."""
@@ -89,7 +89,7 @@ def _open_remote(path: RemoteFile, quick: bool) -> Any:
     from pyarrow import parquet
 
     source = path.open("rb", 0)
-    file = parquet.ParquetFile(source, buffer_size=_PAGES)
+    file = parquet.ParquetFile(source, buffer_size=_PAGES, pre_buffer=False)
     file.remote_source = source
     file.left_out = _large_binary(file) if quick else frozenset()
     return file

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
@@ -169,7 +170,10 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
 
     def files(self) -> Iterator[RemoteFile]:
         """The files below it at any depth, with their status."""
-        found = self.asked(lambda: list(self.store.files(self.url)))
+        try:
+            found = self.asked(lambda: list(self.store.files(self.url)))
+        except Missing:
+            return
         for url, status in found:
             yield RemoteFile(url).with_status(status)
 
@@ -181,9 +185,11 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
             return []
 
     def asked(self, question: Callable[[], T]) -> T:
-        """The store's answer, asked again where that may help; StorageError if it refuses."""
+        """The store's answer, asked again where that may help; StorageError if it refuses, or Missing."""
         try:
             return retried(question)
+        except Missing:
+            raise
         except Refused as error:
             raise StorageError(f"{self}: {error}") from None
 
@@ -268,6 +274,7 @@ class _Copy:
 
     def __init__(self, path: RemoteFile) -> None:
         self._file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as this
+        weakref.finalize(self, self._file.close)
         status = path.stat()
         data = path.asked(lambda: path.store.read(path.url, 0, status.st_size, status))
         if len(data) < status.st_size:
