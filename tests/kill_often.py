@@ -2,9 +2,9 @@
 
 WORK is a JSON list of `{"arguments": [...], "folder": "...", "kills": N}`, in whose arguments `{}` is the folder.
 Each run is a fork of this process, which has loaded what they need by one run in a folder of its own. It dies by
-SIGKILL after a random part of the time that a whole run takes, and the next one starts at once; the last one comes to
-its end. With `"before": N` in place of `kills`, one run dies just before its N-th step that touches the folder (see
-tests.kill), and one comes to its end. Prints how the runs ended, a list for each work.
+SIGKILL after a random part of the time that a whole run takes, and the next one starts at once; the last one comes
+to its end. With `"before": N` in place of `kills`, one run dies just before its N-th step that touches the folder
+(see tests.kill), and one comes to its end. Prints how the runs ended, a list for each work.
 """
 
 from __future__ import annotations

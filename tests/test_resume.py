@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -572,3 +573,34 @@ def test_the_metadata_of_a_data_set_is_written_again(tmp_path: Path) -> None:
         code, _, error = repair(tmp_path / "logs", tmp_path / out, *(["--resume"] if out == "out" else []))
         assert code != 2, error
     assert files_in(tmp_path / "out" / "logs") == files_in(tmp_path / "whole" / "logs")
+
+
+@pytest.mark.skipif(not DEEP, reason="a store takes seconds to start")
+def test_logs_and_repaired_logs_in_a_bucket_are_known_by_what_the_store_says(tmp_path: Path) -> None:
+    pytest.importorskip("s3fs")
+    from tests.remote.s3 import S3Server
+
+    logs = shards(tmp_path / "logs", 4)
+    with closing(S3Server()) as store:
+        there = store.upload(logs, "in")
+
+        def remote(*words: str) -> str:
+            start, env = [sys.executable, "-m", "tito_audit"], {**os.environ, **WIDE, **store.env}
+            found = subprocess.run(
+                [*start, *words], capture_output=True, text=True, cwd=ROOT, env=env, check=False
+            )
+            assert found.returncode in (0, 1), found.stderr[-2000:]
+            return found.stderr
+
+        place = ["--journal", str(tmp_path / "j"), "--resume", "-t", str(TOY), "-j", "1"]
+        remote("scan", there, *place)
+        assert "4 of 4 logs were finished before" in remote("scan", there, *place)
+        out = ["-o", "s3://logs/out", *place]
+        remote("repair", there, *out)
+        assert "4 of 4 logs were finished before" in remote("repair", there, *out)
+        store.put("in/001.jsonl", (logs / "002.jsonl").read_bytes())
+        assert "3 of 4 logs were finished before" in remote("scan", there, *place)
+        assert "3 of 4 logs were finished before" in remote("repair", there, *out)
+        remote("repair", there, "-o", "s3://logs/whole", "-t", str(TOY), "-j", "1")
+        for log in ("000.jsonl", "001.jsonl", "002.jsonl", "003.jsonl"):
+            assert store.get(f"out/{log}") == store.get(f"whole/{log}")
