@@ -25,6 +25,7 @@ from pages.commands import commands, configuration, exit_codes
 from pages.install import install_extras, install_measured, install_sizes
 from pages.plugins import formats, repairs, reports, rules
 from pages.schema import SCHEMAS, schema
+from pages.speed import batch_speed
 from pages.words import Pages, linked, table
 
 from tito_audit.parser import Reads
@@ -73,6 +74,7 @@ def site() -> Pages:
 def marked() -> dict[str, str]:
     """The tables of pages here that the code says, by the name of their mark."""
     return {
+        "batch-speed": batch_speed(),
         "exit-codes": exit_codes(),
         "action-inputs": action_inputs(),
         "action-outputs": action_outputs(),

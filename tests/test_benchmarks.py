@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import engines, floors, joining, logs, measure, planted, stages  # noqa: E402
+from benchmarks import batch, engines, floors, joining, logs, measure, planted, stages  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.budget import Budget, budget_section  # noqa: E402
 from benchmarks.call_logs import call_log  # noqa: E402
@@ -446,3 +446,17 @@ def test_what_joining_took_is_on_its_page(tmp_path: Path) -> None:
     assert "| 120 | " in text
     assert " | 25% |\n" in text
     assert " rows were read as the calls of " in text
+
+
+@pytest.mark.parametrize("kind", batch.KINDS)
+def test_timed_batches_hold_the_faults_that_they_say(kind: str) -> None:
+    run = batch.timed(batch.Batches(2, 64, kind, faults=True), 2)
+    assert run.failing == 2 * batch.ROWS // 4
+    assert batch.timed(batch.Batches(2, 64, kind), 1).failing == 0
+    assert len(run.whole) == len(run.single) == 2
+
+
+def test_batches_with_a_tokenizer_hold_its_own_tokens() -> None:
+    run = batch.timed(batch.Batches(1, 64, tokenizer=TOY), 1)
+    assert run.failing == 0
+    assert "| 1 | 64 | arrays | with a tokenizer |" in batch.page([run], TOY, None)

@@ -44,7 +44,9 @@ def recipes() -> Iterator[Recipe]:
             yield _of_yaml(f"{number}-yaml", yaml.safe_load(text))
         elif language != "yaml":
             commands = re.findall(r"^\s*(?:sh ')?(tito-audit [^'\n]*)", text, re.MULTILINE)
-            kept = re.findall(r"(?:junit|archiveArtifacts) '([^']+)'|html=(\S+?)'?$", text, re.MULTILINE)
+            kept = re.findall(
+                r"(?:junit|archiveArtifacts) '([^']+)'|(?:html|prometheus)=(\S+?)'?$", text, re.MULTILINE
+            )
             yield Recipe(f"{number}-{language}", tuple(commands), None, tuple(one or two for one, two in kept))
 
 
@@ -85,7 +87,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_system_has_its_recipe() -> None:
     assert [recipe.action is not None for recipe in RECIPES].count(True) == 2
-    assert sum(len(recipe.commands) for recipe in RECIPES) == 5
+    assert sum(len(recipe.commands) for recipe in RECIPES) == 6
     assert all(recipe.commands or recipe.action for recipe in RECIPES)
     nightly = [recipe for recipe in RECIPES if "--sample" in str((recipe.commands, recipe.action))]
     assert len(nightly) == 2
