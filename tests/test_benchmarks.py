@@ -35,7 +35,7 @@ from benchmarks.results import busy, comparison_section, growth_section  # noqa:
 from benchmarks.studies import LINEAR, SCAN, Comparison, Growth, exponent  # noqa: E402
 from benchmarks.users import UserRuns, users_section  # noqa: E402
 from tests import toy  # noqa: E402
-from tests.tiers import DEEP  # noqa: E402
+from tests.tiers import DEEP, examples  # noqa: E402
 from tito_audit.rules import all_rules  # noqa: E402
 from tito_audit.run.scan import scan_rollouts  # noqa: E402
 from tito_audit.settings.model import Settings  # noqa: E402
@@ -369,7 +369,14 @@ def test_every_rule_has_a_fault_that_is_planted() -> None:
 @pytest.mark.parametrize("form", ["rows.jsonl", "rows.parquet", "calls.jsonl", "calls.parquet"])
 def test_every_fault_can_be_planted_and_is_told(form: str, tmp_path: Path) -> None:
     log = tmp_path / form
-    truth = planted_log(log, str(TOY), tokens=300_000, rate=1.0, seed=(1, 2), jobs=1)
+    truth = planted_log(
+        log,
+        str(TOY),
+        tokens=examples(150_000, 300_000) if "rows" in form else 300_000,
+        rate=1.0,
+        seed=(1, 2),
+        jobs=1,
+    )
     found = planted.Piece(0, form)
     fast = list(said(scan_rollouts(log, Settings(tokenizer=str(TOY), jobs=1))))
     planted._judge(fast, truth, found)

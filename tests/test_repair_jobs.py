@@ -90,7 +90,7 @@ def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
     return expected
 
 
-@pytest.mark.parametrize("log", some(FORMATS, 4), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS, 2), ids=lambda path: path.stem)
 def test_files_and_words_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="out.jsonl", tokenizer=TOKENIZER)
     assert expected[0]
@@ -209,7 +209,7 @@ def test_a_repair_loads_its_tokenizer_once_for_all_that_it_reads(
 # Encoders
 
 
-@pytest.mark.parametrize("log", some(FORMATS[::4], 3), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS[::4], 2), ids=lambda path: path.stem)
 def test_the_fast_encoder_changes_nothing(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="o.jsonl", tokenizer=TOKENIZER, encoder="tokenizers")
     for jobs in (1, 2):

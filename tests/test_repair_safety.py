@@ -514,7 +514,7 @@ def test_two_runs_write_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) ->
 # What is not repaired is not touched
 
 
-@pytest.mark.parametrize("path", some(FIXTURES, 10), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(FIXTURES, 6), ids=lambda path: path.stem)
 def test_a_log_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     for number, data in enumerate((path.read_bytes(), *some(lines, 2), lines[0].rstrip(b"\n"))):
@@ -527,7 +527,7 @@ def test_a_log_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, pat
             assert (gzip.decompress(written) if out.suffix == ".gz" else written) == data
 
 
-@pytest.mark.parametrize("path", some(FIXTURES, 10), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(FIXTURES, 6), ids=lambda path: path.stem)
 def test_rows_that_no_repair_cured_keep_every_byte_beside_those_that_one_did(tmp_path: Path, path: Path) -> None:
     # Each row by itself: the outcome of joined calls is that of several rows.
     settings = Settings(tokenizer=str(TOKENIZER), join=False)
@@ -552,7 +552,7 @@ def assert_same_table(old: pa.Table, new: pa.Table) -> None:
         assert same_values(old[name], new[name]), name
 
 
-@pytest.mark.parametrize("path", some(FIXTURES, 10), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(FIXTURES, 6), ids=lambda path: path.stem)
 def test_parquet_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, path: Path) -> None:
     rows = example_rows(path.stem)
     for number, group in enumerate((*fitting(rows), *alone(rows))):
@@ -562,7 +562,7 @@ def test_parquet_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, p
         assert out.read_bytes() == log.read_bytes()
 
 
-@pytest.mark.parametrize("path", some(FIXTURES, 10), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(FIXTURES, 6), ids=lambda path: path.stem)
 def test_parquet_in_which_another_row_changed_is_the_same_type_for_type(tmp_path: Path, path: Path) -> None:
     rows = example_rows(path.stem)
     for number, group in enumerate((*fitting(rows), *alone(rows))):

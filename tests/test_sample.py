@@ -115,11 +115,11 @@ def one_by_one(path: Path, share: float, limit: int = 1 << 20) -> tuple[list[Raw
 # Which rows
 
 
-@pytest.mark.parametrize("kind", some(KINDS, 5))
+@pytest.mark.parametrize("kind", some(KINDS, 4))
 def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too(
     tmp_path: Path, kind: str
 ) -> None:
-    count = examples(1000, 2000)
+    count = examples(500, 2000)
     path = stored(tmp_path, kind, [rollout(n) for n in range(count)])
     before: set[int] = set()
     for share in some(SHARES, 3):
@@ -249,7 +249,7 @@ def places(results: list[Result]) -> set[tuple[str, int]]:
 
 
 @forks
-@pytest.mark.parametrize("kind", some(KINDS, 5))
+@pytest.mark.parametrize("kind", some(KINDS, 3))
 def test_a_sample_is_the_same_whatever_the_number_of_processes(tmp_path: Path, kind: str) -> None:
     path = stored(tmp_path, kind, [rollout(n) for n in range(300)])
     for share in some((0.4, 0.02), 1):

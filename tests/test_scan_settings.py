@@ -328,7 +328,7 @@ def plain(observed: Observed | None) -> Any:
     return [count.tolist() for count in counts], one.roles, observed.view
 
 
-@pytest.mark.parametrize("log", some(FORMATS, 10), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS, 6), ids=lambda path: path.stem)
 def test_to_observe_changes_nothing_else(log: Path) -> None:
     silent, summary = scanned(log, tokenizer=BPE)
     results, observed = scanned(log, tokenizer=BPE, observe=True)
@@ -342,7 +342,7 @@ def test_to_observe_changes_nothing_else(log: Path) -> None:
 
 
 @forks
-@pytest.mark.parametrize("log", some(FORMATS, 5), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS, 3), ids=lambda path: path.stem)
 def test_what_is_observed_is_the_same_whatever_the_number_of_processes(log: Path) -> None:
     expected, summary = scanned(log, tokenizer=BPE, observe=True)
     for jobs, chunk in some(((2, 997), (3, 20_011)), 1):
@@ -351,7 +351,7 @@ def test_what_is_observed_is_the_same_whatever_the_number_of_processes(log: Path
         assert [plain(one.observed) for one in results] == [plain(one.observed) for one in expected]
 
 
-SIZE = examples(160, 400)
+SIZE = examples(80, 400)
 
 
 def many(path: Path) -> Path:
