@@ -17,10 +17,18 @@ names() {  # LINES ELSE: the last parts of paths in one line
 }
 
 begun=$SECONDS
+aside=$(mktemp -d "${TMPDIR:-/tmp}/t.XXXX")
+# Style, types and what is fetched need not wait for each other.
+make --no-print-directory lint >"$aside/lint" 2>&1 &
+linting=$!
+trap 'rm -rf "$aside"; kill $linting 2>/dev/null' EXIT
+[ -n "${TITO_AUDIT_VALIDATORS+said}" ] || PYTHON=$python tests/validators.sh >"$aside/validators" &
+fetching=$!
 make --no-print-directory torch || exit
 real=${TITO_AUDIT_TOKENIZERS-$(tests/real_tokenizers.sh)}
 frameworks=${TITO_AUDIT_FRAMEWORKS-$(PYTHON=$python tests/frameworks/install.sh)}
-validators=${TITO_AUDIT_VALIDATORS-$(PYTHON=$python tests/validators.sh)}
+wait "$fetching"
+validators=${TITO_AUDIT_VALIDATORS-$(cat "$aside/validators")}
 export TITO_AUDIT_TOKENIZERS=$real TITO_AUDIT_FRAMEWORKS=$frameworks TITO_AUDIT_VALIDATORS=$validators
 browser=$(command -v chromedriver >/dev/null && for name in chromium chromium-browser google-chrome; do
   command -v $name && break
@@ -38,7 +46,10 @@ echo "schemas that reports are held against: $(names "$([ -n "$validators" ] && 
 installs=$((SECONDS - begun))
 
 begun=$SECONDS
-make --no-print-directory lint || exit
+wait "$linting"
+styled=$?
+cat "$aside/lint"
+[ $styled -eq 0 ] || exit $styled
 lint=$((SECONDS - begun))
 
 files=()
@@ -51,9 +62,7 @@ fi
 begun=$SECONDS
 # One process a core; one that is done takes tests of another.
 [ "$tier" = quick ] || export TITO_AUDIT_KILLS=${TITO_AUDIT_KILLS-50} TITO_AUDIT_SLOW=1
-# Short paths: pages of 80 columns, which tests compare, break long ones.
-aside=$(mktemp -d "${TMPDIR:-/tmp}/t.XXXX")
-trap 'rm -rf "$aside"' EXIT
+# The folder has a short path: pages of 80 columns, which tests compare, break long ones.
 export TITO_AUDIT_TIER=$tier
 # What every process imports is compiled once, not by each of them.
 "$python" -m compileall -q -j 0 tito_audit tests benchmarks tools >/dev/null

@@ -47,14 +47,17 @@ made() {  # NAME: whether there is such a Python, after trying to make it
 torch=$("$python" -c 'import importlib.util as u; found = u.find_spec("torch"); print(found.origin if found else "")')
 
 made shared
+# The others one beside another: most of the time pip waits, or has one core at work.
 for file in "$files"/*.txt; do
   name=$(basename "$file" .txt)
   if [ -f "$cache/shared.absent" ]; then
     absent "$name" "$(cat "$cache/shared.absent")"
   elif [ "$name" = tinker ] && [ -z "$torch" ]; then
     absent "$name" "there is no torch in $python"
-  elif made "$name" && [ "$name" = tinker ]; then
-    ln -sfn "${torch%/torch/*}"/{torch,torchgen,torch-*.dist-info} "$(packages "$name")/"
+  elif [ "$name" != shared ]; then
+    made "$name" &
   fi
 done
+wait
+[ ! -f "$cache/tinker/made-of" ] || ln -sfn "${torch%/torch/*}"/{torch,torchgen,torch-*.dist-info} "$(packages tinker)/"
 printf '%s\n' "$cache"
