@@ -457,7 +457,7 @@ def test_what_joining_took_is_on_its_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", batch.KINDS)
 def test_timed_batches_hold_the_faults_that_they_say(kind: str) -> None:
-    run = batch.timed(batch.Batches(2, 64, kind, faults=True), 2)
+    run = batch.timed(batch.Batches(2, 256, kind, faults=True), 2)
     assert run.failing == 2 * batch.ROWS // 4
     assert batch.timed(batch.Batches(2, 64, kind), 1).failing == 0
     assert len(run.whole) == len(run.single) == 2
