@@ -167,7 +167,7 @@ def test_a_log_is_asked_once_what_its_rows_prove(tmp_path: Path, monkeypatch: py
     ask = repairs.testimony_of
 
     def watched(logs: Any, settings: Settings, **more: Any) -> Any:
-        asked.append(f"{os.getpid()} {logs}")
+        asked.append(f"{os.getpid()} {list(map(str, logs))}")
         return ask(logs, settings, **more)
 
     monkeypatch.setattr(repairs, "testimony_of", watched)

@@ -383,11 +383,11 @@ class _Writing:
         return found
 
     def _output(self, file: Path, log: Log, stack: ExitStack) -> Output:
-        target, repairs = self.targets[file], self.run.repairs
-        if isinstance(file, RowsInMemory):
-            return self._memory_output(file, log, stack)
-        if target != self.run.out:  # inside a folder, whose subfolders are made as needed
+        target, repairs, group = self.targets[file], self.run.repairs, self.work.flow.groups[str(file)]
+        if self.run.out is not None and target != self.run.out:  # in a folder, which is made as needed
             make_folder(target.parent)
+        if isinstance(file, RowsInMemory):
+            return group.output(stack.enter_context(self.run.in_memory.opened(log, file, target, repairs)), log)
         added = (COLUMN,) if repairs.provenance else ()
         replaces, sealed = self.writes.replaces(target), self.writes.sealed
         out = stack.enter_context(open_output(log, target, overwrite=replaces, added=added, sealed=sealed))

@@ -90,7 +90,8 @@ def paths_of(logs: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def _path_name(path: str | os.PathLike[str]) -> Name:
-    return path if isinstance(path, RowsInMemory) else os.fspath(path)
+    """What names a path to `find_logs`: as it is shown, which is not always what opens it."""
+    return path if isinstance(path, RowsInMemory) else str(path) if isinstance(path, Path) else os.fspath(path)
 
 
 def _named(logs: Mapping[Any, Any]) -> Given:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,21 +21,28 @@ from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, write
 from tito_audit.storage.output import nested_output
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.rebuilt import rebuilt
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.targets import make_folder
 
 
 class MemoryOutput:
     """Collects the changes of rows in memory; `result` is set by `finish`."""
 
-    def __init__(self, path: RowsInMemory, added: tuple[str, ...], target: Path | None, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        path: RowsInMemory,
+        added: tuple[str, ...],
+        target: Path | None,
+        write: Callable[[RowsInMemory], None],
+    ) -> None:
         self.changed = False
         self.result = path
         """The repaired rows, as a path."""
         self._path = path
         self._added = added
-        self._target = target
-        self._stack = stack
+        self.target = target
+        """The file to write; None: the rows stay in memory."""
+        self._write = write
         self._rows: dict[int, Copies] = {}
 
     def keep(self, raw: RawRow) -> None:
@@ -52,8 +59,8 @@ class MemoryOutput:
         """Make the repaired rows, and write them to the target if there is one."""
         made = rebuilt(self._path, self._rows, self._added)
         self.result = RowsInMemory.of(str(self._path), made.content, made.value)
-        if self._target is not None:
-            _write(self.result, self._target, self._stack)
+        if self.target is not None:
+            self._write(self.result)
 
 
 @contextmanager
@@ -64,10 +71,15 @@ def open_memory_output(
 
     With a `target`, a file of the kind that its suffix names appears when the block ends, or never.
     """
-    if target is not None:
+    if target is not None and not isinstance(target, RemoteFile):
         refuse_target(target, overwrite=overwrite)
     with contextlib.ExitStack() as stack:
-        whole = MemoryOutput(path, added, target, stack)
+
+        def write(rows: RowsInMemory) -> None:
+            assert target is not None, "rows are written where there is a file"
+            _write(rows, target, stack, overwrite=overwrite)
+
+        whole = MemoryOutput(path, added, target, write)
         moved = added if log.kind == "frame" else ()
         yield whole, whole if log.inside is None else nested_output(whole, moved)
 
@@ -94,12 +106,11 @@ def _file_name(file: RowsInMemory) -> str:
     return name + (".jsonl" if file.content.kind == "objects" else ".parquet")
 
 
-def _write(rows: RowsInMemory, target: Path, stack: ExitStack) -> None:
+def _write(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: bool) -> None:
     """Write rows as the kind of file that the suffix names."""
-    make_folder(target.parent)
     table = None if kind_of_name(target)[0] != "table" else _whole_table(rows)
     if table is not None:
-        out: BinaryIO = stack.enter_context(new_file(target, overwrite=True))
+        out: BinaryIO = stack.enter_context(new_file(target, overwrite=overwrite))
         writer = writer_of(out, table.table(0, 0).schema, target.suffix.lower())
         for start, stop in spans(table):
             writer.write_table(table.table(start, stop))
@@ -109,7 +120,7 @@ def _write(rows: RowsInMemory, target: Path, stack: ExitStack) -> None:
     if kind_of_name(target)[0] == "table":
         for row in _plain_rows(rows):
             shapes.learn(row)
-    log = stack.enter_context(new_log(target, overwrite=True, shapes=shapes))
+    log = stack.enter_context(new_log(target, overwrite=overwrite, shapes=shapes))
     for row in _plain_rows(rows):
         try:
             log.add(row)
