@@ -214,3 +214,35 @@ def printed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
         found = function(*arguments)
         time.sleep(2)
     return found, out.getvalue()
+
+
+def dataset_audited(log: str, settings: Any, id_column: str, batch: int) -> list[dict[str, Any]]:
+    """The findings in a Parquet file as a dataset."""
+    import ray.data
+
+    from tito_audit.ray import audit
+
+    quiet()
+    dataset = ray.data.read_parquet(log).repartition(4)
+    findings = audit(dataset, settings, id_column=id_column, batch_size=batch, concurrency=1)
+    found: list[dict[str, Any]] = findings.take_all()
+    return found
+
+
+def dataset_repaired(log: str, settings: Any, batch: int) -> list[dict[str, Any]]:
+    """A Parquet file repaired as a dataset."""
+    import ray.data
+
+    from tito_audit.ray import RepairBatches
+
+    quiet()
+    how = {"batch_format": "pyarrow", "batch_size": batch, "concurrency": 1, "fn_constructor_args": (settings,)}
+    found: list[dict[str, Any]] = ray.data.read_parquet(log).map_batches(RepairBatches, **how).take_all()
+    return found
+
+
+def quiet() -> None:
+    """Ray Data prints no progress."""
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False

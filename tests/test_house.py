@@ -30,7 +30,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("convert", "gate", "rescore", "serve", "inspect"),
+    ("convert", "gate", "ray", "rescore", "serve", "inspect"),
     ("run",),
     ("tables",),
     ("identify",),

@@ -14,10 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests import ray_driver
@@ -29,11 +34,20 @@ from tests.test_joined_files import sharded
 from tests.test_sessions import Wire, apart, chat, contents, jsonl
 from tests.test_sessions import whole as whole
 from tests.tiers import DEEP, examples
-from tito_audit import Settings, SetupError
+from tito_audit import (
+    RepairSettings,
+    Settings,
+    SetupError,
+    findings_table,
+    repair_rollouts,
+    scan_rollouts,
+)
+from tito_audit.ray import ROW_ID, AuditBatches, RepairBatches, row_id
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.ray_cluster import joined_cluster
 
 SHARED = ROOT.parent / "shared"
+FORMATS_OF = {log.stem: log for log in FORMATS}
 NODES = examples(1, 2)
 WITH = {"tokenizer": TOKENIZER}
 RAY = {**WITH, "engine": "ray"}
@@ -141,6 +155,22 @@ def a_tokenizer_of_one_process(call: Driver, folder: Path) -> None:
     assert str(folder / "tokenizer") in said
 
 
+def same_findings_of_a_dataset(call: Driver, folder: Path) -> None:
+    table = rollouts(40)
+    log = folder / "log.parquet"
+    pq.write_table(table, log)
+    expected = sorted(
+        (finding["row_id"], finding["code"], finding["message"]) for finding in audited([table], table)
+    )
+    assert len(expected) > 20
+    for size in (3, 40):
+        rows = call(ray_driver.dataset_audited, str(log), Settings(**WITH), "id", size)
+        assert sorted((row["row_id"], row["code"], row["message"]) for row in rows) == expected
+    fixed = call(ray_driver.dataset_repaired, str(log), Settings(**WITH), 7)
+    again = RepairBatches(Settings(**WITH))(table).to_pylist()
+    assert sorted(fixed, key=lambda row: row["id"]) == again
+
+
 CHECKS = (
     same_scan,
     same_joined_calls,
@@ -149,7 +179,7 @@ CHECKS = (
     another_version,
     a_log_of_one_process,
     a_tokenizer_of_one_process,
-    *((a_killed_node,) if DEEP else ()),
+    *((same_findings_of_a_dataset, a_killed_node) if DEEP else ()),
 )
 
 
@@ -252,6 +282,87 @@ def test_a_log_that_another_machine_sees_otherwise_is_refused(tmp_path: Path) ->
     with pytest.raises(SetupError, match=r"cannot be read on .* \(No such file or directory\)"):
         pickle.loads(packed).check_seen(log)
     RowFlow([log], Settings()).check_seen(log)
+
+
+# Datasets
+
+
+def rollouts(count: int) -> pa.Table:
+    """Training rows with an id each, some of them wrong."""
+    rows = [row for row in contents(FORMATS_OF["generic"]) if "token_ids" in row]
+    columns = ("token_ids", "loss_mask", "logprobs")
+    few = [{name: row[name] for name in columns if name in row} for row in rows]
+    return pa.Table.from_pylist(
+        [{"id": f"{number:03}", "kept": number, **few[number % len(few)]} for number in range(count)]
+    )
+
+
+def audited(batches: Sequence[pa.Table], head: pa.Table, id_column: str | None = "id") -> list[dict[str, Any]]:
+    """The findings in some batches."""
+    audits = AuditBatches(Settings(**WITH), head, id_column)
+    return [row for batch in batches for row in audits(batch).to_pylist()]
+
+
+def test_batches_hold_the_findings_of_a_scan_of_their_rows_however_they_are_cut() -> None:
+    table = rollouts(30)
+    scan = scan_rollouts(table, Settings(**WITH, join=False))
+    expected = [
+        (f"{result.place.row:03}", finding.code, finding.hit.message)
+        for result in scan
+        if not result.of_log
+        for finding in result.findings
+    ]
+    assert expected
+    for size in (1, 7, 30):
+        cut = [table.slice(start, size) for start in range(0, 30, size)]
+        found = audited(cut, table)
+        assert [(row["row_id"], row["code"], row["message"]) for row in found] == expected
+    schema = AuditBatches(Settings(**WITH), table)(table.slice(0, 0)).schema
+    assert schema.names[0] == ROW_ID
+    assert set(schema.names[1:]) == set(findings_table([]).schema.names) - {"file", "row"}
+
+
+def test_a_row_without_an_id_is_named_by_what_it_holds() -> None:
+    table = rollouts(12)
+    rows = table.to_pylist()
+    first = audited([table], table, None)
+    moved = audited([table.slice(6), table.slice(0, 6)], table, None)
+    assert sorted(row["row_id"] for row in first) == sorted(row["row_id"] for row in moved)
+    assert {row["row_id"] for row in first} <= set(map(row_id, rows))
+    assert len(set(map(row_id, rows))) == len(rows)
+    assert {row["row_id"] for row in audited([table], table, "kept")} <= set(map(str, range(12)))
+
+
+@deep
+def test_tensors_of_ray_data_are_lists() -> None:
+    data = pytest.importorskip("ray.data.extensions")
+    table = rollouts(6)
+    ids = data.ArrowTensorArray.from_numpy([np.array(row) for row in table["token_ids"].to_pylist()])
+    number = table.column_names.index("token_ids")
+    tensors = table.set_column(number, "token_ids", ids)
+    assert isinstance(tensors.schema.field("token_ids").type, pa.BaseExtensionType)
+    assert audited([tensors], tensors) == audited([table], table)
+
+
+def test_a_batch_is_repaired_as_a_log_is_and_keeps_its_other_columns() -> None:
+    table, settings = rollouts(30), Settings(**WITH)
+    repairs = RepairBatches(settings)
+    fixed = repairs(table)
+    run = repair_rollouts(table, None, replace(settings, join=False), RepairSettings())
+    assert fixed.equals(run.repaired)
+    assert fixed["kept"].to_pylist() == list(range(30))
+    assert 0 < fixed["tito_audit"].null_count < 30
+    assert len(audited([fixed.drop_columns(["tito_audit"])], table)) < len(audited([table], table))
+    clean = table.filter(fixed["tito_audit"].is_null()).slice(0, 1)
+    for part in (clean, table.slice(0, 0)):
+        assert repairs(part).schema.names == fixed.schema.names
+    bare = RepairBatches(settings, RepairSettings(provenance=False))
+    assert bare(table).schema == table.schema
+
+
+def test_a_repair_of_batches_refuses_a_file_that_workers_would_share() -> None:
+    with pytest.raises(SetupError, match="cannot share a quarantine file"):
+        RepairBatches(Settings(), RepairSettings(quarantine="aside.jsonl"))
 
 
 # Clusters that a run starts

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError
-from tito_audit.storage.atomic import sigterm_raises
+from tito_audit.storage.atomic import exit_by_signal, sigterm_raises
 
 __all__ = ["joined_cluster"]
 
@@ -52,7 +52,7 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
         ray = _imported()
         if not ray.is_initialized():
             found = _found(address)
-            stack.enter_context(sigterm_raises())
+            stack.enter_context(_terminated())
             how: dict[str, Any] = {"address": found}
             if found == "local":
                 folder = tempfile.mkdtemp(prefix="tito-ray-", dir=_short_folder())
@@ -62,6 +62,18 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
             stack.enter_context(_silence(ray))
             _connect(ray, how)
         yield ray
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the block with an exit code of its own, which Ray replaces by 1 where it waits."""
+    with sigterm_raises():
+        try:
+            yield
+        except SystemExit:
+            if signal.getsignal(signal.SIGTERM) is exit_by_signal:
+                exit_by_signal(signal.SIGTERM, None)
+            raise
 
 
 def _imported() -> Any:
@@ -85,7 +97,7 @@ def _connect(ray: Any, how: Mapping[str, Any]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **how)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of any type: Ray raises plain ones, as for nodes that are too slow
         said = " ".join(str(error).split())
         raise SetupError(
             f"--engine ray: {where} cannot be used ({said}).\n"

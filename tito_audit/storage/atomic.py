@@ -338,14 +338,15 @@ def sigterm_raises() -> Iterator[None]:
     ):
         yield
         return
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, exit_by_signal)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _exit(number: int, frame: object) -> None:
+def exit_by_signal(number: int, frame: object) -> None:
+    """The handler of a signal that ends the program, with the code that a shell expects."""
     raise SystemExit(128 + number)
 
 

@@ -1,0 +1,200 @@
+"""Ray Data: a dataset of rollouts audited into a dataset of findings, and repaired batch by batch.
+
+Needs the extra `ray`. Each row is a rollout by itself: calls in several rows are not joined, and rules that
+compare all rows of a log (REC009, and those that judge how a whole log was written) find nothing here. They are
+asked by `tito-audit scan --engine ray`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from tito_audit.errors import SetupError
+from tito_audit.formats import Detection
+from tito_audit.record.finding import Finding
+from tito_audit.record.rollout import Place
+from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.repair import repair_rollouts
+from tito_audit.run.row_repair import COLUMN
+from tito_audit.settings.model import RepairSettings, Settings
+from tito_audit.storage import RowsInMemory, given
+from tito_audit.tables import FindingsBuilder
+
+if TYPE_CHECKING:
+    import pyarrow
+    import ray.data
+
+__all__ = ["ROW_ID", "AuditBatches", "RepairBatches", "audit", "row_id"]
+
+ROW_ID = "row_id"
+"""The column of findings that says which row they are about."""
+_NAME = "dataset"
+_HEAD = 64
+"""How many rows show whether tokenizer and template fit, as for a log."""
+_PLACES = ("file", "row")
+"""Columns of a table of findings that mean nothing in a dataset, whose rows have no numbers."""
+
+
+def audit(
+    dataset: ray.data.Dataset,
+    settings: Settings | None = None,
+    *,
+    id_column: str | None = None,
+    batch_size: int = 256,
+    concurrency: int | tuple[int, int] | None = None,
+) -> ray.data.Dataset:
+    """The findings in the rows of a dataset, as a dataset; computed when that is consumed.
+
+    Its columns are those of `findings_table`, with `row_id` in place of `file` and `row`: the value of `id_column`
+    in the row (a text as it is, anything else as JSON), or without one a digest of the row (`row_id()`), which is
+    the same wherever the row is and equal for equal rows. The findings do not depend on the number of workers;
+    their order is Ray's.
+
+    The first rows are read at once: they show, as for a log, whether tokenizer and template fit. What they say
+    about the whole dataset (REC007, REC011) are findings without a `row_id`. SetupError if settings are wrong or
+    there is no such column. `concurrency` is how many workers hold the tokenizer, as for `map_batches`.
+    """
+    import ray.data
+
+    settings = settings or Settings()
+    first = dataset.limit(_HEAD)
+    first.context.execution_options.preserve_order = True
+    blocks = list(first.iter_batches(batch_size=_HEAD, batch_format="pyarrow"))
+    if id_column is not None and blocks and id_column not in blocks[0].column_names:
+        columns = ", ".join(blocks[0].column_names)
+        raise SetupError(f"id_column: the dataset has no column {id_column!r}; it has {columns}.")
+    head = blocks[0] if blocks else None
+    told = AuditBatches(settings, head, id_column).told
+    findings = dataset.map_batches(
+        AuditBatches,
+        fn_constructor_args=(settings, head, id_column),
+        batch_format="pyarrow",
+        batch_size=batch_size,
+        concurrency=concurrency or (1, max(int(ray.cluster_resources().get("CPU", 1)), 1)),
+        num_cpus=1,
+    )
+    if not told:
+        return findings
+    return findings.union(ray.data.from_arrow(_table(told, [None] * len(told))))
+
+
+class AuditBatches:
+    """Audits batches of rows into tables of findings; a class for `map_batches` with `batch_format="pyarrow"`.
+
+    `head` has the first rows of the dataset, by which all workers decide alike whether tokenizer and template fit.
+    """
+
+    def __init__(
+        self, settings: Settings, head: pyarrow.Table | None = None, id_column: str | None = None
+    ) -> None:
+        import pyarrow as pa
+
+        self._id_column = id_column
+        self._flow = RowFlow([_path(_plain(pa.table({}) if head is None else head))], _of_rows(settings))
+        self._flow.choose_encoders()
+        self.told: tuple[Finding, ...] = self._flow.group(_NAME).auditor.told
+        """What the first rows say about the whole dataset."""
+
+    def __call__(self, batch: pyarrow.Table) -> pyarrow.Table:
+        """The findings in a batch, those of a row together, with its `row_id`."""
+        plain = _plain(batch)
+        found: list[Finding] = []
+        ids: list[str | None] = []
+        for number, findings in self._findings(plain):
+            found += findings
+            ids += [self._id(plain, number)] * len(findings)
+        return _table(found, ids)
+
+    def _findings(self, batch: pyarrow.Table) -> Iterator[tuple[int, Sequence[Finding]]]:
+        group, detection = self._flow.group(_NAME), Detection()
+        for raw in group.open_quick(_path(batch)):
+            for result in self._flow.audit(raw, Place(_NAME, raw.index), detection, None):
+                if result.findings:
+                    yield raw.index, result.findings
+
+    def _id(self, batch: pyarrow.Table, number: int) -> str:
+        if self._id_column is None:
+            return row_id(batch.slice(number, 1).to_pylist()[0])
+        value = batch.column(self._id_column)[number].as_py()
+        return value if isinstance(value, str) else _json(value).decode()
+
+
+class RepairBatches:
+    """Repairs batches of rows; a class for `map_batches` with `batch_format="pyarrow"`.
+
+    Each row is repaired as by `repair_rollouts`, with the same proof; columns that no repair changes pass through.
+    Each batch is a log by itself: its first rows show whether tokenizer and template fit, and what all its rows
+    together say about how they were written. Rows that no repair fixes pass through. With
+    `RepairSettings.provenance` the batch gets the column `tito_audit` with what was done to each row (JSON text;
+    null where nothing was).
+    """
+
+    def __init__(self, settings: Settings | None = None, repairs: RepairSettings | None = None) -> None:
+        self._settings = _of_rows(settings or Settings())
+        self._repairs = repairs or RepairSettings()
+        if self._repairs.quarantine is not None:
+            raise SetupError(
+                "RepairBatches: workers cannot share a quarantine file.\n"
+                "Leave quarantine out, and filter the rows that `tito_audit.ray.audit` finds."
+            )
+        RowFlow([], self._settings)  # refuses wrong settings before any batch
+
+    def __call__(self, batch: pyarrow.Table) -> pyarrow.Table:
+        """The batch, repaired; more rows than before where a repair made several of one."""
+        import pyarrow as pa
+
+        table: pa.Table = repair_rollouts(_plain(batch), None, self._settings, self._repairs).repaired
+        if self._repairs.provenance and COLUMN not in table.column_names:
+            table = table.append_column(COLUMN, pa.nulls(len(table), pa.string()))
+        return table
+
+
+def row_id(row: dict[str, Any]) -> str:
+    """The digest by which findings name a row without an id: 16 hexadecimal digits of its columns and values."""
+    return hashlib.sha256(_json(row)).hexdigest()[:16]
+
+
+def _json(value: object) -> bytes:
+    how = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    return orjson.dumps(value, default=repr, option=how)
+
+
+def _of_rows(settings: Settings) -> Settings:
+    """The settings for rows that are each a rollout, in one process."""
+    whole = replace(settings, limit=None, sample=None, row=None, jobs=None, engine="local", address=None)
+    return replace(whole, join=False, session=None)
+
+
+def _path(batch: pyarrow.Table) -> RowsInMemory:
+    (path,) = given({_NAME: batch}).names
+    assert isinstance(path, RowsInMemory)
+    return path
+
+
+def _plain(batch: pyarrow.Table) -> pyarrow.Table:
+    """The batch with lists in place of Ray's tensors."""
+    import pyarrow as pa
+
+    for number, field in enumerate(batch.schema):
+        if isinstance(field.type, pa.BaseExtensionType):
+            values = [
+                None if one is None else np.asarray(one).tolist() for one in batch.column(number).to_pylist()
+            ]
+            batch = batch.set_column(number, field.name, pa.array(values))
+    return batch
+
+
+def _table(findings: Sequence[Finding], ids: Sequence[str | None]) -> pyarrow.Table:
+    """Findings as a table, with the ids of their rows."""
+    import pyarrow as pa
+
+    builder = FindingsBuilder()
+    builder.add(findings)
+    table = builder.table().drop_columns(list(_PLACES))
+    return table.add_column(0, pa.field(ROW_ID, pa.string()), pa.array(ids, pa.string()))
