@@ -23,7 +23,8 @@ Logs = Annotated[
     list[str],
     typer.Argument(
         metavar="LOG...",
-        help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name; - for stdin.",
+        help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name; - for stdin; "
+        "URLs: hf://datasets/, s3://, gs://, az://, https://.",
     ),
 ]
 """The argument of commands that take several logs."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @command("inspect")
 def inspect(
     given: Given,
-    log: Annotated[str, typer.Argument(metavar="LOG", help="One file, or - for stdin.")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="One file or URL, or - for stdin.")],
     rows: int,
     shape: str,
 ) -> None:

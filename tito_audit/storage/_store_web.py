@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import http.client
+import importlib
 import os
 import ssl
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from functools import cache
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from tito_audit.storage._store import CONNECT_SECONDS, READ_SECONDS, Changed, Missing, Refused, RemoteStatus, Store
@@ -215,9 +218,9 @@ def _proxy(parts: SplitResult) -> str | None:
 def _context() -> ssl.SSLContext:
     context = ssl.create_default_context()
     if not os.environ.get("SSL_CERT_FILE"):
-        import certifi  # huggingface_hub needs it too; some systems have no certificates of their own
-
-        context.load_verify_locations(certifi.where())
+        with suppress(ImportError):  # some systems have no certificates of their own
+            certifi: Any = importlib.import_module("certifi")
+            context.load_verify_locations(certifi.where())
     return context
 
 
