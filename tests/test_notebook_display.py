@@ -11,7 +11,7 @@ import pytest
 
 from tests.report_results import TITLES, TRAPS, results
 from tests.tiers import DEEP
-from tito_audit import GateSettings, Settings, gate_rollouts, scan_rollouts
+from tito_audit import GateSettings, Settings, gate_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.reports import notebook_page, verdict_line
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
@@ -94,6 +94,10 @@ def test_what_cannot_run_is_displayed_as_one_message() -> None:
     assert "Scan: not run" in seen.text
     assert "no/such/<log>.jsonl" in seen.text
     assert "Traceback" not in seen.text
+    scan = scan_rollouts(LOG, Settings(tokenizer=str(TOY)))
+    shown = scan._repr_mimebundle_(include=None, exclude=None)
+    assert shown == {"text/html": scan._repr_html_(), "text/plain": repr(scan)}
+    assert "4 errors" in shown["text/plain"]
 
 
 def test_a_scan_that_was_iterated_is_displayed_without_a_second_audit() -> None:
@@ -113,6 +117,22 @@ def test_a_log_without_ids_is_not_displayed_as_clean() -> None:
     assert "nothing audited" in text
     assert "clean" not in text
     assert visible("No rollout holds token ids") in text
+
+
+def test_displaying_a_repair_never_runs_it(tmp_path: Path) -> None:
+    out = tmp_path / "repaired.jsonl"
+    run = repair_rollouts(LOG, out, Settings(tokenizer=str(TOY)))
+    assert "not run yet" in Seen(run._repr_html_()).text
+    assert repr(run) == "<Repairs: not run yet>"
+    assert not out.exists()
+    for _ in run:
+        pass
+    seen = Seen(run._repr_html_())
+    assert set(seen.tags) <= TAGS
+    for when, summary in (("before", run.before), ("after", run.after)):
+        assert f"{when}, {verdict_line(summary)}" in seen.text
+        assert f"{when}: {verdict_line(summary)}" in repr(run)
+    assert run.before.metrics()["tito_audit/errors"] > run.after.metrics()["tito_audit/errors"] == 0
 
 
 @pytest.mark.skipif(not DEEP, reason="starts a Jupyter kernel")

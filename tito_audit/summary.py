@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place, Rollout
 
 SCHEMA_VERSION = 1
+METRICS = "tito_audit/"
+"""What the names of all metrics begin with, so that a tracker shows them together."""
 _COMMIT = 12
 """How many digits of a commit people are shown."""
 
@@ -355,6 +358,33 @@ class Summary:
         return sorted(
             found, key=lambda one: (-one.severity, one.unit != "log", -getattr(one, one.severity.word), one.text)
         )
+
+    def metrics(self) -> dict[str, float]:
+        """The counts by name, all floats, as experiment trackers log them; what could not be counted is left out.
+
+        Findings in the baseline are left out. Shares are between 0 and 1. Only codes that were found have a
+        `findings/CODE`.
+        """
+        return {f"{METRICS}{name}": float(value) for name, value in self._numbers()}
+
+    def _numbers(self) -> Iterator[tuple[str, float]]:
+        rows = self.rollouts + self.rows_unreadable
+        for name in ("rollouts", "rows_unreadable", "tokens", "generated_tokens"):
+            yield name, getattr(self, name)
+        for severity in sorted(Severity, reverse=True):
+            new = self.new.get(severity, New())
+            yield f"{severity.word}s", new.findings
+            if rows:
+                yield f"share_with_{severity.word}s", min(new.rollouts / rows, 1)
+        if rows:
+            yield "share_compared", self.compared / rows
+        for code, count in sorted(self.findings.items()):
+            yield f"findings/{code}", count.new.total()
+        if self.gate is not None:
+            yield "gate/failed", self.gate.failed
+            yield "gate/failing", self.gate.failing
+            yield "gate/known", self.gate.known
+        yield "seconds", self.seconds
 
     def worst(self) -> Severity | None:
         """The highest severity found; None when nothing was."""

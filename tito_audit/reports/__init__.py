@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from tito_audit.reports._notebook import NotebookPage as NotebookPage
     from tito_audit.summary import Summary
 
-__all__ = ["all_reports", "notebook_error", "notebook_page", "report_named", "verdict_line", "verdict_lines"]
+__all__ = [
+    "all_reports",
+    "notebook_comparison",
+    "notebook_error",
+    "notebook_page",
+    "report_named",
+    "verdict_line",
+    "verdict_lines",
+]
 
 
 @cache
@@ -59,6 +67,13 @@ def notebook_page(titles: Callable[[], Mapping[str, str]]) -> NotebookPage:
     from tito_audit.reports._notebook import NotebookPage
 
     return NotebookPage(titles)
+
+
+def notebook_comparison(before: Summary, after: Summary) -> str:
+    """What a notebook displays of a repair: the scan of the logs as read, and of what was written."""
+    from tito_audit.reports._notebook import comparison_html
+
+    return comparison_html(before, after)
 
 
 def notebook_error(title: str, message: str) -> str:

@@ -53,7 +53,7 @@ class NotebookPage:
     def html(self, summary: Summary, note: str = "") -> str:
         """The display; `note` is one more line at the end."""
         said = verdict(summary)
-        colour = _VERDICTS.get(said.word) or _COLOURS.get(summary.worst() or Severity.NOTE, _GREY)
+        colour = _colour(summary)
         parts = [_line(said.word, said.parts, colour), *_facts(summary), *_causes(summary)]
         if summary.findings:
             parts += _table(summary, self._titles())
@@ -64,11 +64,37 @@ class NotebookPage:
         return _boxed(parts, colour)
 
 
+def comparison_html(before: Summary, after: Summary) -> str:
+    """The display of a repair: the verdict before and after it, and the findings of each rule."""
+    colour = _colour(after)
+    parts = [
+        _line(f"{when}, {said.word}", said.parts, _colour(summary))
+        for when, summary, said in (
+            ("before", before, verdict(before)),
+            ("after", after, verdict(after)),
+        )
+    ]
+    heads = (_cell("code", "left", "th"), _cell("before", "right", "th"), _cell("after", "right", "th"))
+    parts.append(f'<table style="{_TABLE}"><thead><tr>{"".join(heads)}</tr></thead><tbody>')
+    for code in by_weight(before.findings | after.findings):
+        counts = [
+            summary.findings[code].new.total() if code in summary.findings else 0 for summary in (before, after)
+        ]
+        cells = [_cell(_text(code), "left"), *(_cell(f"{count:,}", "right") for count in counts)]
+        parts.append(f"<tr>{''.join(cells)}</tr>")
+    return _boxed([*parts, "</tbody></table>"], colour)
+
+
 def error_html(title: str, message: str) -> str:
     """The display of what did not run: a title and one message."""
     first, _, rest = message.partition("\n")
     parts = [_line(title, (first,), _RED), *map(_dim, rest.splitlines())]
     return _boxed(parts, _RED)
+
+
+def _colour(summary: Summary) -> str:
+    """The colour of the verdict."""
+    return _VERDICTS.get(verdict(summary).word) or _COLOURS.get(summary.worst() or Severity.NOTE, _GREY)
 
 
 def _boxed(parts: Iterable[str], colour: str) -> str:

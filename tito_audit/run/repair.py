@@ -59,13 +59,14 @@ from tito_audit.storage import (
 )
 from tito_audit.storage.journal import Journal
 from tito_audit.summary import Summary
+from tito_audit.tables import ShownRepairs
 from tito_audit.tokens.vocab import Vocabulary
 
 _LARGEST = 1 << 20
 """The most bytes in a batch: a few batches per process wait in memory to be written."""
 
 
-class Repairs:
+class Repairs(ShownRepairs):
     """The outcome of every row, in order; the repaired logs are written while these are computed.
 
     Creating one opens nothing. Iterating raises SetupError or StorageError when the run is impossible, and leaves
@@ -117,6 +118,7 @@ class Repairs:
     def __iter__(self) -> Iterator[Outcome]:
         with ExitStack() as stack:
             yield from self._all(None if self.resume is None else self._journal(self.resume, stack))
+        self._ended = True
 
     def _all(self, journal: Journal | None) -> Iterator[Outcome]:
         selected_codes(self.settings)

@@ -1,9 +1,9 @@
-"""Findings as tables and counts as numbers, for notebooks, data frames and trackers."""
+"""Findings as tables, and runs as notebooks display them."""
 
 from __future__ import annotations
 
 from tito_audit.tables.findings import FindingsBuilder, findings_schema, findings_table
-from tito_audit.tables.metrics import metrics_of
+from tito_audit.tables.repaired import ShownRepairs
 from tito_audit.tables.shown import Shown
 
-__all__ = ["FindingsBuilder", "Shown", "findings_schema", "findings_table", "metrics_of"]
+__all__ = ["FindingsBuilder", "Shown", "ShownRepairs", "findings_schema", "findings_table"]

@@ -13,7 +13,6 @@ from tito_audit.reports import notebook_error, notebook_page, verdict_line
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
 from tito_audit.tables.findings import FindingsBuilder
-from tito_audit.tables.metrics import metrics_of
 
 if TYPE_CHECKING:
     import pandas
@@ -77,7 +76,7 @@ class Shown:
 
     def metrics(self) -> dict[str, float]:
         """The counts by name, all floats, as trackers log them; runs the audit unless it was iterated."""
-        return metrics_of(self._counted() or self._run().summary)
+        return (self._counted() or self._run().summary).metrics()
 
     def __repr__(self) -> str:
         summary = self._counted() or (None if self._kept is None else self._kept.summary)
@@ -97,6 +96,11 @@ class Shown:
         except TitoAuditError as error:
             return notebook_error(f"{type(self).__name__}: not run", str(error))
         return kept.page.html(kept.summary)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        """The same with the line of `repr`, which notebooks would ask for before it ran."""
+        html = self._repr_html_()
+        return {"text/html": html, "text/plain": repr(self)}
 
     def _run(self) -> _Kept:
         """The kept run; run now if there is none."""
