@@ -84,14 +84,14 @@ def planned(
     *,
     once: Once | None = None,
     keep_text: bool,
-    kept: Mapping[Path, Finished],
+    kept: Mapping[Path, Finished] | None = None,
 ) -> Iterator[tuple[Part, Task | None]]:
     """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read.
 
     Logs that are `kept` are not read.
     """
     for file in flow.files:
-        if file in kept:
+        if kept is not None and file in kept:
             yield Kept(file, kept[file]), None
             continue
         group = flow.groups[str(file)]
