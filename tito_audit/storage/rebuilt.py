@@ -44,7 +44,7 @@ def rebuilt(path: RowsInMemory, changed: Mapping[int, Copies], added: Sequence[s
     if isinstance(content, Objects):
         return _of_objects(value, content, edit)
     if is_a(value, "pandas", "DataFrame"):
-        frame = _pandas(value, edit) if changed else value.copy(deep=False)
+        frame = _pandas(value, edit) if changed else value.copy()
         return Rebuilt(frame, content_of(frame) or content)
     if is_a(value, "polars", "DataFrame"):
         frame = _polars(value, edit) if changed else value
@@ -186,7 +186,7 @@ def _pandas(frame: Any, edit: _Edit) -> Any:
     import pandas as pd
     import pyarrow as pa
 
-    result = frame.iloc[edit.positions(len(frame))].copy(deep=False)
+    result = frame.iloc[edit.positions(len(frame))].copy()
     touched = edit.columns()
     last = {str(name): number for number, name in enumerate(frame.columns)}
     for name, number in last.items():
