@@ -24,7 +24,7 @@ from tests.remote.server import Fault, Server
 from tests.remote.web import WebServer
 from tests.tiers import DEEP
 from tito_audit.errors import StorageError
-from tito_audit.storage import _store, find_logs, skipped_files
+from tito_audit.storage import _store, _store_hub, _store_web, find_logs, skipped_files
 from tito_audit.storage.remote import RemoteFile
 
 pytest.importorskip("moto")
@@ -384,3 +384,41 @@ def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(monkeypa
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     said = refused("scan", "gs://logs/a.jsonl")
     assert "pip install 'tito-audit[gs]'" in said
+
+
+@pytest.mark.parametrize("where", ["hub", "web"])
+def test_a_server_that_does_not_answer_is_not_waited_for(
+    hub: HubServer, web: WebServer, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    for module in (_store_hub, _store_web):
+        monkeypatch.setattr(module, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(_store, "TRIES", 2)
+    hub.commit("org/silent", {"log.jsonl": lines(training_rows(1))})
+    written(folder / "silent.jsonl", training_rows(1))
+    server: Server = hub if where == "hub" else web
+    server.fail(Fault("silent", stall=0.5, times=-1))
+    url = "hf://datasets/org/silent/log.jsonl" if where == "hub" else f"{web.url}/silent.jsonl"
+    assert "does not answer in time" in refused("scan", url)
+
+
+def test_overrides_and_baselines_name_remote_logs_by_their_urls(s3: S3Server, tmp_path: Path) -> None:
+    url = s3.put("named/a/log.jsonl", lines(training_rows(20)))
+    assert run("scan", url)[0] == 1
+    (tmp_path / "tito-audit.toml").write_text(
+        '[[overrides]]\npaths = ["s3://logs/named/*"]\nignore = ["LPR", "REC"]\n'
+    )
+    assert run("scan", url, "--config", tmp_path / "tito-audit.toml")[0] == 0
+    assert run("scan", url, "--baseline", tmp_path / "known.json", "--update-baseline")[0] == 0
+    assert f'"{url}"' in (tmp_path / "known.json").read_text()
+    assert run("scan", url, "--baseline", tmp_path / "known.json")[0] == 0
+
+
+@deep
+def test_recorded_logs_of_frameworks_have_the_same_findings_in_a_bucket(s3: S3Server) -> None:
+    rollouts = Path(__file__).parents[2] / "shared" / "rollouts"
+    if not rollouts.is_dir():
+        pytest.skip("there are no recorded logs beside the checkout")
+    url = s3.upload(rollouts, "rollouts")
+    here = audited(rollouts)
+    for jobs in (1, 2):
+        assert audited(url, "--jobs", jobs) == here

@@ -28,10 +28,13 @@ Take = Callable[[Path], list[Path]]
 
 def remote_logs(url: str, take: Take) -> list[Path]:
     """The files that a URL names, as they are now; StorageError if there are none."""
+    if url.endswith("://"):
+        raise StorageError(f"{url}: this names no file. Name one, or a folder, after it.")
     path = remote_file(url)
     if _of_web(url):
         return [_of_server(path)]
     pattern = _MAGIC.search(url, url.index("://") + 3)
+    why = "there is nothing below it."
     if not url.endswith("/"):
         try:
             path.refreshed()
@@ -42,7 +45,7 @@ def remote_logs(url: str, take: Take) -> list[Path]:
         return _of_pattern(url, pattern.start(), take)
     folder = _listed(RemoteFile(url.rstrip("/")))
     if not folder.below:
-        raise StorageError(f"{folder}: {'it is empty.' if url.endswith('/') else why}{_close_names(folder)}")
+        raise StorageError(f"{folder}: {why}{_close_names(folder)}")
     return take(folder)
 
 

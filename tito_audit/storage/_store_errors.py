@@ -54,15 +54,17 @@ _SLOW = {
 }
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "ServerBusy", "InternalError"}
 _CHANGED = {"PreconditionFailed", "ConditionNotMet", "FileExpired"}
-_TLS = {"SSLError", "SSLCertVerificationError", "ClientConnectorCertificateError", "ClientConnectorSSLError"}
+_UNTRUSTED = {"SSLCertVerificationError", "ClientConnectorCertificateError"}
 
 
 def refusal(error: BaseException, advice: Advice) -> Refused:
     """What a driver's exception says of the store, as a Refused of the right kind."""
     found = list(_chain(error))
     names = {name for one in found for name in _names(one)}
-    if names & _TLS or any(isinstance(one, ssl.SSLError) for one in found):
+    if names & _UNTRUSTED:
         return Refused("the server's certificate cannot be verified. Look at SSL_CERT_FILE and the proxy.")
+    if any(isinstance(one, ssl.SSLError) for one in found):
+        return Refused("no secure connection can be made. Look at the address, https or http, and the proxy.")
     status = next((code for code in map(_status, found) if code is not None), None)
     for known, kind, words in _words(advice):
         if said := sorted(names & known):

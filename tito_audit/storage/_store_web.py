@@ -140,12 +140,10 @@ class _Answer:
 
 def _asked(url: str, headers: Mapping[str, str]) -> _Answer:
     """The answer to a GET, after redirects."""
-    origin = urlsplit(url)
+    origin = _parts(url)
     given = _authorization(origin)
     for _ in range(_REDIRECTS):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Refused("this is not an address that can be read. " + ADVICE.place)
+        parts = _parts(url)
         same = (parts.scheme, parts.hostname, parts.port) == (origin.scheme, origin.hostname, origin.port)
         sent = {"Accept-Encoding": "identity", "User-Agent": "tito-audit", **headers, **(given if same else {})}
         try:
@@ -157,10 +155,21 @@ def _asked(url: str, headers: Mapping[str, str]) -> _Answer:
             return answer
         with answer:
             answer.response.read()
-        if parts.scheme == "https" and urlsplit(urljoin(url, place)).scheme != "https":
+        if parts.scheme == "https" and _parts(urljoin(url, place)).scheme != "https":
             raise Refused("the server redirects from https to http, which is not followed. " + ADVICE.place)
         url = urljoin(url, place)
     raise Missing("the server redirects without end. " + ADVICE.place)
+
+
+def _parts(url: str) -> SplitResult:
+    """The parts of an address; Refused if it is not one."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # the port is not a number, or brackets are missing
+        pass
+    raise Refused("this is not an address that can be read. " + ADVICE.place)
 
 
 def _answered(parts: SplitResult, headers: Mapping[str, str]) -> _Answer:
@@ -179,8 +188,12 @@ def _answered(parts: SplitResult, headers: Mapping[str, str]) -> _Answer:
         except (OSError, http.client.HTTPException):
             kept.close()  # the server had closed it; a new one will tell
     connection = _connection(parts, port, proxy)
-    connection.request("GET", target, headers=headers)
-    return _Answer(connection.getresponse(), connection, where)
+    try:
+        connection.request("GET", target, headers=headers)
+        return _Answer(connection.getresponse(), connection, where)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _connection(parts: SplitResult, port: int, proxy: str | None) -> http.client.HTTPConnection:

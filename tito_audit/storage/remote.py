@@ -318,7 +318,10 @@ def _shown(url: str) -> str:
     """A URL without user, password and query, if it is of a web server."""
     if not _of_web(url):
         return url
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no address; the store says so
+        return url.partition("?")[0].rpartition("@")[2]
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, _HIDDEN if parts.query else "", ""))
 
