@@ -1,12 +1,13 @@
-# docker build -t tito-audit .
+# docker build -t tito-audit .                                # with extras: --build-arg EXTRAS=serve,transformers
 # docker run --rm -v "$PWD:/work" tito-audit scan rollouts/ -t models/policy
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
+ARG EXTRAS=
 WORKDIR /source
 COPY . .
 RUN python -m venv --without-pip /opt/tito-audit \
- && pip --python /opt/tito-audit/bin/python install --no-cache-dir .
+ && pip --python /opt/tito-audit/bin/python install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}"
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/tito-audit /opt/tito-audit

@@ -292,6 +292,17 @@ def test_a_container_is_built_from_the_package_alone() -> None:
     assert all((ROOT / name).exists() for name in CONTEXT)
 
 
+@pytest.mark.parametrize(("extras", "what"), [(None, "."), ("", "."), ("serve,hf", ".[serve,hf]")])
+def test_a_container_has_the_extras_that_are_asked_for(extras: str | None, what: str) -> None:
+    assert ("ARG", "EXTRAS=") in DOCKERFILE
+    (word,) = (rest.split()[-1] for name, rest in DOCKERFILE if name == "RUN" and "pip" in rest)
+    environment = {} if extras is None else {"EXTRAS": extras}
+    said = subprocess.run(
+        ["sh", "-ec", f"echo {word}"], capture_output=True, text=True, env=environment, check=True
+    )
+    assert said.stdout == f"{what}\n"
+
+
 @pytest.mark.skipif(not DEEP, reason="`make deep` builds it")
 @INDEX
 def test_what_a_container_is_built_with_gives_the_command_and_what_it_needs(tmp_path: Path) -> None:
