@@ -47,7 +47,7 @@ SEED = random.Random(0 if not DEEP else None).randrange(1 << 30)
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
 
-def shards(folder: Path, number: int, rows: int = examples(4, 100)) -> Path:
+def shards(folder: Path, number: int, rows: int = 4) -> Path:
     """A folder of logs with the first rows of a fixture each, of different formats."""
     folder.mkdir(parents=True)
     names = ("areal", "atropos_group", "slime", "prime_rl_tokens", "verl_batch", "generic", "tito_sample")
