@@ -19,7 +19,7 @@ from tools.package import build, installed
 
 __all__ = ["measured", "sizes"]
 
-EXTRAS = ("transformers", "serve", "s3", "gs", "az", "remote", "torch", "hf")
+EXTRAS = ("transformers", "serve", "s3", "gs", "az", "remote", "ray", "torch", "hf")
 TORCH = ("torch", "hf")
 
 

@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
     "transformers": "tokenizers without `tokenizer.json` (`tokenizer.model`, `*.tiktoken`, `merges.txt`)",
     "serve": "[the gateway](serve.md), managed servers, `rescore` with a vLLM or SGLang server",
-    "ray": "[a Ray cluster](ray.md): `--engine ray`, datasets of Ray Data",
+    "s3": "logs in S3 and what speaks like it (`s3://`)",
+    "gs": "logs in Google Cloud Storage (`gs://`)",
+    "az": "logs in Azure Blob Storage (`az://`)",
+    "remote": "all three of these stores; `hf://` and `https://` need no extra",
+    "ray": "[a scan or repair on a cluster](ray.md): `--engine ray`, `tito_audit.ray`",
     "torch": "logs in Torch files (`.pt`)",
     "hf": "a model in process (`--provider hf=PATH`): torch and transformers",
 }

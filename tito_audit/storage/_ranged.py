@@ -202,11 +202,13 @@ class _Kept:
             self.size += len(data)
 
 
-_kept: OrderedDict[tuple[Any, ...], _Kept] = OrderedDict()
+_kept: OrderedDict[tuple[str, RemoteStatus], _Kept] = OrderedDict()
 
 
-def _kept_of(which: tuple[Any, ...]) -> _Kept:
+def _kept_of(which: tuple[str, RemoteStatus]) -> _Kept:
     """What is kept of a file; of files that were not opened for long, nothing."""
+    if which[1].etag is None:  # it may be another file by now
+        return _Kept()
     found = _kept.pop(which, None) or _Kept()
     _kept[which] = found
     held = sum(one.size for one in _kept.values())

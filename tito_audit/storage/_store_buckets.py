@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._store import CONNECT_SECONDS, READ_SECONDS, Changed, Missing, RemoteStatus, Store
+from tito_audit.storage._store import CONNECT_SECONDS, READ_SECONDS, Changed, Missing, Refused, RemoteStatus, Store
 from tito_audit.storage._store_errors import Advice, refusal
 
 _FEW = 1000
@@ -27,7 +27,9 @@ class BucketStore(Store):
     advice = Advice("", "")
 
     def __init__(self) -> None:
-        self._files = _driver(self.module, self.extra, self._made)
+        driver = _driver(self.module, self.extra)
+        with self._refusals():
+            self._files = self._made(driver)
 
     def _made(self, driver: Any) -> Any:
         """The filesystem of the driver's module."""
@@ -88,7 +90,7 @@ class BucketStore(Store):
         """Exceptions of the driver as Refused."""
         try:
             yield
-        except (StorageError, KeyboardInterrupt):
+        except (StorageError, Refused, KeyboardInterrupt):
             raise
         except Exception as error:  # drivers raise exceptions of many kinds
             raise refusal(error, self.advice) from None
@@ -210,6 +212,9 @@ class AzureStore(BucketStore):
     )
 
     def _made(self, driver: Any) -> Any:
+        named = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME", "FSSPEC_ABFS")
+        if not any(name.startswith(named) for name in os.environ):
+            raise Refused(f"no storage account is named. {self.advice.credentials}")
         return driver.AzureBlobFileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,
@@ -251,14 +256,13 @@ def settings_of_drivers() -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)))
 
 
-def _driver(module: str, extra: str, made: Callable[[Any], Any]) -> Any:
+def _driver(module: str, extra: str) -> Any:
     try:
-        driver = importlib.import_module(module)
+        return importlib.import_module(module)
     except ImportError:
         raise StorageError(
             f"{module} is not installed, which reads such URLs. Install it: pip install 'tito-audit[{extra}]'"
         ) from None
-    return made(driver)
 
 
 def _key(url: str) -> str:

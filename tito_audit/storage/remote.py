@@ -293,14 +293,16 @@ class _Copy:
 _stores: dict[tuple[Any, ...], Store] = {}
 _known: dict[str, RemoteFile] = {}
 """Files by what they are shown as."""
-_copies: dict[tuple[str, RemoteStatus], _Copy] = {}
+_copies: dict[str, tuple[RemoteStatus, _Copy]] = {}
 
 
 def _copy_of(path: RemoteFile) -> _Copy:
-    which = (path.url, path.stat())
-    if which not in _copies:
-        _copies[which] = _Copy(path)
-    return _copies[which]
+    """The copy of a file that this run, or one that it was forked from, has made."""
+    status, (of, copy) = path.stat(), _copies.get(path.url, (None, None))
+    if copy is None or of is not status:
+        copy = _Copy(path)
+        _copies[path.url] = status, copy
+    return copy
 
 
 def _unpickled(url: str, status: RemoteStatus | None) -> RemoteFile:

@@ -146,6 +146,15 @@ def exists_error(target: Path) -> StorageError:
     )
 
 
+def content_status(file: Path) -> RemoteStatus:
+    """Size and, as its etag, a hash of the content, for which the file is read; FileNotFoundError without it."""
+    digest = sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(_BLOCK):
+            digest.update(block)
+    return RemoteStatus(file.stat().st_size, 0, CONTENT + digest.hexdigest())
+
+
 def _sent(file: Path, place: RemoteFile, overwrite: bool) -> None:
     try:
         send(place.store, file, place.url, overwrite=overwrite)
