@@ -218,13 +218,10 @@ def printed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 
 def dataset_audited(log: str, settings: Any, id_column: str, batch: int) -> list[dict[str, Any]]:
     """The findings in a Parquet file as a dataset."""
-    import ray.data
-
     from tito_audit.ray import audit
 
     quiet()
-    dataset = ray.data.read_parquet(log).repartition(4)
-    findings = audit(dataset, settings, id_column=id_column, batch_size=batch, concurrency=1)
+    findings = audit(pieces(log), settings, id_column=id_column, batch_size=batch, workers=1)
     found: list[dict[str, Any]] = findings.take_all()
     return found
 
@@ -236,9 +233,20 @@ def dataset_repaired(log: str, settings: Any, batch: int) -> list[dict[str, Any]
     from tito_audit.ray import RepairBatches
 
     quiet()
-    how = {"batch_format": "pyarrow", "batch_size": batch, "concurrency": 1, "fn_constructor_args": (settings,)}
-    found: list[dict[str, Any]] = ray.data.read_parquet(log).map_batches(RepairBatches, **how).take_all()
+    how = {"batch_format": "pyarrow", "batch_size": batch, "fn_constructor_args": (settings,)}
+    pool = ray.data.ActorPoolStrategy(size=1)
+    found: list[dict[str, Any]] = pieces(log).map_batches(RepairBatches, compute=pool, **how).take_all()
     return found
+
+
+def pieces(log: str) -> Any:
+    """A Parquet file as a dataset of four blocks."""
+    import ray.data
+    from pyarrow import parquet
+
+    table = parquet.read_table(log)
+    size = -(-len(table) // 4)
+    return ray.data.from_arrow([table.slice(start, size) for start in range(0, len(table), size)])
 
 
 def quiet() -> None:

@@ -47,7 +47,7 @@ def audit(
     *,
     id_column: str | None = None,
     batch_size: int = 256,
-    concurrency: int | tuple[int, int] | None = None,
+    workers: int | None = None,
 ) -> ray.data.Dataset:
     """The findings in the rows of a dataset, as a dataset; computed when that is consumed.
 
@@ -58,7 +58,8 @@ def audit(
 
     The first rows are read at once: they show, as for a log, whether tokenizer and template fit. What they say
     about the whole dataset (REC007, REC011) are findings without a `row_id`. SetupError if settings are wrong or
-    there is no such column. `concurrency` is how many workers hold the tokenizer, as for `map_batches`.
+    there is no such column. `workers` is how many processes hold the tokenizer, each with a CPU; None: as many as
+    the cluster has CPUs for.
     """
     import ray.data
 
@@ -76,7 +77,7 @@ def audit(
         fn_constructor_args=(settings, head, id_column),
         batch_format="pyarrow",
         batch_size=batch_size,
-        concurrency=concurrency or (1, max(int(ray.cluster_resources().get("CPU", 1)), 1)),
+        compute=ray.data.ActorPoolStrategy(min_size=workers or 1, max_size=workers),
         num_cpus=1,
     )
     if not told:
