@@ -38,6 +38,14 @@ def place_key(path: str | Path) -> str:
     return same_key(str(path)) if is_url(str(path)) else os.path.realpath(path)
 
 
+def is_folder(path: RemoteFile) -> bool:
+    """Whether files are below a URL; False if there is no such bucket or repository."""
+    try:
+        return path.is_dir()
+    except Missing:
+        return False
+
+
 def refuse_remote(target: RemoteFile, *, overwrite: bool, source: Path | None = None) -> None:
     """StorageError if no file can be written there: one exists, it is the input, or there is no such bucket."""
     if source is not None and place_key(target) == place_key(source):
@@ -90,7 +98,11 @@ def _refuse_missing(target: RemoteFile, bucket: RemoteFile) -> None:
     """StorageError if there is no such bucket or repository, which is asked once."""
     if bucket.url in _buckets:
         return
-    if not bucket.is_dir():
+    try:
+        there = bucket.is_dir()
+    except Missing as error:
+        raise StorageError(f"{target}: {error}") from None
+    if not there:
         raise StorageError(f"{target}: there is no {bucket}, so nothing was written; create it first.")
     _buckets.add(bucket.url)
 
@@ -147,7 +159,7 @@ def exists_error(target: Path) -> StorageError:
 
 
 def content_status(file: Path) -> RemoteStatus:
-    """Size and, as its etag, a hash of the content, for which the file is read; FileNotFoundError without it."""
+    """Size and, as its etag, a hash of the content, which is read; FileNotFoundError without a file."""
     digest = sha256()
     with file.open("rb") as opened:
         while block := opened.read(_BLOCK):

@@ -9,7 +9,7 @@ from pathlib import Path
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.remote import RemoteFile, is_url, remote_file
-from tito_audit.storage.remote_output import place_key, refuse_remote, refuse_remotes
+from tito_audit.storage.remote_output import is_folder, place_key, refuse_place, refuse_remote, refuse_remotes
 
 
 def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
@@ -82,7 +82,7 @@ def _named(log: str) -> Path:
 
 def _is_folder(path: Path) -> bool:
     # os.path, which returns False for names that are too long or link to themselves; the error comes later.
-    return path.is_dir() if isinstance(path, RemoteFile) else os.path.isdir(path)  # noqa: PTH112
+    return is_folder(path) if isinstance(path, RemoteFile) else os.path.isdir(path)  # noqa: PTH112
 
 
 def _is_file(path: Path) -> bool:
