@@ -22,7 +22,7 @@ from tests.remote.hub import TOKEN, HubServer
 from tests.remote.s3 import S3Server
 from tests.remote.server import Fault, Server
 from tests.remote.web import WebServer
-from tests.tiers import DEEP
+from tests.tiers import DEEP, some
 from tito_audit.errors import StorageError
 from tito_audit.storage import _store, _store_hub, _store_web, find_logs, skipped_files
 from tito_audit.storage.remote import RemoteFile
@@ -31,7 +31,6 @@ pytest.importorskip("moto")
 pytest.importorskip("s3fs")
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "formats"
-KINDS = ("generic.jsonl", "verl_agent_loop.jsonl", "atif.json")
 deep = pytest.mark.skipif(not DEEP, reason="runs in make deep")
 
 
@@ -111,7 +110,7 @@ def refused(*arguments: object) -> str:
 def test_a_folder_in_a_bucket_is_audited_as_the_same_folder_on_disk(
     s3: S3Server, tmp_path: Path, jobs: int
 ) -> None:
-    for name in sorted(path.name for path in FIXTURES.iterdir() if path.is_file())[:: 1 if DEEP else 4]:
+    for name in sorted(path.name for path in FIXTURES.iterdir() if path.is_file())[:: 1 if DEEP else 8]:
         shutil.copy(FIXTURES / name, tmp_path)
     (tmp_path / ".hidden").mkdir()
     written(tmp_path / ".hidden" / "log.jsonl", training_rows(1))
@@ -124,7 +123,7 @@ def test_a_folder_in_a_bucket_is_audited_as_the_same_folder_on_disk(
     assert [file.name for file in skipped_files([url])] == [file.name for file in skipped_files([str(tmp_path)])]
 
 
-@pytest.mark.parametrize("name", ["log.parquet", "log.arrow", "log.arrows", "log.jsonl.gz", "log.json"])
+@pytest.mark.parametrize("name", some(["log.parquet", "log.arrows", "log.json", "log.arrow", "log.jsonl.gz"], 3))
 def test_every_kind_of_file_reads_the_same_from_the_hub(hub: HubServer, tmp_path: Path, name: str) -> None:
     rows = training_rows(300)
     table, file = pa.Table.from_pylist(rows), tmp_path / name
@@ -141,7 +140,7 @@ def test_every_kind_of_file_reads_the_same_from_the_hub(hub: HubServer, tmp_path
         file.write_text(json.dumps(rows))
     hub.commit(f"org/kinds-{name.replace('.', '-')}", {f"data/{name}": file.read_bytes()})
     url = f"hf://datasets/org/kinds-{name.replace('.', '-')}/data/{name}"
-    for flags in ((), ("--jobs", 2), ("--limit", 9), ("--sample", 0.3)):
+    for flags in some(((), ("--jobs", 2), ("--limit", 9), ("--sample", 0.3)), 2):
         assert audited(url, *flags) == audited(file, *flags)
 
 
@@ -178,7 +177,7 @@ def test_globs_in_a_bucket_match_as_on_disk(s3: S3Server, tmp_path: Path) -> Non
 
 
 def test_a_listing_of_many_objects_costs_a_request_a_thousand(s3: S3Server) -> None:
-    count = 2_500 if DEEP else 300
+    count = 2_500 if DEEP else 120
     for number in range(count):
         s3.put(f"many/shard-{number:05}.jsonl", b'{"token_ids":[1]}\n')
     s3.forget()

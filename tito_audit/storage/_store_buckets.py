@@ -182,7 +182,8 @@ class GoogleStore(BucketStore):
     )
 
     def _made(self, driver: Any) -> Any:
-        return driver.GCSFileSystem(
+        # Not the class of the same name in `gcsfs` itself: its gRPC does not survive a fork.
+        return driver.core.GCSFileSystem(
             skip_instance_cache=True, use_listings_cache=False, timeout=READ_SECONDS, check_connection=False
         )
 

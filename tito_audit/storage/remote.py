@@ -307,7 +307,11 @@ def _copy_of(path: RemoteFile) -> _Copy:
 
 def _unpickled(url: str, status: RemoteStatus | None) -> RemoteFile:
     file = RemoteFile(url)
-    return file.with_status(status) if status is not None else file
+    if status is None:
+        return file
+    # The very status of this run, by which a copy of the file is found.
+    own = getattr(_known.get(str(file)), "_status", None)
+    return file.with_status(own if own == status else status)
 
 
 def _plain(part: Any) -> Any:
