@@ -136,7 +136,7 @@ def _of_objects(value: Any, content: Objects, edit: _Edit) -> Rebuilt:
                 now = edited(now, change.path, change.new, change.old)
             rows.append(now)
     if is_a(value, "datasets", "IterableDataset"):
-        return Rebuilt(type(value).from_generator(iter, gen_kwargs={"object": rows}), Objects(rows))
+        return Rebuilt(type(value).from_generator(lambda: iter(rows)), Objects(rows))
     return Rebuilt(tuple(rows) if isinstance(value, tuple) else rows, Objects(rows))
 
 
