@@ -239,6 +239,14 @@ def dataset_repaired(log: str, settings: Any, batch: int) -> list[dict[str, Any]
     return found
 
 
+def executed(code: str) -> str:
+    """What code prints."""
+    quiet()
+    with redirect_stdout(StringIO()) as out:
+        exec(code, {"__name__": "example"})
+    return out.getvalue()
+
+
 def pieces(log: str) -> Any:
     """A Parquet file as a dataset of four blocks."""
     import ray.data
