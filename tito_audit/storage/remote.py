@@ -162,7 +162,10 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         """Whether files are below it."""
         if self.below is not None or getattr(self, "_status", None) is not None:
             return bool(self.below)
-        return self.asked(lambda: self.store.is_folder(self.url))
+        try:
+            return self.asked(lambda: self.store.is_folder(self.url))
+        except Missing:
+            return False
 
     def is_symlink(self) -> bool:
         """False."""
