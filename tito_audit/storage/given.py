@@ -188,7 +188,7 @@ def _of_pandas(frame: Any) -> Columns:
     objects = [frame.iloc[:, number].array for number in range(frame.shape[1]) if is_object(frame, number)]
     size += sum(map(weight, objects))
     some = [cell for column in objects for cell in column[:_LOOKED_AT]]
-    lean = any(isinstance(cell, np.ndarray) for cell in some)
+    lean = any(map(_has_array, some))
     lean |= not any(isinstance(cell, list | tuple | Mapping) for cell in some)
     lean |= any(str(dtype).endswith("[pyarrow]") for dtype in frame.dtypes)
 
@@ -201,6 +201,11 @@ def _of_pandas(frame: Any) -> Columns:
         return found
 
     return Columns(len(frame), size, columns)
+
+
+def _has_array(cell: Any) -> bool:
+    """Whether a cell is an array, or an object with one inside."""
+    return isinstance(cell, np.ndarray) or (isinstance(cell, Mapping) and any(map(_has_array, cell.values())))
 
 
 def _is_whole(column: Any) -> bool:
