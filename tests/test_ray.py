@@ -178,7 +178,7 @@ def the_example_of_the_guide(call: Driver, folder: Path) -> None:
     shutil.copytree(TOKENIZER, folder / "models" / "policy")
     guide = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```py\n(.*?)```", guide, re.DOTALL)
-    assert "REC" in call(ray_driver.executed, example.replace("/data", str(folder)))
+    assert "'code': " in call(ray_driver.executed, example.replace("/data", str(folder)))
     repaired = pq.read_table(folder / "repaired")
     assert sorted(repaired["id"].to_pylist()) == table["id"].to_pylist()
     assert repaired.column_names == [*table.column_names, "tito_audit"]
