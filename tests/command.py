@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,8 +22,9 @@ import typer.main
 import typer.testing
 from typer.testing import CliRunner
 
+from tests.ready import forked
 from tests.tiers import DEEP
-from tito_audit.cli import app, main
+from tito_audit.cli import app
 from tito_audit.render.sandbox import ChatEnvironment
 from tito_audit.render.template import Template
 from tito_audit.tokens import load
@@ -48,27 +47,10 @@ def run(
 
 def become(*arguments: object, env: Mapping[str, str]) -> NoReturn:
     """Run the command to its end in this process, a fork of one that has loaded it; `make deep` starts it anew."""
-    words = [sys.executable, "-m", "tito_audit", *map(str, arguments)]
+    words = [str(one) for one in arguments]
     if DEEP:
-        os.execve(sys.executable, words, dict(env))
-    os.environ.clear()
-    os.environ.update(env)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    warnings.resetwarnings()
-    sys.argv = words[2:]
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
-        for number, mode in enumerate(("r", "w", "w"))
-    )
-    code: object = 1
-    try:
-        main()
-    except SystemExit as end:
-        code = end.code
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+        os.execve(sys.executable, [sys.executable, "-m", "tito_audit", *words], dict(env))
+    forked(words, env)
 
 
 def written(path: Path, rows: Iterable[object]) -> Path:

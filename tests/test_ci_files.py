@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.checkers import checked
+from tests.ready import program
 from tests.tiers import DEEP
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
@@ -59,7 +61,7 @@ def place(tmp_path: Path) -> Path:
     shutil.copy(FORMATS / CLEAN, tmp_path / "clean.jsonl")
     command = tmp_path / "bin" / "tito-audit"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m tito_audit "$@"\n')
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec {shlex.join(program())} "$@"\n')
     command.chmod(0o755)
     return tmp_path
 

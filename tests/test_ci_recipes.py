@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.command import run
+from tests.ready import program
 from tests.test_ci_files import ACTION, steps
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
@@ -79,7 +80,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(parquet, tmp_path / "export")
     shutil.copytree(ROOT / "fixtures" / "tokenizers" / "toy_bpe", tmp_path / "models" / "policy")
     command = tmp_path / "bin" / "tito-audit"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec python3 -m tito_audit "$@"\n')
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec {shlex.join(program())} "$@"\n')
     command.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -24,6 +24,7 @@ import pytest
 import tito_audit
 from tests.checkers import checked
 from tests.command import run
+from tests.ready import program
 from tests.tiers import DEEP
 from tito_audit.cli._exits import EXIT_CODES
 from tito_audit.evidence import reference
@@ -300,7 +301,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
     command = tmp_path / "bin" / "tito-audit"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tito_audit "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(program())} "$@"\n')
     command.chmod(0o755)
     return tmp_path
 

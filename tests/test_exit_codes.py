@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import run
+from tests.ready import program
 from tests.tiers import some
 from tito_audit.cli._exits import EXIT_CODES, epilog
 
@@ -75,7 +76,7 @@ def test_a_run_ends_with_the_documented_code(name: str, tmp_path: Path, monkeypa
 def test_a_process_ends_with_the_documented_code(name: str, tmp_path: Path) -> None:
     code, arguments = RUNS[name]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = subprocess.run([*program(), *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == code, done.stderr
     assert code in EXIT_CODES
     assert bool(done.stderr) == (code == 2) or "Traceback" not in done.stderr
@@ -125,6 +126,6 @@ def test_a_run_whose_reader_went_away_ends_as_the_shell_counts_it() -> None:
 
 
 def test_the_help_names_every_code() -> None:
-    printed = subprocess.run(command("--help"), capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    printed = subprocess.run([*program(), "--help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert epilog() in " ".join(printed.split())
     assert all(f"{code} {word}" in epilog() for code, (word, _) in EXIT_CODES.items())

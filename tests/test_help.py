@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from functools import cache
 
 import pytest
 import typer
 
+from tests.ready import program
 from tito_audit.cli import app
 from tito_audit.cli._help import PANELS, SUMMARIES
 from tito_audit.settings.options import OPTIONS, options_of
@@ -21,7 +21,7 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-def
 def help_of(*command: str, columns: int = 80) -> str:
     """What `--help` prints on a terminal of a width."""
     done = subprocess.run(
-        [sys.executable, "-m", "tito_audit", *command, "--help"],
+        [*program(), *command, "--help"],
         capture_output=True,
         encoding="utf-8",
         check=True,

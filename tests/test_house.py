@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import tito_audit
+from tests.ready import program
 from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs
 from tito_audit.reports import all_reports
@@ -210,7 +211,7 @@ def test_the_tables_of_the_docs_are_fresh(kind: str) -> None:
     tables = dict(TABLES.findall(text))
     assert list(tables) == [command], f"docs/_{kind}.md has one block <!-- tito-audit {command} --> … <!-- end -->"
     printed = subprocess.run(
-        [sys.executable, "-m", "tito_audit", *command.split()],
+        [*program(), *command.split()],
         capture_output=True,
         encoding="utf-8",
         check=True,
@@ -235,7 +236,7 @@ def test_the_sample_of_the_readme_is_what_a_process_of_its_own_prints(tmp_path: 
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
     for command, shown in samples:
         printed = subprocess.run(
-            [sys.executable, "-m", "tito_audit", *command.split()],
+            [*program(), *command.split()],
             capture_output=True,
             encoding="utf-8",
             cwd=tmp_path,
