@@ -429,3 +429,11 @@ def test_a_run_that_is_ended_leaves_no_process(long: Path, ended_by: signal.Sign
         assert folders() == before
     for folder in folders() - before:
         shutil.rmtree(folder)
+
+
+def test_a_model_scores_without_a_cluster() -> None:
+    from tito_audit.cli._scored import scored
+
+    how = RepairSettings(strategies=("rescore",))
+    with pytest.raises(SetupError, match=r"--engine ray: .*\n.*tito-audit rescore LOG"):
+        scored(["log.jsonl"], Settings(engine="ray"), how, "hf=model", silent=True)

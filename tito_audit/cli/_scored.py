@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
 from tito_audit.rescore.fill import ScoresOf
@@ -23,6 +24,11 @@ def scored(
     """
     if provider is None or "rescore" not in how.strategies:
         return settings, how
+    if settings.engine != "local":
+        raise SetupError(
+            f"--engine {settings.engine}: one process uses a model's scores, so --with rescore runs without it.\n"
+            "Leave out --engine, or fill the logprobs first: tito-audit rescore LOG -o OUT"
+        )
     scorer = open_provider(provider, ProviderOptions(api_key=key_of(provider)))
     journal, pace = Journal(None, scorer.name), RunProgress()
     run = Rescoring(logs, settings, scorer, RescoreChoices(keeps=True), journal=journal, progress=pace)
