@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -16,9 +17,12 @@ import pytest
 from tests.command import run, written
 from tests.remote.model_hub import ModelHub
 from tests.tiers import DEEP
+from tito_audit import Settings
 from tito_audit.errors import TokenizerError
+from tito_audit.ray import AuditBatches
 from tito_audit.record.message import as_messages
 from tito_audit.run.auditor import load_renderer
+from tito_audit.run.log_groups import RowFlow
 from tito_audit.settings.file import read_config
 from tito_audit.tokens.hub_cache import HubName, cached_revisions, cached_tokenizer
 from tito_audit.tokens.load import load_tokenizer
@@ -192,6 +196,28 @@ def refused_online(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """As `refused`, with a network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     return refused(name)
+
+
+def test_work_that_is_sent_holds_the_commit_that_a_branch_had_here(
+    hub: ModelHub, client: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A branch that moves while workers start changes nothing for them; nor does a folder of that name there."""
+    files = {file.name: file.read_bytes() for file in sorted(TOY.iterdir()) if file.is_file()}
+    hub.commit("org/moving", files)
+    flow = RowFlow([LOG], Settings(tokenizer="org/moving"))
+    here = AuditBatches(Settings(tokenizer="hf://org/moving@main"))
+    packed, loaded = pickle.dumps(flow), hub.head("org/moving")
+    hub.commit("org/moving", {**files, "chat_template.jinja": CHANGED.encode()})
+    shutil.copytree(TOY, tmp_path / "org" / "moving")
+    assert hub.head("org/moving") != loaded
+    monkeypatch.chdir(tmp_path)
+    there = pickle.loads(packed)
+    of_rows = AuditBatches(Settings(tokenizer="hf://org/moving@main"), commits=here.commits)
+    assert there.loader.commits == flow.loader.commits == {"org/moving": loaded}
+    assert there.tokenizers[0].chat_templates == flow.tokenizers[0].chat_templates
+    assert of_rows.commits == here.commits == {"hf://org/moving@main": loaded}
+    monkeypatch.setattr("tito_audit.tokens.load.snapshot_of", None)
+    assert pickle.loads(pickle.dumps(RowFlow([LOG], Settings(tokenizer=str(TOY))))).loader.commits == {}
 
 
 @pytest.mark.skipif(not DEEP, reason="two processes: make deep")

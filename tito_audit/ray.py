@@ -8,7 +8,7 @@ asked by `tito-audit scan --engine ray`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Place
+from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.run.row_repair import COLUMN
@@ -71,34 +72,42 @@ def audit(
         columns = ", ".join(blocks[0].column_names)
         raise SetupError(f"id_column: the dataset has no column {id_column!r}; it has {columns}.")
     head = blocks[0] if blocks else None
-    told = AuditBatches(settings, head, id_column).told
+    here = AuditBatches(settings, head, id_column)
     findings = dataset.map_batches(
         AuditBatches,
-        fn_constructor_args=(settings, head, id_column),
+        fn_constructor_args=(settings, head, id_column, here.commits),
         batch_format="pyarrow",
         batch_size=batch_size,
         compute=ray.data.ActorPoolStrategy(min_size=workers or 1, max_size=workers),
         num_cpus=1,
     )
-    if not told:
+    if not here.told:
         return findings
-    return findings.union(ray.data.from_arrow(_table(told, [None] * len(told))))
+    return findings.union(ray.data.from_arrow(_table(here.told, [None] * len(here.told))))
 
 
 class AuditBatches:
     """Audits batches of rows into tables of findings; a class for `map_batches` with `batch_format="pyarrow"`.
 
-    `head` has the first rows of the dataset, by which all workers decide alike whether tokenizer and template fit.
+    `head` has the first rows of the dataset, by which all workers decide alike whether tokenizer and template fit;
+    `commits` the commits of hub tokenizers by name, where a branch may move while workers start.
     """
 
     def __init__(
-        self, settings: Settings, head: pyarrow.Table | None = None, id_column: str | None = None
+        self,
+        settings: Settings,
+        head: pyarrow.Table | None = None,
+        id_column: str | None = None,
+        commits: Mapping[str, str] | None = None,
     ) -> None:
         import pyarrow as pa
 
         self._id_column = id_column
-        self._flow = RowFlow([_path(_plain(pa.table({}) if head is None else head))], _of_rows(settings))
+        first = _path(_plain(pa.table({}) if head is None else head))
+        self._flow = RowFlow([first], _of_rows(settings), loader=Loader(commits))
         self._flow.choose_encoders()
+        self.commits: Mapping[str, str] = self._flow.loader.commits
+        """The commits of the hub tokenizers that are loaded, by name."""
         self.told: tuple[Finding, ...] = self._flow.group(_NAME).auditor.told
         """What the first rows say about the whole dataset."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -221,9 +221,13 @@ def counts_of(evidence: Evidence) -> dict[str, int]:
 
 
 class Loader:
-    """The tokenizers and templates of a run, each loaded once."""
+    """The tokenizers and templates of a run, each loaded once.
 
-    def __init__(self) -> None:
+    `commits` are those of hub tokenizers by name, as another process resolved them: a branch may have moved since.
+    """
+
+    def __init__(self, commits: Mapping[str, str] | None = None) -> None:
+        self._commits = commits or {}
         self._tokenizers: dict[str, Tokenizer] = {}
         self._renderers: dict[str, Renderer] = {}
 
@@ -231,6 +235,11 @@ class Loader:
     def tokenizers(self) -> list[Tokenizer]:
         """The loaded tokenizers, in the order of their first use."""
         return list(self._tokenizers.values())
+
+    @property
+    def commits(self) -> dict[str, str]:
+        """By name, the commits of the loaded tokenizers that are from the hub."""
+        return {one.name: one.commit for one in self.tokenizers if one.commit is not None}
 
     def auditor(self, settings: Settings) -> tuple[Auditor, str | None]:
         """The auditor for logs with these settings, and a notice about what it lacks."""
@@ -257,7 +266,11 @@ class Loader:
         key = repr((settings.tokenizer, settings.trust_remote_code))
         tokenizer = self._tokenizers.get(key)
         if tokenizer is None:
-            tokenizer = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code)
+            tokenizer = load_tokenizer(
+                settings.tokenizer,
+                trust_remote_code=settings.trust_remote_code,
+                commit=self._commits.get(settings.tokenizer),
+            )
             self._tokenizers[key] = tokenizer
         if not settings.chat_template and not tokenizer.chat_templates:
             return (

@@ -51,10 +51,11 @@ _Grouped = list[tuple[Settings, list[Path]]]
 class RowFlow:
     """The logs of a run, with everything loaded that reads and audits them.
 
-    It pickles as its arguments: a process not forked from this one loads everything itself. `standing_for` maps a
-    file to the log whose settings it gets. Without `audits`, logs are only read; without `asks_rules`, rules are
-    skipped and results only say how their log was written. What `loader` has loaded for another flow is not loaded
-    again. In another process, `sizes` has the bytes of the files where the rows come from.
+    It pickles as its arguments: a process not forked from this one loads everything itself, the tokenizers of the
+    hub at the commits that are loaded here. `standing_for` maps a file to the log whose settings it gets. Without
+    `audits`, logs are only read; without `asks_rules`, rules are skipped and results only say how their log was
+    written. What `loader` has loaded for another flow is not loaded again. In another process, `sizes` has the
+    bytes of the files where the rows come from.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class RowFlow:
 
     def __reduce__(self) -> tuple[Any, ...]:
         sizes = {str(file): file.stat().st_size for file in self.files if file.is_file()}
-        return _rebuilt, (*self._arguments, sizes)
+        return _rebuilt, (*self._arguments, sizes, self.loader.commits)
 
     @property
     def tokenizers(self) -> Sequence[Tokenizer]:
@@ -279,9 +280,11 @@ def _rebuilt(
     standing_for: Mapping[Path, Path],
     asks_rules: bool,
     sizes: Mapping[str, int],
+    commits: Mapping[str, str],
 ) -> RowFlow:
     """A pickled flow, loaded in this process."""
-    flow = RowFlow(files, settings, standing_for, asks_rules=asks_rules, sizes=sizes)
+    loader = Loader(commits)
+    flow = RowFlow(files, settings, standing_for, asks_rules=asks_rules, loader=loader, sizes=sizes)
     flow.choose_encoders()
     return flow
 

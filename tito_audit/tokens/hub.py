@@ -34,8 +34,9 @@ class Snapshot:
     """Its hash, 40 hexadecimal digits."""
 
 
-def snapshot_of(name: str) -> Snapshot:
-    """The tokenizer's files of a hub repository, downloaded if they are not in the cache.
+def snapshot_of(name: str, commit: str | None = None) -> Snapshot:
+    """The tokenizer's files of a hub repository, downloaded if they are not in the cache; those of `commit`, if it
+    is given, instead of the revision in the name.
 
     TokenizerError, in one line, for a name that is not a hub's, an unknown repository or revision, one that needs
     permission, and files that are neither in the cache nor to be had.
@@ -46,6 +47,8 @@ def snapshot_of(name: str) -> Snapshot:
             f"{name}: no such folder.\nA tokenizer is needed to re-encode the messages.\n"
             "Pass a folder with a tokenizer.json, or a hub name such as org/model or org/model@revision."
         )
+    if commit is not None:
+        hub = HubName(hub.repository, commit)
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 

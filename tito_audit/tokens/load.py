@@ -18,7 +18,7 @@ import orjson
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.cache import Store, cache_folder, open_store
 from tito_audit.tokens.definition import LazyBackend
-from tito_audit.tokens.hub import snapshot_of
+from tito_audit.tokens.hub import FILES, Snapshot, snapshot_of
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -31,12 +31,15 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Tokenizer:
+def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False, commit: str | None = None) -> Tokenizer:
     """The tokenizer of a folder, or of a hub repository when no such folder exists: `ORG/NAME`, or
     `ORG/NAME@REVISION` with a branch, tag or commit. TokenizerError if neither works.
 
-    Code in the folder runs only with `trust_remote_code`, and only if there is no `tokenizer.json`.
+    Code in the folder runs only with `trust_remote_code`, and only if there is no `tokenizer.json`. With `commit`
+    the name is that of a repository whose files are those of this commit, wherever its branch is now.
     """
+    if commit is not None:
+        return _of_snapshot(snapshot_of(name_or_dir, commit), name_or_dir, trust_remote_code)
     path = Path(name_or_dir).expanduser()
     if os.path.isfile(path):  # noqa: PTH113  pathlib's raises if the name is too long
         raise TokenizerError(
@@ -44,7 +47,7 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Toke
             f"tokenizer_config.json).\nPass the folder it is in: {path.parent}"
         )
     if not os.path.isdir(path):  # noqa: PTH112
-        path = _downloaded(name_or_dir)
+        return _of_snapshot(snapshot_of(name_or_dir), name_or_dir, trust_remote_code)
     tokenizer = _loaded(path, name_or_dir, trust_remote_code)
     tokenizer.folder = path
     return tokenizer
@@ -59,6 +62,13 @@ def digest_of(tokenizer: Tokenizer) -> str:
     for file in sorted(file for file in files if file.is_file()):
         digest.update(f"{file.relative_to(folder or file)}\n".encode() + _digest(file))
     return digest.hexdigest()
+
+
+def _of_snapshot(snapshot: Snapshot, name: str, trust_remote_code: bool) -> Tokenizer:
+    """The tokenizer of one commit of a repository."""
+    tokenizer = _loaded(snapshot.folder, name, trust_remote_code)
+    tokenizer.folder, tokenizer.commit = snapshot.folder, snapshot.commit
+    return tokenizer
 
 
 def _loaded(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
