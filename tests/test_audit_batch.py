@@ -327,7 +327,7 @@ WRONG = {
     "There are no token ids: pass token_ids, or completion_ids with prompt_ids.": {"loss_mask": [[1]]},
     "token_ids and completion_ids are both given": {"token_ids": [[1]], "completion_ids": [[1]]},
     "prompt_ids are given with token_ids": {"token_ids": [[1]], "prompt_ids": [[1]]},
-    "loss_mask holds 1 rows, token_ids 2: pass one for each.": {"token_ids": [[1], [2]], "loss_mask": [[1]]},
+    "loss_mask holds 1 row, token_ids 2: pass one for each.": {"token_ids": [[1], [2]], "loss_mask": [[1]]},
     "token_ids has 1 dimension; a batch has two": {"token_ids": np.arange(3)},
     "logprobs has 3 dimensions; a batch has two": {"token_ids": [[1]], "logprobs": np.zeros((1, 1, 1))},
     "token_ids[0] is not a row but a value of type int; for one row, pass [token_ids].": {"token_ids": [1, 2]},

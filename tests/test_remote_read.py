@@ -382,7 +382,7 @@ def test_each_refusal_of_a_web_server_is_one_clear_line(web: WebServer, folder: 
 def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     said = refused("scan", "gs://logs/a.jsonl")
-    assert "pip install 'tito-audit[gs]'" in said
+    assert "gs:// needs gcsfs, which is not installed. Install it: pip install 'tito-audit[gs]'" in said
 
 
 @pytest.mark.parametrize("where", ["hub", "web"])

@@ -347,6 +347,7 @@ def test_damaged_parquet_is_a_storage_error_or_an_error_row(tmp_path):
         ("a.gz", gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0), "compressed twice"),
         ("a.csv", b"prompt,completion\n1,2\n", "a CSV file"),
         ("a.txt", b"prompt,completion\n1,2\n", "neither JSON nor a table"),
+        ("a.jsonl", b"\n<!DOCTYPE html>\n<html></html>", "a web page.\nPass the address of the file itself"),
         ("a.npy", b"\x93NUMPY\x01\0", "a numpy array"),
         ("a.bin", bytes(range(128, 256)), "binary data"),
     ],

@@ -64,7 +64,7 @@ def audit(
     """
     import ray.data
 
-    settings = settings or Settings()
+    settings = Settings.given(settings)
     first = dataset.limit(_HEAD)
     first.context.execution_options.preserve_order = True
     blocks = list(first.iter_batches(batch_size=_HEAD, batch_format="pyarrow"))
@@ -146,7 +146,7 @@ class RepairBatches:
     """
 
     def __init__(self, settings: Settings | None = None, repairs: RepairSettings | None = None) -> None:
-        self._settings = _of_rows(settings or Settings())
+        self._settings = _of_rows(Settings.given(settings))
         self._repairs = repairs or RepairSettings()
         if self._repairs.quarantine is not None:
             raise SetupError(

@@ -300,7 +300,7 @@ def drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], 
 
 def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
     """The renderer of the chat template of a tokenizer folder or hub name; SetupError if it has none."""
-    settings = settings or Settings()
+    settings = Settings.given(settings)
     loaded = load_tokenizer(tokenizer, trust_remote_code=settings.trust_remote_code)
     return _renderer(loaded, settings)
 

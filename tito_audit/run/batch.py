@@ -73,7 +73,7 @@ class BatchAuditor:
 
         Of the settings, those for reading files mean nothing here. SetupError if the tokenizer cannot be loaded.
         """
-        self.settings = settings or Settings()
+        self.settings = Settings.given(settings)
         if tokenizer is not None:
             self.settings = replace(self.settings, tokenizer=tokenizer)
         self._auditor, self._notice = Loader().auditor(self.settings)
@@ -202,7 +202,7 @@ def audit_batch(
     call with these settings; a `BatchAuditor` loads them when you choose. SetupError if columns do not belong
     together; a row that cannot be read is a finding.
     """
-    settings = settings or Settings()
+    settings = Settings.given(settings)
     key = repr((settings, tokenizer))
     auditor = _auditors.get(key)
     if auditor is None:

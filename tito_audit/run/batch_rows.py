@@ -10,6 +10,7 @@ import numpy as np
 
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
+from tito_audit.terminal.words import many
 
 TOKENS, PROMPT, COMPLETION, SEEN = "token_ids", "prompt_ids", "completion_ids", "attention_mask"
 _MASK, _RESPONSE = "loss_mask", "response_lengths"
@@ -48,7 +49,8 @@ def batch_rows(given: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
     size = len(lead.rows)
     for one in columns.values():
         if len(one.rows) != size:
-            raise SetupError(f"{one.name} holds {len(one.rows)} rows, {lead.name} {size}: pass one for each.")
+            held = many(len(one.rows), "row")
+            raise SetupError(f"{one.name} holds {held}, {lead.name} {size}: pass one for each.")
     columns = _aligned(columns)
     padded = SEEN in columns and TOKENS not in columns
     names = {PROMPT: "prompts", COMPLETION: "responses"} if padded else {}

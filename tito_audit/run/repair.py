@@ -440,9 +440,10 @@ def repair_rollouts(
     again if log and repaired file are unchanged, and files that runs with this journal wrote may be replaced. The
     outcomes are the same; their rollouts keep only place and format.
     """
-    asked = given(logs)
-    run = Repairs(asked.names, out, settings or Settings(), repairs or RepairSettings(), progress)
-    run.together = asked.together
+    settings, repairs = Settings.given(settings), repairs or RepairSettings()
+    found = given(logs)
+    run = Repairs(found.names, out, settings, repairs, progress, resume=resume)
+    run.in_memory.together = found.together
     return run
 
 

@@ -300,12 +300,12 @@ def scan_rollouts(
     made if it does not exist, logs that an earlier run finished are not audited again; the results are the same,
     and their rollouts keep only place and format.
     """
-    return Scan(names_of(logs), settings or Settings(), progress, observe=observe, resume=resume)
+    return Scan(names_of(logs), Settings.given(settings), progress, observe=observe, resume=resume)
 
 
 def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Rollout]:
     """The rollouts of logs; RecordError, with its place, for a row that cannot be read."""
-    flow = RowFlow(find_logs(names_of(logs)), settings or Settings(), audits=False)
+    flow = RowFlow(find_logs(names_of(logs)), Settings.given(settings), audits=False)
     for raw, place in flow.rows(Summary()):
         try:
             read = flow.groups[place.file].read(raw, place)
@@ -326,7 +326,7 @@ def testimony_of(
     Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say. Pipes, which cannot be
     read twice, are left out, as are logs whose rows say nothing about it.
     """
-    settings = replace(settings or Settings(), limit=None, sample=None, row=None)
+    settings = replace(Settings.given(settings), limit=None, sample=None, row=None)
     regular = [file for file in find_logs(names_of(logs)) if file.is_file()]
     if not regular:
         return {}
@@ -340,7 +340,7 @@ def testimony_of(
 
 def once_of(logs: Logs, settings: Settings | None = None, *, loader: Loader | None = None) -> Once:
     """What the rows of all logs train more than once; every row is read, none is audited."""
-    settings = replace(settings or Settings(), limit=None, sample=None, row=None)
+    settings = replace(Settings.given(settings), limit=None, sample=None, row=None)
     flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
     for raw, place in flow.rows(Summary()):
         with suppress(RecordError):

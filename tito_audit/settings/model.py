@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from tito_audit.errors import SetupError
+
 FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
 Encoder = Literal["auto", "fastokens", "tokenizers"]
@@ -180,6 +182,14 @@ class Settings:
     def tools_file(self) -> str | None:
         """The file with tools; None without one."""
         return None if self.tools == NO_TOOLS else self.tools
+
+    @classmethod
+    def given(cls, settings: Settings | None) -> Settings:
+        """The settings that a caller passed, the defaults for None; SetupError for anything else."""
+        if settings is not None and not isinstance(settings, cls):
+            kind = type(settings).__name__
+            raise SetupError(f"settings: this is a {kind}, not Settings.\nPass Settings(tokenizer=…).")
+        return cls() if settings is None else settings
 
     def at(self, file: str | Path) -> Settings:
         """The settings of one log, with its overrides applied; these settings themselves if none matches."""

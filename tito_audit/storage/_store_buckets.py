@@ -262,7 +262,7 @@ def _driver(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise StorageError(
-            f"{module} is not installed, which reads such URLs. Install it: pip install 'tito-audit[{extra}]'"
+            f"{extra}:// needs {module}, which is not installed. Install it: pip install 'tito-audit[{extra}]'"
         ) from None
 
 

@@ -91,6 +91,10 @@ def paths_of(logs: str | Path | Iterable[str | Path]) -> list[str]:
 
 def _path_name(path: str | os.PathLike[str]) -> Name:
     """What names a path to `find_logs`: as it is shown, which is not always what opens it."""
+    if isinstance(path, str) and path.lstrip().startswith('{"'):
+        raise SetupError(
+            "logs: this is the text of a row, not a path.\nPass [json.loads(line) for line in lines]."
+        )
     return path if isinstance(path, RowsInMemory) else str(path) if isinstance(path, Path) else os.fspath(path)
 
 
@@ -267,7 +271,7 @@ def _described(value: Any) -> str:
 
 
 def _described_list(value: Any, entry: Any) -> str:
-    return f"a {type(value).__name__} with {_described(entry) if entry is not None else 'None'} in it"
+    return f"a {type(value).__name__} that holds {_described(entry)}"
 
 
 def _refused(what: str) -> SetupError:

@@ -38,6 +38,7 @@ _CSV = (
     '    import ast, pandas as pd; pd.read_csv("{name}").map(lambda cell: ast.literal_eval(cell) '
     'if str(cell)[:1] in ("[", "{{") else cell).to_json("log.jsonl", orient="records", lines=True)'
 )
+_PAGE = "Pass the address of the file itself; for the Hugging Face hub, hf://datasets/OWNER/NAME."
 _UNPACK = "Unpack it first, and pass the files in it."
 
 _BINARY: tuple[tuple[bytes, str, str], ...] = (
@@ -88,6 +89,8 @@ def text_error(path: Path, head: bytes) -> StorageError:
         return _refusal(path, "a CSV file, in which lists of token ids are only text", _CSV)
     if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):
         return _refusal(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return _refusal(path, "a web page", _PAGE)
     return StorageError(
         f"{path}: this is neither JSON nor a table; it begins with {head[:32]!r}.\n"
         "A log is JSON (an object per line, one document or an array of objects, plain, .gz or .zst), a Parquet "

@@ -22,5 +22,5 @@ class ShownRepairs:
     def _repr_html_(self) -> str:
         """What a notebook displays: the verdict before and after, and the findings of each rule."""
         if not self._ended:
-            return notebook_error(f"{type(self).__name__}: not run yet", "Iterate it: each outcome is a row.")
+            return notebook_error(f"{type(self).__name__}: not run yet", "Iterate it, or read `repaired`.")
         return notebook_comparison(self.before, self.after)
