@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,7 +29,7 @@ from tests.remote.server import Fault, Server
 from tests.remote.web import WebServer
 from tests.tiers import DEEP, some
 from tito_audit.errors import StorageError
-from tito_audit.storage import _store, _store_hub, _store_web, find_logs, skipped_files
+from tito_audit.storage import _ranged, _store, _store_hub, _store_web, find_logs, skipped_files
 from tito_audit.storage.remote import RemoteFile
 
 pytest.importorskip("moto")
@@ -377,6 +382,84 @@ def test_each_refusal_of_a_web_server_is_one_clear_line(web: WebServer, folder: 
         assert "secret" not in said
     assert "cannot be reached" in refused("scan", "http://127.0.0.1:9/log.jsonl")
     assert "ftp:// is not read" in refused("scan", "ftp://host/log.jsonl")
+
+
+@contextmanager
+def telling(answer: bytes, *, endless: bool = False) -> Iterator[str]:
+    """The address of a server that gives each request the same answer, and some of them a body without an end."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            path = self.request.recv(1 << 16).split()[1]
+            with suppress(OSError):
+                self.request.sendall(answer if path == b"/log.jsonl" else WHOLE)
+                while endless and path == b"/log.jsonl":
+                    self.request.sendall(bytes(1 << 16))
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/log.jsonl"
+        server.shutdown()
+
+
+ROWS = lines(training_rows(1))
+WHOLE = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(ROWS), ROWS)
+"""The answer of a server without ranges."""
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ("416 No\r\nContent-Length: 0", "does not say how long the file is"),
+        ("206 Part\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/\xb2", "does not say how long the file is"),
+        ("200 OK\r\nContent-Length: -5", "does not say how long the file is"),
+        ("302 Found\r\nLocation: http://[::1:bad/\r\nContent-Length: 0", "redirects to what is no address"),
+        ("302 Found\r\nLocation: file:///log.jsonl\r\nContent-Length: 0", "is not an address"),
+        (f"200 OK\r\nX: {'a' * 70_000}", "the store fails (LineTooLong). Look at the address."),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_one_clear_line(head: str, words: str) -> None:
+    with telling(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode("latin-1")) as url:
+        assert words in refused("scan", url)
+
+
+def test_a_body_without_an_end_is_not_read_to_its_end() -> None:
+    for head in ("302 Found\r\nLocation: /whole.jsonl", "206 Part\r\nContent-Range: bytes 0-0/9"):
+        with telling(f"HTTP/1.1 {head}\r\n\r\n".encode(), endless=True) as url:
+            assert run("scan", url)[0] in (1, 2)
+
+
+def test_an_empty_file_of_a_server_without_ranges_is_as_empty_as_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").touch()
+    with telling(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n") as url:
+        assert audited(url) == audited(tmp_path / "log.jsonl")
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_store_web, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(_store, "TRIES", 2)
+    monkeypatch.setattr(_ranged, "TRIES", 2)
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            asked = re.search(rb"bytes=(\d+)-", self.request.recv(1 << 16))
+            first = int(asked[1]) if asked is not None else 0
+            with suppress(OSError):
+                self.request.sendall(
+                    b"HTTP/1.1 206 Part\r\nContent-Length: 9000\r\nContent-Range: bytes %d-/9000\r\n\r\n" % first
+                )
+                for _ in range(9000):
+                    self.request.sendall(b" ")
+                    time.sleep(0.01)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        began = time.monotonic()
+        assert "dropped" in refused("scan", f"http://127.0.0.1:{server.server_address[1]}/log.jsonl")
+        assert time.monotonic() - began < 30
+        server.shutdown()
 
 
 def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

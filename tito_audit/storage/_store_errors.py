@@ -69,7 +69,7 @@ def refusal(error: BaseException, advice: Advice) -> Refused:
     for known, kind, words in _words(advice):
         if said := sorted(names & known):
             return kind(words.format(code=said[0])) if kind is not Changed else Changed()
-    return of_status(status, advice) if status is not None else Refused(_other(found[0]))
+    return of_status(status, advice) if status is not None else Refused(f"{_other(found[0])} {advice.place}")
 
 
 def of_status(status: int, advice: Advice, after: float = 0.0) -> Refused:

@@ -8,6 +8,7 @@ import importlib
 import os
 import ssl
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +31,8 @@ _AS_IS = "%/:=&?~+!$,;'@()*[]"
 _REDIRECTS = 10
 _KEPT = 8
 """Open connections that a process keeps."""
+_LEAST = 1 << 16
+"""How many bytes a server has to send in `READ_SECONDS`, and how much is read of a body that nobody needs."""
 
 
 class WebStore(Store):
@@ -38,20 +41,22 @@ class WebStore(Store):
     def status(self, url: str) -> RemoteStatus:
         """What the headers of the file's first byte say: some servers and most signed URLs allow no HEAD."""
         answer = _asked(url, {"Range": "bytes=0-0"})
+        if answer.status == 416 and _size(answer.headers) != 0:  # not an empty file: it refuses ranges
+            with answer:
+                answer.rest()
+            answer = _asked(url, {})
         with answer:
-            if answer.status == 206:
-                size = answer.headers.get("Content-Range", "").rpartition("/")[2]
-                answer.response.read()
-            elif answer.status == 416:  # an empty file has no first byte
-                size = "0"
+            if answer.status in (206, 416):
+                size = _size(answer.headers)
+                answer.rest()
             elif answer.status == 200:
-                size = answer.headers.get("Content-Length", "")
+                size = _number(answer.headers.get("Content-Length", ""))
             else:
                 raise answer.refusal()
-            if not size.isdigit():
+            if size is None:
                 raise Refused("the server does not say how long the file is. Download it and pass the file.")
-            written, etag = _written(answer.headers), _etag(answer.headers)
-            return RemoteStatus(int(size), written, etag, ranges=answer.status != 200)
+            ranges = answer.status != 200 or size == 0
+            return RemoteStatus(size, _written(answer.headers), _etag(answer.headers), ranges=ranges)
 
     def is_folder(self, url: str) -> bool:
         """False: a web server lists no files."""
@@ -74,8 +79,8 @@ class WebStore(Store):
             if status.etag is not None and _etag(answer.headers) not in (None, status.etag):
                 raise Changed
             if answer.status == 206:
-                place, _, size = answer.headers.get("Content-Range", "").rpartition("/")
-                if size.isdigit() and int(size) != status.st_size:
+                place = answer.headers.get("Content-Range", "").rpartition("/")[0]
+                if _size(answer.headers) not in (None, status.st_size):
                     raise Changed
                 if place.strip() and not place.replace("=", " ").startswith(f"bytes {start}-"):
                     raise Refused("the server sends another range than it was asked for. Download the file.")
@@ -105,13 +110,8 @@ class _Answer:
     def body(self, most: int) -> bytes:
         """At most so many bytes; fewer if the connection was dropped after some."""
         parts: list[bytes] = []
-        held = 0
         try:
-            while held < most and (block := self.response.read(min(1 << 16, most - held))):
-                parts.append(block)
-                held += len(block)
-        except http.client.IncompleteRead as error:
-            parts.append(error.partial)
+            parts.extend(self._blocks(most))
         except (OSError, http.client.HTTPException) as error:
             if not parts:
                 raise refusal(error, ADVICE) from None
@@ -120,10 +120,27 @@ class _Answer:
             raise refusal(ConnectionResetError(), ADVICE)
         return data
 
+    def rest(self) -> None:
+        """Read a body that should be short, so that the connection serves again."""
+        with suppress(OSError, http.client.HTTPException):
+            for _ in self._blocks(_LEAST):
+                pass
+
+    def _blocks(self, most: int) -> Iterator[bytes]:
+        """The next bytes of the body as they come, until a server sends next to nothing for a long time."""
+        held, began = 0, time.monotonic()
+        while held < most and (block := self.response.read1(min(_LEAST, most - held))):
+            yield block
+            held += len(block)
+            if time.monotonic() - began > READ_SECONDS * (1 + held // _LEAST):
+                return
+        if self.response.length == 0:
+            self.response.read()  # tells it that its end was read
+
     def refusal(self) -> Refused:
         """The refusal that the status means."""
         after = self.headers.get("Retry-After", "")
-        return of_status(self.status, ADVICE, float(after) if after.isdigit() else 0.0)
+        return of_status(self.status, ADVICE, float(_number(after) or 0))
 
     def __enter__(self) -> _Answer:
         return self
@@ -154,10 +171,13 @@ def _asked(url: str, headers: Mapping[str, str]) -> _Answer:
         if answer.status not in (301, 302, 303, 307, 308) or not place:
             return answer
         with answer:
-            answer.response.read()
-        if parts.scheme == "https" and _parts(urljoin(url, place)).scheme != "https":
+            answer.rest()
+        try:
+            url = urljoin(url, place)
+        except ValueError:  # brackets are missing
+            raise Refused("the server redirects to what is no address. " + ADVICE.place) from None
+        if parts.scheme == "https" and _parts(url).scheme != "https":
             raise Refused("the server redirects from https to http, which is not followed. " + ADVICE.place)
-        url = urljoin(url, place)
     raise Missing("the server redirects without end. " + ADVICE.place)
 
 
@@ -254,6 +274,16 @@ def _etag(headers: Message) -> str | None:
     """What changes with the content: the strong etag, or the time of the last change."""
     etag = headers.get("ETag")
     return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+
+
+def _size(headers: Message) -> int | None:
+    """The size of the file that a part of it was sent of."""
+    return _number(headers.get("Content-Range", "").rpartition("/")[2])
+
+
+def _number(text: str) -> int | None:
+    """The number of bytes or seconds that a header holds; None if it holds none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def _written(headers: Message) -> int:
