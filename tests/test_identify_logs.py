@@ -93,7 +93,7 @@ def plain(tokenizer: str) -> Case:
     )
 
 
-@pytest.mark.parametrize("tokenizer", list(MODELS))
+@pytest.mark.parametrize("tokenizer", some(list(MODELS), 4))
 def test_the_right_one_of_seven_tokenizers_is_named(tokenizer: str, tmp_path: Path) -> None:
     case = plain(tokenizer)
     log, prompts = log_with(case, tmp_path, 6)
@@ -119,7 +119,7 @@ def test_of_the_wrong_tokenizers_none_is_sure(tokenizer: str, tmp_path: Path) ->
 def test_of_the_wrong_templates_none_is_sure(tmp_path: Path) -> None:
     cases = [case for case in map(random_case, range(LOGS * 2)) if len(MODELS[case.tokenizer][0]) > 1]
     assert len(cases) > LOGS / 2
-    for case in cases[: examples(4, 200)]:
+    for case in cases[: examples(2, 200)]:
         log, prompts = log_with(case, tmp_path)
         others = [file for file in MODELS[case.tokenizer][0] if file not in (case.template, None)]
         given = [word for file in others for word in ("--chat-template", TEMPLATES / file)]

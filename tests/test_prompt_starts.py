@@ -298,7 +298,7 @@ def test_what_is_known_of_prompts_is_what_rendering_them_says(name: str, seed: i
     agree(writer, log_of(writer, dice))
 
 
-@pytest.mark.parametrize("name", some(REAL, 8))
+@pytest.mark.parametrize("name", some(REAL, 4))
 @settings(max_examples=examples(1, 60), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 30))
 def test_of_real_templates_as_well(name: str, seed: int) -> None:

@@ -23,6 +23,7 @@ import pytest
 from rich.cells import cell_len
 
 from tests.command import become, run
+from tests.ready import program
 from tests.tiers import some
 
 pty = pytest.importorskip("pty")
@@ -258,7 +259,7 @@ def test_colours_are_for_terminals_that_want_them(terminals, environment, colore
 )
 def test_a_pipe_gets_neither_pager_nor_colours_unless_they_are_forced(tmp_path, environment, colored):
     done = subprocess.run(
-        [sys.executable, "-m", "tito_audit", "show", *LONG],
+        [*program(), "show", *LONG],
         capture_output=True,
         encoding="utf-8",
         cwd=ROOT,

@@ -17,7 +17,7 @@ from tests.causes.families import MARKS, family
 from tests.causes.faults import FAULTS, Fault, made
 from tests.causes.talks import Talk, by_hand, sampled, with_tools
 from tests.command import run as run_here
-from tests.tiers import DEEP
+from tests.tiers import DEEP, some
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("calls", "row")
@@ -37,13 +37,15 @@ def written(name: str, form: str, talks: Sequence[Talk]) -> list[tuple[Fault, Ta
     out = []
     own = family(name)
     for one in FAULTS:
+        rows = []
         for seed, talk in enumerate(talks):
             fits = one.any_talk or one.tool_talks == talk.takes_tools
             if form not in one.forms or not fits or (talk.takes_tools and not own.marks.tools):
                 continue
             found = made(one, own, talk)
             if found is not None:
-                out.append((one, talk, found.calls(seed) if form == "calls" else found.row(seed)))
+                rows.append((one, talk, found.calls(seed) if form == "calls" else found.row(seed)))
+        out += some(rows, 3)
     return out
 
 
