@@ -350,6 +350,11 @@ def test_each_refusal_of_a_bucket_is_one_clear_line(s3: S3Server, monkeypatch: p
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert "cannot be reached" in refused("scan", "s3://logs/there/rollouts.jsonl")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9")
+    assert "AWS_ENDPOINT_URL is not an address" in refused("scan", "s3://logs/there/rollouts.jsonl")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    assert "AWS_PROFILE names a profile that is not" in refused("scan", "s3://logs/there/rollouts.jsonl")
 
 
 def test_each_refusal_of_the_hub_is_one_clear_line(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

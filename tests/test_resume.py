@@ -418,6 +418,9 @@ def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         code, _, error = run(*command.split(), logs, "--resume")
         assert code == 2
         assert "--resume: no journal is named" in error
+    code, _, error = run("repair", logs, "-o", "s3://logs/a/", "--resume")
+    assert code == 2
+    assert "--resume: a journal is kept on disk, not beside s3://logs/a." in error
     run("scan", logs, "--journal", tmp_path / "j", "-q")
     code, _, error = run("scan", logs, "--journal", tmp_path / "j", "-q")
     assert code == 2

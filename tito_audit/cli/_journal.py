@@ -20,7 +20,11 @@ def journal_place(journal: str | None, beside: str | None, *, resume: bool, way:
         return None
     if is_url(journal or ""):
         raise SetupError(f"--journal {journal}: a journal is kept on disk.\nName a file on disk.")
-    if journal is None and (beside is None or is_url(beside)):
+    if journal is None and beside is not None and is_url(beside):
+        raise SetupError(
+            f"--resume: a journal is kept on disk, not beside {beside}.\nName it with --journal FILE."
+        )
+    if journal is None and beside is None:
         raise SetupError(f"--resume: no journal is named.\nName it with --journal FILE, or {way}.")
     place = Path(journal if journal is not None else f"{beside}{SUFFIX}")
     if not resume and place.exists():

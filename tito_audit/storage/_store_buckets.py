@@ -107,6 +107,9 @@ class S3Store(BucketStore):
     )
 
     def _made(self, driver: Any) -> Any:
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+            if not (os.environ.get(name) or "http://").startswith(("http://", "https://")):
+                raise Refused(f"{name} is not an address. Begin it with https:// or http://.")
         made = driver.S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,

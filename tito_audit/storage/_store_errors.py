@@ -24,7 +24,7 @@ class Advice:
 
 
 _NO_CREDENTIALS = {
-    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
+    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
     *("DefaultCredentialsError", "CredentialUnavailableError", "RefreshError", "SSOTokenLoadError"),
     *("UnauthorizedSSOTokenError", "TokenRetrievalError"),
 }
@@ -92,6 +92,7 @@ def of_status(status: int, advice: Advice, after: float = 0.0) -> Refused:
 def _words(advice: Advice) -> tuple[tuple[set[str], type[Refused], str], ...]:
     return (
         (_CHANGED, Changed, ""),
+        ({"ProfileNotFound"}, Refused, "AWS_PROFILE names a profile that is not in AWS's configuration files."),
         (_NO_CREDENTIALS, Refused, f"no credentials were found. {advice.credentials}"),
         (_WRONG_CREDENTIALS, Refused, f"the store refuses these credentials ({{code}}). {advice.credentials}"),
         (
