@@ -167,9 +167,9 @@ def test_a_finished_scan_is_not_repeated_and_reports_the_same(tmp_path: Path) ->
 @pytest.mark.parametrize("what", ["scan", "repair", "steps"] if DEEP else ["scan repair steps"])
 def test_runs_that_are_killed_again_and_again_give_what_uninterrupted_ones_do(tmp_path: Path, what: str) -> None:
     """And so does a repair that dies just before it opens, links or removes something."""
-    logs, few = shards(tmp_path / "logs", examples(30, 200)), shards(tmp_path / "few", 2)
-    some_logs = shards(tmp_path / "some", examples(10, 200))
-    jobs, kills, works = str(examples(1, 2)), examples(3, 20), []
+    logs, few = shards(tmp_path / "logs", examples(16, 200)), shards(tmp_path / "few", 2)
+    some_logs = shards(tmp_path / "some", examples(6, 200))
+    jobs, kills, works = str(examples(1, 2)), examples(2, 20), []
     if "scan" in what:
         works.append(work("scan", logs, SCANNING, jobs, tmp_path / "scan", kills=kills))
     if "repair" in what:
