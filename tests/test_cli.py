@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.command import run, written
-from tito_audit.cli import _Commands
+from tito_audit.cli import _Commands, main
 from tito_audit.cli._deliver import Wanted, deliver
 from tito_audit.errors import SetupError
 from tito_audit.evidence.needs import Needs
@@ -289,6 +289,21 @@ def test_an_expected_end_has_its_exit_code_and_one_message(error: BaseException,
     assert result.exit_code == code
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c_before_the_command_has_begun_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tito_audit.cli.app", interrupted)
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(getattr(sys, stream), "reconfigure", lambda **how: None, raising=False)
+    monkeypatch.setattr("gc.set_threshold", lambda *numbers: None)
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert capsys.readouterr().err == "tito-audit: interrupted; no report was finished\n"
 
 
 def test_a_bug_is_a_traceback() -> None:

@@ -331,7 +331,7 @@ def test_rows_that_cannot_be_carried_over_stop_the_run(tmp_path):
     for number, pack in enumerate((gzip.compress, zstd)):
         packed = pack(lines)
         broken = write(tmp_path / f"broken{number}", packed[: len(packed) // 2])
-        with pytest.raises(StorageError, match="would lack the rows after it, so nothing was written"):
+        with pytest.raises(StorageError, match="would lack the rows after it, so its file was not written"):
             rewritten(broken, tmp_path / f"out{number}", lambda raw: [] if raw.error else None)
     assert not list(tmp_path.glob("out[01]*"))
 

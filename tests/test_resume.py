@@ -6,12 +6,13 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 
 from tests.command import run
 from tests.tiers import DEEP, examples, some
-from tito_audit import Settings, SetupError, repair_rollouts, scan_rollouts
+from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 from tito_audit.run.kept import Table, read_outcome, read_result, write_outcome, write_result
@@ -30,6 +31,7 @@ from tito_audit.run.parallel import bare
 from tito_audit.run.resume import identity_of
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import RepairSettings
+from tito_audit.storage import find_logs
 from tito_audit.storage.journal import Journal
 from tito_audit.viewer.model import View, observed_of
 
@@ -131,7 +133,7 @@ def test_an_outcome_is_read_from_json_as_it_was(tmp_path: Path) -> None:
         after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
         whole, table = replace(outcome, before=before, after=after), Table()
         said, values = json.loads(json.dumps([write_outcome(whole, table), table.values]))
-        assert read_outcome(said, Table(values)) == whole
+        assert read_outcome(said, Table(values), Path(outcome.place.file)) == whole
         seen += bool(outcome.cured) + bool(outcome.declined) + (outcome.quarantined is not None)
     assert seen > 5
 
@@ -468,6 +470,98 @@ def test_a_journal_holds_a_checksum_and_json_in_each_line(tmp_path: Path) -> Non
     _, out, _ = run("scan", logs, "-r", "json")
     assert len(json.loads(out)["summary"]["files"]) == 2
     assert "report.journal" not in out
+
+
+def test_only_a_file_on_disk_can_be_a_journal(tmp_path: Path) -> None:
+    logs = shards(tmp_path / "logs", 1)
+    os.mkfifo(tmp_path / "pipe")
+    for place in ("/dev/null", tmp_path / "pipe", "a\0b"):
+        code, _, error = run("scan", logs, "--journal", place, "--resume", "-q")
+        assert code == 2
+        assert "name another file" in error
+        assert "Traceback" not in error
+
+
+@pytest.mark.skipif(not can_fork(), reason="the limit of a file's size is that of a fork")
+def test_a_full_disk_ends_a_run_in_one_line_and_the_next_goes_on(tmp_path: Path) -> None:
+    logs, place = shards(tmp_path / "logs", 4), tmp_path / "j"
+    for most in (10, 3_000):
+        child = os.fork()
+        if not child:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            code = 1
+            try:
+                list(scan_rollouts([logs], Settings(), resume=place))
+            except StorageError as error:
+                code = 0 if re.fullmatch(r".*: the journal cannot be written \(.*\); name .*", str(error)) else 1
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0, most
+        assert place.stat().st_size <= most
+    assert _told(scan_rollouts([logs], Settings(), resume=place)) == _told(scan_rollouts([logs], Settings()))
+
+
+def _told(found: Iterable[Result]) -> list[Result]:
+    return [bare(result) for result in found]
+
+
+@pytest.mark.skipif(not can_fork(), reason="the other run is a fork")
+def test_a_journal_among_the_logs_stays_locked_when_they_are_listed(tmp_path: Path) -> None:
+    """Its name is that of a log: to look into it and close it would drop the lock."""
+    logs = shards(tmp_path / "logs", 1)
+    journal = Journal(logs / "j.jsonl")
+    assert [file.name for file in find_logs([logs])] == ["000.jsonl"]
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            Journal(logs / "j.jsonl")
+        except SetupError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    journal.close()
+    assert [file.name for file in find_logs([logs])] == ["000.jsonl"]
+
+
+def test_whatever_records_hold_that_no_run_wrote_a_resumed_run_ends_in_one_line(tmp_path: Path) -> None:
+    """Their checksums are right: each value of each record in turn is of another type, or not there."""
+    logs, chance = shards(tmp_path / "logs", 4), random.Random(SEED)
+    runs: tuple[tuple[Callable[..., Any], dict[str, Any]], ...] = (
+        (scan_rollouts, {"settings": Settings(tokenizer=str(TOY), sample=0.9)}),
+        (repair_rollouts, {"settings": Settings(tokenizer=str(TOY)), "repairs": RepairSettings(unsafe=True)}),
+    )
+    for function, how in runs:
+        place = tmp_path / function.__name__
+        list(function([logs], resume=place, **how))
+        head, *lines = place.read_bytes().splitlines(keepends=True)
+        refused = 0
+        for _ in range(examples(20, 2_000)):
+            at = chance.randrange(len(lines))
+            value = json.loads(lines[at][9:])
+            holder, key = chance.choice(list(_places(value)))
+            others: list[Any] = ["\x1b[2J", -1, 10**400, None, [], {}, [[1]], 0.5, True, "../../etc/passwd"]
+            holder[key] = chance.choice([one for one in others if type(one) is not type(holder[key])])
+            text = json.dumps(value, separators=(",", ":")).encode()
+            forged = [*lines[:at], b"%08x %s\n" % (zlib.crc32(text), text), *lines[at + 1 :]]
+            place.write_bytes(head + b"".join(forged))
+            said = ""
+            try:
+                list(function([logs], resume=place, **how))
+            except SetupError as error:
+                said = str(error)
+            refused += bool(said)
+            assert not said or re.search(r": the journal is damaged at byte [\d,]+", said), (SEED, value)
+        assert refused, SEED
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value in a record, as what holds it and its key."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in list(keys):
+        yield value, key
+        yield from _places(value[key])
 
 
 # A repair

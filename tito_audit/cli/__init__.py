@@ -39,6 +39,7 @@ from tito_audit.errors import TitoAuditError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = "tito-audit: interrupted; no report was finished"
 _NEW_OBJECTS = 100_000
 """Net allocations before Python's garbage collector runs."""
 
@@ -68,7 +69,7 @@ class _Commands(TyperGroup):
         except UsageError as error:
             _complain_of(error, ctx)
         except KeyboardInterrupt:
-            print("tito-audit: interrupted; no report was finished", file=sys.stderr)
+            print(_INTERRUPTED, file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # Python flushes stdout once more as it exits, which would fail again.
@@ -126,6 +127,9 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app()
+    except KeyboardInterrupt:  # before the command has begun
+        print(_INTERRUPTED, file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except Exception:
         traceback.print_exc()
         print("tito-audit: this is a bug in tito-audit, not a fault of the log.", file=sys.stderr)

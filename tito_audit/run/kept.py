@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -14,6 +15,7 @@ from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
+from tito_audit.run.encoders import Encoded
 from tito_audit.viewer.model import Measures, Observed, observed_of
 
 _PLAIN = (int, float, str, bool)
@@ -82,6 +84,14 @@ def read_result(said: Mapping[str, Any], table: Table) -> Result:
     return Result(rollout=rollout, observed=observed, **values)
 
 
+def read_results(said: Iterable[Mapping[str, Any]], table: Table, file: Path) -> tuple[Result, ...]:
+    """The results that were written of rows of a file; ValueError for those of another file."""
+    found = tuple(read_result(one, table) for one in said)
+    if any(one.place.file != str(file) for one in found):
+        raise ValueError(f"results of another file than {file}")
+    return found
+
+
 def write_outcome(outcome: Outcome, table: Table) -> dict[str, Any]:
     """An outcome as JSON values; of its rollouts only format and notice are kept."""
     said = _written(outcome, table, _outcome_fields())
@@ -91,12 +101,21 @@ def write_outcome(outcome: Outcome, table: Table) -> dict[str, Any]:
     return said
 
 
-def read_outcome(said: Mapping[str, Any], table: Table) -> Outcome:
-    """The outcome that was written."""
+def read_outcome(said: Mapping[str, Any], table: Table, file: Path) -> Outcome:
+    """The outcome that was written of a row of a file; ValueError for one of another file."""
     values = {name: form.read(said[name], table) for name, form, _ in _outcome_fields() if name in said}
-    before = tuple(read_result(one, table) for one in said["before"])
-    after = tuple(read_result(one, table) for one in said["after"]) if "after" in said else before
-    return Outcome(before=before, after=after, **values)
+    before = read_results(said["before"], table, file)
+    after = read_results(said["after"], table, file) if "after" in said else before
+    outcome = Outcome(before=before, after=after, **values)
+    if outcome.place.file != str(file):
+        raise ValueError(f"a row of another file than {file}")
+    return outcome
+
+
+def read_encoders(said: Any) -> tuple[Encoded, ...]:
+    """What encoded the rows of a log, as it was written."""
+    read: tuple[Encoded, ...] = _form(tuple[Encoded, ...]).read(said, Table())
+    return read
 
 
 _Fields = tuple[tuple[str, _Form, Any], ...]
@@ -143,7 +162,7 @@ def _shared(form: _Form) -> _Form:
 def _form(kind: Any) -> _Form:
     """The form of a type; TypeError for one that no record has."""
     if kind in _PLAIN:
-        return _Form(lambda one, table: one, lambda one, table: one)
+        return _Form(lambda one, table: one, lambda one, table: _checked(one, kind))
     if kind is bytes:
         return _Form(lambda one, table: b64encode(one).decode(), lambda one, table: b64decode(one))
     if kind is Place:
@@ -153,6 +172,13 @@ def _form(kind: Any) -> _Form:
     if is_dataclass(kind):
         return _of_dataclass(kind)
     return _of_several(kind, get_origin(kind), get_args(kind))
+
+
+def _checked(value: Any, kind: type) -> Any:
+    """A plain value of a type; TypeError for one of another type. A whole number may be meant as a float."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
 
 
 def _of_several(kind: Any, origin: Any, given: tuple[Any, ...]) -> _Form:
@@ -196,8 +222,8 @@ def _of_dataclass(kind: Any) -> _Form:
 
 def _of_place() -> _Form:
     """A place, with its file in the table."""
-    file = _shared(_form(str))
+    file, number = _shared(_form(str)), _form(int)
     return _Form(
         lambda one, table: [file.write(one.file, table), one.row, one.item],
-        lambda one, table: Place(file.read(one[0], table), one[1], one[2]),
+        lambda one, table: Place(file.read(one[0], table), number.read(one[1], table), number.read(one[2], table)),
     )

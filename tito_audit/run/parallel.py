@@ -20,7 +20,7 @@ from tito_audit.run.encoders import Encoded
 from tito_audit.run.executor import Executor, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
-from tito_audit.run.replay import KeptRow, Recorder, kept_rows
+from tito_audit.run.replay import KeptRow, Recorder, kept_rows, kept_totals
 from tito_audit.run.resume import FinishedLogs
 from tito_audit.run.workers import sendable
 from tito_audit.storage.chunk import Chunk, Reading
@@ -79,7 +79,7 @@ def audit_in_chunks(
                     yield from merged.replayed(kept_rows(finished.journal, part.kept, flow, part.file, views))
                     if merged.stopped:
                         return
-                    merged.settle(part.kept)
+                    merged.settle(*kept_totals(finished.journal, part.kept))
                 continue
             if answer is not None:
                 yield from merged.results(answer)
@@ -284,11 +284,11 @@ class _Merged:
                 return
             yield from results
 
-    def settle(self, kept: Finished) -> None:
-        """Take what else was recorded of a kept file."""
-        self._left_out += kept.said["left_out"]
-        for encoded in kept.said["encoders"]:
-            self._flow.encoders.add(tuple((name, notice) for name, notice in encoded), self._summary)
+    def settle(self, left_out: int, encoders: Iterable[Encoded]) -> None:
+        """Take what else was recorded of a kept file: how many rows were left out at its end, what encoded it."""
+        self._left_out += left_out
+        for encoded in encoders:
+            self._flow.encoders.add(encoded, self._summary)
 
     def _recorded(self, left: int, row: Sequence[Result]) -> Sequence[Result]:
         """The results of one row, once they are recorded; `left` rows before it were left out."""

@@ -353,15 +353,15 @@ class _Writing:
             group.join.rows(group.open(file))  # reads the calls of all logs, which the summary tells of
         run.before.files.append(str(file))
         run.vocabulary = group.auditor.vocabulary
-        run.tell(flow, file, told_by(part.recorded))
-        whole = self._whole(file, kept_outcomes(recorder.journal, part.recorded))
-        for outcome, moved in kept_outcomes(recorder.journal, part.recorded):
+        run.tell(flow, file, told_by(recorder.journal, part.recorded, file))
+        whole = self._whole(file, kept_outcomes(recorder.journal, part.recorded, file))
+        for outcome, moved in kept_outcomes(recorder.journal, part.recorded, file):
             if self.quarantine is not None:
                 for line in moved:
                     self.quarantine.write(line)
             self._passed(outcome, 0)
             yield whole.get(outcome.place.row, outcome)
-        for encoded in encoders_of(part.recorded):
+        for encoded in encoders_of(recorder.journal, part.recorded):
             flow.encoders.add(encoded, run.before)
         self.done += file.stat().st_size
         if self.targets:

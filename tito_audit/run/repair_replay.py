@@ -12,7 +12,14 @@ from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.encoders import Encoded
-from tito_audit.run.kept import Table, read_outcome, read_result, write_outcome, write_result
+from tito_audit.run.kept import (
+    Table,
+    read_encoders,
+    read_outcome,
+    read_results,
+    write_outcome,
+    write_result,
+)
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.resume import REPAIR, FinishedLogs, States, logs_hash
@@ -101,24 +108,30 @@ class RepairRecorder:
         self._table, self._rows = Table(), []
 
 
-def told_by(finished: Finished) -> tuple[Finding, ...]:
+def told_by(journal: Journal, finished: Finished, file: Path) -> tuple[Finding, ...]:
     """The findings about the whole of a log that is kept."""
-    told = finished.said["told"]
-    return () if told is None else read_result(told, Table(finished.said["values"])).findings
+    with journal.reading(finished):
+        told, table = finished.said["told"], Table(finished.said["values"])
+        results = () if told is None else read_results([told], table, file)
+    return tuple(finding for result in results for finding in result.findings)
 
 
-def encoders_of(finished: Finished) -> Iterator[Encoded]:
+def encoders_of(journal: Journal, finished: Finished) -> tuple[Encoded, ...]:
     """What encoded the batches of a log that is kept."""
-    for encoded in finished.said["encoders"]:
-        yield tuple((name, notice) for name, notice in encoded)
+    with journal.reading(finished):
+        return read_encoders(finished.said["encoders"])
 
 
-def kept_outcomes(journal: Journal, finished: Finished) -> Iterator[KeptOutcome]:
+def kept_outcomes(journal: Journal, finished: Finished, file: Path) -> Iterator[KeptOutcome]:
     """The outcomes of a log that is kept, in order."""
     for part in journal.parts(finished):
-        table = Table(part["values"])
-        for outcome, *moved in part["rows"]:
-            yield read_outcome(outcome, table), [b64decode(line) for lines in moved for line in lines]
+        with journal.reading(finished):
+            table = Table(part["values"])
+            rows = [
+                (read_outcome(outcome, table, file), [b64decode(line) for lines in moved for line in lines])
+                for outcome, *moved in part["rows"]
+            ]
+        yield from rows
 
 
 def refuse_model(repairs: RepairSettings) -> None:
@@ -137,7 +150,7 @@ def _kept(finished: FinishedLogs, flow: RowFlow, targets: Mapping[Path, Path]) -
     """
     kept = {}
     for file, one in finished.found.items():
-        target, was = targets.get(file), one.said["target"]
+        target, was = targets.get(file), one.said.get("target")
         if (target is None and was is None) or (
             target is not None and str(target) == was and finished.journal.holds(target, one)
         ):

@@ -11,7 +11,7 @@ from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 from tito_audit.run.encoders import Encoded
-from tito_audit.run.kept import Table, read_result, write_result
+from tito_audit.run.kept import Table, read_encoders, read_results, write_result
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.resume import FinishedLogs
 from tito_audit.storage.journal import Finished, Journal
@@ -77,16 +77,23 @@ def kept_rows(
     group = flow.groups[str(file)]
     if group.join is not None:
         group.join.rows(group.open_quick(file))  # reads the calls of all logs, which the summary tells of
-    made = _views(flow, file, _viewed(_rows(journal, finished), views)) if views is not None else {}
-    for left_out, results in _rows(journal, finished):
+    made = _views(flow, file, _viewed(_rows(journal, finished, file), views)) if views is not None else {}
+    for left_out, results in _rows(journal, finished, file):
         yield left_out, [_with_view(one, made.get((one.place.row, at))) for at, one in enumerate(results)]
 
 
-def _rows(journal: Journal, finished: Finished) -> Iterator[KeptRow]:
+def kept_totals(journal: Journal, finished: Finished) -> tuple[int, tuple[Encoded, ...]]:
+    """How many rows a sample left out after the last row of a finished log, and what encoded the log."""
+    with journal.reading(finished):
+        return int(finished.said["left_out"]), read_encoders(finished.said["encoders"])
+
+
+def _rows(journal: Journal, finished: Finished, file: Path) -> Iterator[KeptRow]:
     for part in journal.parts(finished):
-        table = Table(part["values"])
-        for left_out, results in part["rows"]:
-            yield left_out, [read_result(one, table) for one in results]
+        with journal.reading(finished):
+            table = Table(part["values"])
+            rows = [(int(left_out), read_results(row, table, file)) for left_out, row in part["rows"]]
+        yield from rows
 
 
 def _viewed(rows: Iterator[KeptRow], views: ViewQuota) -> dict[int, set[int]]:

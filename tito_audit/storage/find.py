@@ -12,6 +12,8 @@ from typing import TypeAlias
 from tito_audit.errors import StorageError
 from tito_audit.storage._remote_find import fetch_heads, remote_folder, remote_logs, walk
 from tito_audit.storage.datasets import MARKS, is_dataset, shards_under
+from tito_audit.storage.in_memory import RowsInMemory
+from tito_audit.storage.journal import SUFFIX, is_open
 from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.storage.standard_input import NAME, standard_input
 from tito_audit.unknown import close_names
@@ -191,6 +193,8 @@ def _is_ours(path: Path) -> bool:
     """Whether a file is one of our reports or baselines; False if it cannot be read, which is reported later."""
     if not _is_text(path) or not path.is_file():
         return False
+    if is_open(path):
+        return True
     if isinstance(path, RemoteFile) and path.alike is not None and not _is_ours(path.alike):
         return False
     try:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage.remote import RemoteStatus
@@ -34,6 +35,11 @@ _PART = b'{"part"'
 _SYNCED = 1.0
 """Seconds between flushes to disk; a kill loses nothing, a power failure so much."""
 
+
+_NOT_OURS = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a record raises that no run wrote."""
+_opened: list[BinaryIO] = []
+"""The files of the journals that are open in this process."""
 
 Stamp: TypeAlias = tuple[int, int, str | None]
 """Size, modification time and, of a remote file, its version."""
@@ -70,14 +76,14 @@ class Journal:
         """By file: its stamps as written, and where each record is."""
         self._end = self._start = 0
         self._synced = time.monotonic()
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        self._file = open(fd, "r+b")  # noqa: PTH123, SIM115 - open until `close`
+        self._file = open(_descriptor(path), "r+b")  # noqa: SIM115 - open until `close`
+        _opened.append(self._file)
         try:
             self._lock()
             self._read()
+        except OSError as error:
+            self.close()
+            raise _unwritable(path, error) from None
         except BaseException:
             self.close()
             raise
@@ -90,10 +96,20 @@ class Journal:
         """The parts recorded for a log, in order; read from the file as they are needed."""
         at = finished.start
         while at < finished.end:
-            self._file.seek(at)
-            line = self._file.readline()
+            with self.reading(finished):
+                self._file.seek(at)
+                line = self._file.readline()
+                part = json.loads(line[_CHECKSUM:])["part"]
             at += len(line)
-            yield json.loads(line[_CHECKSUM:])["part"]
+            yield part
+
+    @contextmanager
+    def reading(self, finished: Finished) -> Iterator[None]:
+        """A block that reads what was recorded of a log; SetupError if that is not what a run records."""
+        try:
+            yield
+        except _NOT_OURS as error:
+            raise self._damaged(finished.start) from error
 
     def add(self, part: Any) -> None:
         """Record a part of the log that is being worked on."""
@@ -146,9 +162,11 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; it may be opened again."""
-        if not self._file.closed:
+        if self._file in _opened:
+            _opened.remove(self._file)
             self.sync()
-            self._file.close()
+            with suppress(OSError):  # of a record that could not be written, as was said
+                self._file.close()
 
     def _lock(self) -> None:
         """Take the lock that is gone as soon as this process is, however it ends; its children do not hold it."""
@@ -182,7 +200,10 @@ class Journal:
             if line[:_CHECKSUM] != _checksum(text):
                 raise self._damaged(at)
             if not text.startswith(_PART):
-                self._take(json.loads(text), at)
+                try:
+                    self._take(json.loads(text), at)
+                except _NOT_OURS as error:
+                    raise self._damaged(at) from error
                 self._end = at + len(line)
             at += len(line)
         self._file.seek(self._end)
@@ -191,10 +212,13 @@ class Journal:
     def _take(self, record: Mapping[str, Any], at: int) -> None:
         if "wrote" in record:
             size, changed, tag = record["stamp"]
-            self._written.setdefault(record["wrote"], []).append(((size, changed, tag), at))
-        else:
-            found = Finished(record["state"], record["decided"], record["said"], record["start"], at)
-            self._finished[record["done"], record["log"]] = found
+            self._written.setdefault(_text(record["wrote"]), []).append(((size, changed, tag), at))
+            return
+        start = record["start"]
+        if type(start) is not int or not len(_HEAD) <= start <= at:
+            raise ValueError(start)
+        found = Finished(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
+        self._finished[_text(record["done"]), _text(record["log"])] = found
 
     def _refuse_other(self, head: bytes) -> None:
         """SetupError unless the file is empty or a kill cut off its first line."""
@@ -228,6 +252,35 @@ class Journal:
         except OSError as error:
             raise _unwritable(self.path, error) from None
         self._end += len(line)
+
+
+def is_open(path: Path) -> bool:
+    """Whether a file is a journal that is open in this process: to open it once more and close it would drop the
+    lock of this process on it."""
+    with suppress(OSError):
+        return any(os.path.samestat(os.fstat(one.fileno()), path.stat()) for one in _opened)
+    return False
+
+
+def _descriptor(path: Path) -> int:
+    """The file, opened; StorageError if it cannot be, SetupError for what is no file on disk."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except ValueError:
+        raise SetupError(f"{path}: no file can have this name; name another file for the journal.") from None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise SetupError(f"{path}: this is no file on disk, and a journal is kept in one; name another file.")
+    return fd
+
+
+def _text(value: object) -> str:
+    """A value that is text; TypeError if it is not."""
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
 
 
 def _checksum(text: bytes) -> bytes:

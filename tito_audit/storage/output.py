@@ -101,7 +101,7 @@ class _CheckedOutput:
         self._refuse_lost(raw)
         if raw.value is None and raw.text is None and self._text:
             raise StorageError(
-                f"{self._path}: row {raw.index} cannot be carried over, so nothing was written: {raw.error}."
+                f"{self._path}: row {raw.index} cannot be carried over, so its file was not written: {raw.error}."
             )
         self._inner.keep(raw)
 
@@ -133,14 +133,14 @@ class _CheckedOutput:
                 shutil.copyfileobj(source, self._out, 1 << 20)
         except OSError as error:
             raise StorageError(
-                f"{self._path}: it can no longer be read ({error.strerror or error}), so nothing was written."
+                f"{self._path}: it can no longer be read ({error.strerror or error}), so its file was not written."
             ) from error
 
     def _refuse_lost(self, raw: RawRow) -> None:
         if raw.lost:
             raise StorageError(
-                f"{self._path}: {raw.error}; the output would lack the rows after it, so nothing was written. "
-                "Copy the log again, or write it again."
+                f"{self._path}: {raw.error}; the output would lack the rows after it, so its file was not written."
+                " Copy the log again, or write it again."
             )
 
 
