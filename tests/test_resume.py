@@ -540,9 +540,14 @@ def test_whatever_records_hold_that_no_run_wrote_a_resumed_run_ends_in_one_line(
         for _ in range(examples(20, 2_000)):
             at = chance.randrange(len(lines))
             value = json.loads(lines[at][9:])
-            holder, key = chance.choice(list(_places(value)))
-            others: list[Any] = ["\x1b[2J", -1, 10**400, None, [], {}, [[1]], 0.5, True, "../../etc/passwd"]
-            holder[key] = chance.choice([one for one in others if type(one) is not type(holder[key])])
+            found = list(_places(value))
+            rows = [holder[key] for holder, key in found if key == "place"]
+            if rows and chance.random() < 0.3:
+                chance.choice(rows)[1] = chance.choice([-1, 1 << 40])
+            else:
+                holder, key = chance.choice(found)
+                others: list[Any] = ["\x1b[2J", -1, 10**400, None, [], {}, [[1]], 0.5, True, "../../etc/passwd"]
+                holder[key] = chance.choice([one for one in others if type(one) is not type(holder[key])])
             text = json.dumps(value, separators=(",", ":")).encode()
             forged = [*lines[:at], b"%08x %s\n" % (zlib.crc32(text), text), *lines[at + 1 :]]
             place.write_bytes(head + b"".join(forged))

@@ -25,6 +25,10 @@ _OURS = ("rollout", "observed")
 """Fields of a result that are kept in part."""
 
 
+_ROWS = 1 << 31
+"""More rows than a log has."""
+
+
 @dataclass(slots=True)
 class Table:
     """Values that occur often, each once: the others hold its number."""
@@ -87,6 +91,9 @@ def read_result(said: Mapping[str, Any], table: Table) -> Result:
 def read_results(said: Iterable[Mapping[str, Any]], table: Table, file: Path) -> tuple[Result, ...]:
     """The results that were written of rows of a file; ValueError for those of another file."""
     found = tuple(read_result(one, table) for one in said)
+    for one in found:
+        for _, row in one.trainings.calls_at if one.trainings is not None else ():
+            _row(row)
     if any(one.place.file != str(file) for one in found):
         raise ValueError(f"results of another file than {file}")
     return found
@@ -181,6 +188,13 @@ def _checked(value: Any, kind: type) -> Any:
     return value
 
 
+def _row(value: Any) -> int:
+    """The number of a row, or of a rollout in it; ValueError for what is none."""
+    if type(value) is not int or not 0 <= value < _ROWS:
+        raise ValueError(f"{value!r} is no number of a row")
+    return value
+
+
 def _of_several(kind: Any, origin: Any, given: tuple[Any, ...]) -> _Form:
     """The form of an optional value, a tuple, a set or a mapping."""
     if origin in (Union, UnionType):
@@ -222,8 +236,8 @@ def _of_dataclass(kind: Any) -> _Form:
 
 def _of_place() -> _Form:
     """A place, with its file in the table."""
-    file, number = _shared(_form(str)), _form(int)
+    file = _shared(_form(str))
     return _Form(
         lambda one, table: [file.write(one.file, table), one.row, one.item],
-        lambda one, table: Place(file.read(one[0], table), number.read(one[1], table), number.read(one[2], table)),
+        lambda one, table: Place(file.read(one[0], table), _row(one[1]), _row(one[2])),
     )
