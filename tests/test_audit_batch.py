@@ -163,6 +163,18 @@ def test_a_failing_row_is_named_and_can_be_left_out_of_the_loss() -> None:
     assert again.failing_rows.tolist() == [False] * 3
 
 
+def test_packed_rows_fail_as_the_row_that_holds_them() -> None:
+    columns = {
+        "token_ids": np.array([[11, 12, 13], [14, 15, 16]]),
+        "loss_mask": np.array([[0, 1, 1], [0, 0, 1]]),
+        "logprobs": np.array([[-1.0, -2, 0.5], [-1, -0.2, -3]]),
+        "attention_mask": np.array([[1, 1, 2], [1, 1, 1]]),
+    }
+    audit = audit_batch(**columns)
+    assert audit.summary.rollouts == 3
+    assert audit.failing_rows.tolist() == [True, False]
+
+
 def test_only_what_the_settings_say_fails() -> None:
     columns = faulty(rows())
     assert not audit_batch(**columns, settings=Settings(fail_on="never")).failed
@@ -216,9 +228,10 @@ def test_padding_is_no_part_of_a_row(left: list[int], kind: str) -> None:
     one_less = {name: column[:, 1:] if name == "logprobs" else column for name, column in batch.items()}
     if not left[0]:
         # The first token of a row is not sampled: nothing is said about it, and nothing else changes.
-        assert [one.code for one in audit_batch(**one_less).findings] == [
-            one.code for one in audit_batch(**columns).findings
-        ]
+        codes = [one.code for one in audit_batch(**columns).findings]
+        assert [one.code for one in audit_batch(**one_less).findings] == codes
+        one_less["loss_mask"] = of(batch["loss_mask"][:, 1:].tolist()) * 1.0  # a mask of floats
+        assert [one.code for one in audit_batch(**one_less).findings] == codes
 
 
 def responses(columns: Columns) -> tuple[Columns, list[int]]:
@@ -344,6 +357,12 @@ WRONG = {
     },
     "attention_mask with completion_ids needs arrays": {"completion_ids": [[1]], "attention_mask": [[1]]},
     "response_lengths are not 1 whole numbers": {"token_ids": [[1, 2]], "response_lengths": [1.5]},
+    "response_lengths are not 2 whole numbers": {"token_ids": [[1], [2]], "response_lengths": [[1], [1, 2]]},
+    "response_lengths[1] is 3, and the row has 2 tokens.": {
+        "token_ids": [[1, 2], [3, 4]],
+        "response_lengths": [0, 3],
+    },
+    "response_lengths[0] is -1": {"token_ids": [[1, 2]], "response_lengths": [-1]},
     "no such folder": {"token_ids": [[1]], "tokenizer": "no/such/folder"},
 }
 
@@ -354,6 +373,15 @@ def test_columns_that_do_not_belong_together_are_one_clear_line(words: str) -> N
         audit_batch(**WRONG[words])
     assert isinstance(caught.value, SetupError) or words == "no such folder"
     assert words in str(caught.value)
+
+
+def test_a_tensor_that_is_not_dense_is_one_clear_line() -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (torch.ones((1, 2), dtype=torch.int64).to_sparse(), torch.ones((1, 2), device="meta")):
+        with pytest.raises(SetupError, match=r"token_ids is not an array .* pass a dense tensor"):
+            audit_batch(token_ids=tensor)
+        with pytest.raises(SetupError, match=r"token_ids\[0\] is not an array"):
+            audit_batch(token_ids=[tensor[0]])
 
 
 def test_an_empty_batch_is_never_called_clean() -> None:

@@ -113,9 +113,9 @@ class BatchAuditor:
                 read += form.read(row, place)
             except RecordError as error:
                 read.append(unreadable(place, str(error), self._auditor.codes))
-        return self._audited(read, started)
+        return self._audited(read, len(rows), started)
 
-    def _audited(self, read: Sequence[Rollout | Result], started: float) -> BatchAudit:
+    def _audited(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
         auditor = self._fitting([one for one in read if isinstance(one, Rollout)])
         tokenizer = auditor.tokenizer
         summary = Summary(files=[BATCH], codes=auditor.codes)
@@ -129,7 +129,7 @@ class BatchAuditor:
             results.append(result)
         conclude(summary)
         summary.seconds = time.perf_counter() - started
-        return BatchAudit(tuple(results), summary, self._failing(results, len(read)))
+        return BatchAudit(tuple(results), summary, self._failing(results, size))
 
     def _results(self, read: Sequence[Rollout | Result], auditor: Auditor, summary: Summary) -> Iterator[Result]:
         """The results of the rows, with those about the whole batch where a scan has them."""

@@ -32,7 +32,9 @@ class Column:
         """The column of an array, with entries that say nothing before it, up to this width."""
         missing = width - (self.width or 0)
         return Column(
-            self.name, [np.concatenate([np.full(missing, _nothing(row)), row]) for row in self.rows], width
+            self.name,
+            [np.concatenate([np.full(missing, _nothing(self.name, row)), row]) for row in self.rows],
+            width,
         )
 
 
@@ -58,7 +60,7 @@ def batch_rows(given: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
         {names.get(name, name): one.rows[number] for name, one in columns.items() if one.rows[number] is not None}
         for number in range(size)
     ]
-    for row, length in zip(rows, _lengths(given.get(_RESPONSE), size), strict=True):
+    for row, length in zip(rows, _lengths(given.get(_RESPONSE), lead), strict=True):
         if length is not None:
             row["response_length"] = length
     return PADDED if padded else GENERIC, rows
@@ -70,7 +72,7 @@ def column(name: str, value: Any) -> Column:
     SetupError if it is none of these.
     """
     if hasattr(value, "detach"):
-        value = list(value.unbind()) if getattr(value, "is_nested", False) else _array(value)
+        value = list(value.unbind()) if getattr(value, "is_nested", False) else _array(name, value)
     elif not isinstance(value, list | tuple) and hasattr(value, "__array__"):
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -85,7 +87,7 @@ def column(name: str, value: Any) -> Column:
 def _row(name: str, number: int, value: Any) -> Any:
     """One row of a list of rows: a list or an array."""
     if hasattr(value, "detach"):
-        value = _array(value)
+        value = _array(f"{name}[{number}]", value)
     elif not isinstance(value, list | tuple) and hasattr(value, "__array__") and np.ndim(value):
         value = np.asarray(value)
     if value is None or isinstance(value, list):
@@ -98,13 +100,15 @@ def _row(name: str, number: int, value: Any) -> Any:
     raise SetupError(f"{name}[{number}] is not a row but a value of {what}; for one row, pass [{name}].")
 
 
-def _array(tensor: Any) -> Any:
-    """A tensor on any device as an array."""
-    tensor = tensor.detach().cpu()
+def _array(name: str, tensor: Any) -> Any:
+    """A tensor on any device as an array; SetupError for one that is not dense."""
     try:
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point() and tensor.element_size() < 4:  # numpy has no bfloat16
+            tensor = tensor.float()
         return tensor.numpy()
-    except TypeError:  # bfloat16, which numpy does not have
-        return tensor.float().numpy()
+    except (TypeError, RuntimeError) as error:  # sparse, or without values
+        raise SetupError(f"{name} is not an array ({str(error).splitlines()[0]}): pass a dense tensor.") from error
 
 
 def _refuse_unclear(columns: Mapping[str, Column]) -> None:
@@ -162,20 +166,27 @@ def _joined(columns: dict[str, Column]) -> dict[str, Column]:
     return _aligned({TOKENS: Column(TOKENS, rows, width), **others})
 
 
-def _nothing(row: Any) -> Any:
-    """The entry of a column that says nothing about its token."""
-    if row.dtype.kind == "f":
+def _nothing(name: str, row: Any) -> Any:
+    """The entry of a column that says nothing about its token: no logprob, or not trained."""
+    if name != _MASK:
         return np.nan
     return -100 if row.dtype.kind == "i" and (row == -100).any() else 0
 
 
-def _lengths(value: Any, size: int) -> Sequence[int | None]:
+def _lengths(value: Any, lead: Column) -> Sequence[int | None]:
     """How many tokens of each row are its response; None where that is not said."""
+    size = len(lead.rows)
     if value is None:
         return [None] * size
-    lengths = np.asarray(_array(value) if hasattr(value, "detach") else value)
+    try:
+        lengths = np.asarray(_array(_RESPONSE, value) if hasattr(value, "detach") else value)
+    except ValueError:  # lists of several lengths
+        lengths = np.empty(0)
     if lengths.shape != (size,) or lengths.dtype.kind not in "iu":
         raise SetupError(f"response_lengths are not {size} whole numbers, one for each row.")
+    for number, (length, ids) in enumerate(zip(lengths, lead.rows, strict=True)):
+        if ids is not None and not 0 <= length <= len(ids):
+            raise SetupError(f"response_lengths[{number}] is {length}, and the row has {len(ids)} tokens.")
     return [int(length) for length in lengths]
 
 

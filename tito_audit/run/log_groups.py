@@ -35,7 +35,7 @@ from tito_audit.run.rewriting import rewriting
 from tito_audit.run.rows import LogGroup, ReadRow, share_of
 from tito_audit.run.workers import ForkedProcesses, can_fork
 from tito_audit.settings.model import Settings
-from tito_audit.storage import RawRow, RemoteFile, path_of
+from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
 from tito_audit.summary import Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -162,7 +162,10 @@ class RowFlow:
             yield replace(result, unread=unread) if unread else result
 
     def choose_encoders(self) -> None:
-        """Load fast encoders where the logs are large enough and, meanwhile, whatever else the run will need."""
+        """Load fast encoders where the logs are large enough and, meanwhile, whatever else the run will need.
+
+        Forked processes would wait forever for the threads of polars, so first rows in memory are read here.
+        """
         groups = {file: self.groups[str(file)] for file in self.files}
         for tokenizer in self.tokenizers:
             mine = {file: group for file, group in groups.items() if group.auditor.tokenizer is tokenizer}
@@ -171,6 +174,10 @@ class RowFlow:
                 if (self.settings.jobs or 1) > 1:
                     self.load()
                 choose_encoder(tokenizer, head, self.settings)
+        if (self.settings.jobs or 1) > 1:
+            for file in self.files:
+                if isinstance(file, RowsInMemory):
+                    self.group(str(file))
 
     def _first_rollouts(self, logs: Iterable[Path]) -> Sequence[Rollout]:
         """The first rollouts of the first of the logs, which also show whether it fits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +33,8 @@ _LOOKED_AT = 64
 """How many entries of a list are searched for a row."""
 _SHOWN = 3
 """Keys of a dict that a message lists."""
+_OF_POLARS = ("Object", "Int128", "UInt128")
+"""Types of polars that Arrow does not have."""
 _STREAMED = 1024
 """Rows of an IterableDataset that are read at once."""
 
@@ -120,6 +122,8 @@ def _named(logs: Mapping[Any, Any]) -> Given:
 
 def _once(logs: Any, entries: Iterable[Any], first: Any) -> Given:
     """Rows of an iterator, which is read once."""
+    if not isinstance(first, Mapping):
+        _refuse_same_names(first.schema.names)
     read = spooled_objects if isinstance(first, Mapping) else spooled_table
     content = OnceRead("objects" if isinstance(first, Mapping) else "frame", lambda: read(entries))
     return Given([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
@@ -128,6 +132,7 @@ def _once(logs: Any, entries: Iterable[Any], first: Any) -> Given:
 def content_of(value: Any) -> Content | None:
     """Rows as what they are; None for a value that is no rows."""
     if is_a(value, "pyarrow", "RecordBatchReader"):
+        _refuse_same_names(value.schema.names)
         return OnceRead("frame", lambda: spooled_table(value, value.schema))
     if is_a(value, "pyarrow", "Table", "RecordBatch"):
         return arrow_rows(value)
@@ -144,7 +149,7 @@ def content_of(value: Any) -> Content | None:
     if isinstance(value, RowsInMemory):
         return value.content
     rows = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-    return Objects(value) if rows and any(isinstance(one, Mapping) for one in value[:_LOOKED_AT]) else None
+    return Objects(value) if rows and any(isinstance(one, Mapping) for one in islice(value, _LOOKED_AT)) else None
 
 
 def is_a(value: Any, package: str, *names: str) -> bool:
@@ -159,8 +164,18 @@ def _iterable(value: Any) -> bool:
     return isinstance(value, Iterable) and not of_torch and not bare
 
 
+def _refuse_same_names(names: Iterable[Any]) -> None:
+    """SetupError if two columns of a table have the same name: a row could show only one of them."""
+    seen: set[str] = set()
+    for name in map(str, names):
+        if name in seen:
+            raise SetupError(f"logs: two of the columns are named {name!r}.\nRename or drop one of them.")
+        seen.add(name)
+
+
 def arrow_rows(table: Any) -> ArrowRows:
-    """An Arrow table or record batch."""
+    """An Arrow table or record batch; SetupError if two columns have the same name."""
+    _refuse_same_names(table.schema.names)
     if is_a(table, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
@@ -188,6 +203,7 @@ def _of_pandas(frame: Any) -> Columns:
 
     A frame that was read from a table has its lists as arrays.
     """
+    _refuse_same_names(frame.columns)
     size = int(frame.memory_usage(index=False).sum())
     objects = [frame.iloc[:, number].array for number in range(frame.shape[1]) if is_object(frame, number)]
     size += sum(map(weight, objects))
@@ -241,9 +257,17 @@ def _pandas_cells(column: Any, *, lean: bool, whole: bool) -> Sequence[Any]:
     return [missing if value is None else int(value) if whole else value for value in values]
 
 
+def is_of_polars(kind: Any) -> bool:
+    """Whether polars has values of this type and Arrow does not: Python objects and integers of 128 bits."""
+    inside = [field.dtype for field in getattr(kind, "fields", ())] or (
+        [kind.inner] if hasattr(kind, "inner") else []
+    )
+    return kind.base_type().__name__ in _OF_POLARS or any(map(is_of_polars, inside))
+
+
 def of_polars(frame: Any) -> Content:
-    """A polars frame: as Arrow, unless it has columns of Python objects."""
-    objects = [name for name, kind in frame.schema.items() if str(kind) == "Object"]
+    """A polars frame: as Arrow, unless it has columns that Arrow cannot hold."""
+    objects = [name for name, kind in frame.schema.items() if is_of_polars(kind)]
     if not objects:
         return ArrowRows(
             len(frame), frame.estimated_size(), lambda start, stop: frame.slice(start, stop - start).to_arrow()

@@ -24,11 +24,19 @@ class OnceRead(Content):
     def __init__(self, kind: Kind, read: Callable[[], Content]) -> None:
         self.kind = kind
         self._read = read
+        self._failed: BaseException | None = None
+        """Why the rows could not be read: a second try would miss those that have come already."""
 
     @cached_property
     def kept(self) -> Content:
-        """The rows; StorageError if they cannot be kept."""
-        return self._read()
+        """The rows; StorageError if they cannot be kept, each time."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._read()
+        except BaseException as error:
+            self._failed = error
+            raise
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -49,8 +57,8 @@ class SpooledObjects(Sequence[Any]):
     def __init__(self, values: Iterable[Any]) -> None:
         self._spool = Spool()
         self._starts = array("q")
-        for value in values:
-            self._starts.append(self._spool.add(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)))
+        for number, value in enumerate(values):
+            self._starts.append(self._spool.add(_pickled(value, number)))
         self._spool.flush()
 
     def __len__(self) -> int:
@@ -64,6 +72,15 @@ class SpooledObjects(Sequence[Any]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         return pickle.loads(unpacked(self._spool.packed(self._starts[index])))  # written by this process
+
+
+def _pickled(value: Any, number: int) -> bytes:
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise StorageError(
+            f"logs: row {number} comes only once and cannot be kept in a file ({error}).\nPass the rows as a list."
+        ) from error
 
 
 def spooled_objects(values: Iterable[Any]) -> Objects:

@@ -87,8 +87,10 @@ def _single(value: Any, lean: bool) -> Any:
     for base in (str, int, float):
         if isinstance(value, base):
             return base(value)
-    if isinstance(value, bytearray | memoryview):
+    if isinstance(value, bytearray):
         return bytes(value)
+    if isinstance(value, memoryview):
+        return bytes(value) if value.format in ("B", "b", "c") else value.tolist()
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | uuid.UUID):
         return str(value)
     if isinstance(value, decimal.Decimal):
@@ -103,7 +105,11 @@ def _single(value: Any, lean: bool) -> Any:
 def _of_array(values: np.ndarray[Any, Any], lean: bool) -> Any:
     """An array of numbers as it is, if it has one dimension; anything else as a list or a single value."""
     kind = values.dtype.kind
+    if kind == "c":
+        raise NotPlain(f"numbers of {values.dtype}, which no log can hold")
     if values.ndim == 0:
+        if kind == "f":
+            return float(values)
         return str(values) if kind in "mM" else _plain(values.item(), lean)
     if kind in "mM":
         return values.astype(str).tolist()
@@ -119,10 +125,13 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _of_tensor(value: Any) -> np.ndarray[Any, Any]:
-    value = value.detach().cpu()
-    if value.is_floating_point() and value.element_size() < 4:  # numpy has no bfloat16
-        value = value.float()
-    array: np.ndarray[Any, Any] = value.resolve_conj().numpy()
+    try:
+        value = value.detach().cpu()
+        if value.is_floating_point() and value.element_size() < 4:  # numpy has no bfloat16
+            value = value.float()
+        array: np.ndarray[Any, Any] = value.resolve_conj().numpy()
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, nested, or without values
+        raise NotPlain(f"a tensor that is not an array ({str(error).splitlines()[0]})") from None
     return array
 
 

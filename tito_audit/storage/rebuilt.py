@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tito_audit.record.edits import ABSENT
 from tito_audit.storage._arrow_edit import Change
 from tito_audit.storage._table_edit import Copies, TableEdit, as_text, below
-from tito_audit.storage.given import arrow_rows, content_of, is_a, is_object
+from tito_audit.storage.given import arrow_rows, content_of, is_a, is_object, is_of_polars
 from tito_audit.storage.held import ArrowRows, Content, Objects, batch_of
 from tito_audit.storage.in_memory import RowsInMemory, spans
 from tito_audit.storage.once_read import OnceRead
@@ -171,7 +171,7 @@ def _polars(frame: Any, edit: _Edit) -> Any:
         if name not in touched:
             continue
         kind = frame.schema[name]
-        if str(kind) == "Object":
+        if is_of_polars(kind):
             new.append(pl.Series(name, edit.cells(name, frame[name].to_list()), kind))
         else:
             column = edit.column(name, frame.select(name).to_arrow()[name])
