@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
     "transformers": "tokenizers without `tokenizer.json` (`tokenizer.model`, `*.tiktoken`, `merges.txt`)",
     "serve": "[the gateway](serve.md), managed servers, `rescore` with a vLLM or SGLang server",
-    "s3": "logs in S3 and what speaks like it (`s3://`)",
+    "s3": "logs in S3 and compatible servers (`s3://`)",
     "gs": "logs in Google Cloud Storage (`gs://`)",
     "az": "logs in Azure Blob Storage (`az://`)",
     "remote": "all three of these stores; `hf://` and `https://` need no extra",

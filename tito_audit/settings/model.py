@@ -164,9 +164,9 @@ class Settings:
     """How many processes work at once; None: only this one. The results are the same; with more than one, the
     rollout of a result keeps only its place and format."""
     engine: Engine = "local"
-    """What does the work: processes of this machine, or tasks of a Ray cluster, with the same results. With `ray`,
-    `jobs` is how many tasks run at once (None: one for each CPU of the cluster), and rollouts are as bare as with
-    several processes."""
+    """Where to work: in processes on this machine, or in tasks of a Ray cluster, with the same results. With
+    `ray`, `jobs` is how many tasks run at once (None: one for each CPU of the cluster), and rollouts are as bare
+    as with several processes."""
     address: str | None = None
     """For `ray`, the cluster: `HOST:PORT`, `auto` for the one that runs on this machine, `local` for a new one;
     None: RAY_ADDRESS, else the one that runs here, else a new one."""

@@ -146,24 +146,10 @@ RUN_OPTIONS: Final = under(
         fills=Settings,
         unset="one per core",
     ),
-    Option(
-        "journal",
-        "Record each finished log in this file. [default, with --resume: OUT.journal, beside what the run writes]",
-        ("scan", "repair"),
-        metavar="FILE",
-        flag_only=FlagOnly.WRITTEN,
-    ),
-    Option(
-        "resume",
-        "Do not repeat what an earlier run finished: logs that did not change since. The result is the same.",
-        ("scan", "repair"),
-        takes=bool,
-        flag_only=FlagOnly.PURPOSE,
-    ),
     _of_run(
         "engine",
-        "What does the work: processes of this machine, or tasks of a Ray cluster (--jobs: how many at once, else "
-        "one per CPU). The result is the same.",
+        "Where to work: in processes on this machine, or in tasks of a Ray cluster, --jobs of them at once or one "
+        "per CPU. The result is the same.",
         ("scan", "repair"),
         takes=Engine,
     ),
@@ -175,6 +161,20 @@ RUN_OPTIONS: Final = under(
         metavar="HOST:PORT",
         key_takes=values.text("the address of a Ray cluster"),
         unset="RAY_ADDRESS, or auto, or local",
+    ),
+    Option(
+        "resume",
+        "Skip logs that an earlier run finished and that have not changed since. The result is the same.",
+        ("scan", "repair"),
+        takes=bool,
+        flag_only=FlagOnly.PURPOSE,
+    ),
+    Option(
+        "journal",
+        "Record each finished log in this file. [default, with --resume: OUT.journal, beside what the run writes]",
+        ("scan", "repair"),
+        metavar="FILE",
+        flag_only=FlagOnly.WRITTEN,
     ),
     _of_run(
         "encoder",
