@@ -31,7 +31,8 @@ if __name__ == "__main__" and sys.argv[1] != "serve":
         os.kill(os.getpid(), -ended)
     os._exit(ended)
 
-import gc  # noqa: E402  the program above needs none of these
+import atexit  # noqa: E402  the program above needs none of these
+import gc  # noqa: E402
 import io  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
@@ -98,11 +99,8 @@ def _server(_pid: int) -> str:
     serving = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert serving.stdout is not None
     assert serving.stdout.read(1) == b"."
-    _kept.append(serving)
+    atexit.register(serving.communicate)
     return address
-
-
-_kept: list[subprocess.Popen[bytes]] = []
 
 
 def _serve(address: str) -> None:
