@@ -119,7 +119,7 @@ def _serve(address: str) -> None:
         listening.bind(address)
         listening.listen(64)
         os.write(1, b".")
-        while listening in select.select([listening, 0], [], [])[0]:
+        while listening.fileno() in select.select([listening.fileno(), 0], [], [])[0]:
             asking, _ = listening.accept()
             if not os.fork():
                 listening.close()
