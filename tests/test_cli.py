@@ -96,7 +96,7 @@ def test_select_and_ignore_take_comma_lists_of_prefixes_in_any_case(log: Path) -
         (["no-such-file.jsonl"], "no-such-file.jsonl"),
         (["LOG", "--select", "LRP501"], "LPR501"),
         (["LOG", "--ignore", "XYZ"], "tito-audit list rules"),
-        (["LOG", "--report", "pdf"], "json, jsonl, junit, markdown, sarif, text"),
+        (["LOG", "--report", "pdf"], "json, jsonl, junit, markdown, prometheus, sarif, text"),
         (["LOG", "--report", "json", "--report", "text"], "two reports would be written to stdout"),
         (["LOG", "--report", "json=LOG"], "one of the logs"),
         (["LOG", "--report", "json=no/such/folder/out.json"], "there is no folder"),
