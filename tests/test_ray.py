@@ -46,6 +46,7 @@ from tito_audit import (
 from tito_audit.ray import ROW_ID, AuditBatches, RepairBatches, row_id
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.ray_cluster import joined_cluster
+from tito_audit.run.ray_tasks import _Call, _lost
 
 SHARED = ROOT.parent / "shared"
 FORMATS_OF = {log.stem: log for log in FORMATS}
@@ -264,6 +265,17 @@ def test_an_address_where_no_cluster_answers_is_refused_at_once(
         assert time.monotonic() - started < 20
     assert (code, out) == (2, "")
     assert "no Ray cluster answers there" in err
+
+
+def test_a_run_whose_own_ray_has_stopped_says_so_and_does_not_speak_of_memory() -> None:
+    ray = pytest.importorskip("ray")
+    call = _Call(tags=["logs/a.jsonl, rows before byte 9"])
+    with pytest.raises(SetupError) as caught:
+        _lost(call, ray.exceptions.LocalRayletDiedError())
+    assert str(caught.value).startswith(
+        "logs/a.jsonl, rows before byte 9: Ray has stopped on the machine of this run"
+    )
+    assert "memory" not in str(caught.value)
 
 
 def test_an_address_without_the_engine_is_refused() -> None:

@@ -211,6 +211,11 @@ class _Flight(Generic[Tag, Task, Answer]):
 def _lost(call: _Call, error: Exception) -> NoReturn:
     """Raise SetupError for a call whose worker was lost as often as it was tried."""
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if type(error).__name__ == "LocalRayletDiedError":
+        raise SetupError(
+            f"{call.where()}: Ray has stopped on the machine of this run ({said})\n"
+            "Nothing after this place was read. Start Ray again, then this run; with --resume it goes on."
+        ) from error
     raise SetupError(
         f"{call.where()}: Ray lost what worked on this, {_RETRIES + 1} times ({type(error).__name__}: {said}).\n"
         "It most likely ran out of memory; nothing after this place was read.\n"
