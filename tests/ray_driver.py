@@ -78,7 +78,16 @@ def started(folder: str, nodes: int, cpus: int) -> str:
 
     how = {"num_cpus": cpus, "include_log_monitor": False, "object_store_memory": 100 << 20}
     head = {**how, "include_dashboard": False, "no_monitor": True}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    # A node has half a minute to start, whatever else the machine is doing.
+    for left in (2, 1, 0):
+        try:
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+            break
+        except Exception:
+            for process in processes(folder):
+                os.kill(process, signal.SIGKILL)
+            if not left:
+                raise
     others = [cluster.add_node(**how, wait=False) for _ in range(nodes - 1)]
     cluster.wait_for_nodes()
     _running.update(cluster=cluster, others=others, open=ExitStack())
