@@ -467,6 +467,20 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(monkeypatch: 
         server.shutdown()
 
 
+def test_a_store_that_ignores_ranges_is_refused() -> None:
+    file = _ranged.RangedFile("s3://logs/a", _store.RemoteStatus(9, etag="1"), lambda start, stop: b"123456789")
+    file.seek(3)
+    with pytest.raises(StorageError, match="more than it was asked for"):
+        file.read(2)
+
+
+def test_names_that_a_folder_cannot_hold_are_refused_and_not_left_out(s3: S3Server) -> None:
+    s3.put("doubled/log.jsonl", ROWS)
+    s3.put("doubled//log.jsonl", ROWS)
+    assert "cannot be told from s3://logs/doubled/log.jsonl" in refused("scan", "s3://logs/doubled")
+    assert run("scan", "s3://logs/doubled//log.jsonl")[0] == 1
+
+
 def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     said = refused("scan", "gs://logs/a.jsonl")

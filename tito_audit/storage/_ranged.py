@@ -153,6 +153,8 @@ class RangedFile(io.RawIOBase):
                 data = self._read(start, min(start + step, stop))
             except Passing as failure:
                 data, lost = b"", failure
+            if len(data) > min(step, stop - start):
+                raise StorageError(f"{self.name}: the store sends more than it was asked for. Download the file.")
             parts.append(data)
             start += len(data)
             # Many drops are survived as long as each leaves something behind.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -161,7 +161,9 @@ def _sorted_logs(folder: Path) -> list[Path]:
 def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     """Each log by itself; the shards of each data set together, under its folder."""
     if isinstance(folder, RemoteFile):
-        fetch_heads([file for file in folder.below or () if _is_text(file) and _is_named(file)], _BEGINNING)
+        named = [file for file in folder.below or () if _is_named(file)]
+        _refuse_ambiguous(named)
+        fetch_heads([file for file in named if _is_text(file)], _BEGINNING)
     for root, folders, files in _walk(folder, _refuse):
         if MARKS.intersection(files) and is_dataset(root):
             folders.clear()
@@ -171,6 +173,16 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
         for path in (_inside(root, name) for name in files if not name.startswith(".")):
             if _is_log(path):
                 yield path, [path]
+
+
+def _refuse_ambiguous(files: Iterable[RemoteFile]) -> None:
+    """StorageError for a file below a folder without a name, which no path on disk has."""
+    for file in files:
+        if file.url != (plain := str(file.parent / file.name)):
+            raise StorageError(
+                f"{file}: its name holds // or /./, so in a folder it cannot be told from {plain}. "
+                "Name each file of the folder, or rename this one."
+            )
 
 
 def _is_log(path: Path) -> bool:
