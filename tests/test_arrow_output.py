@@ -171,7 +171,7 @@ def test_a_stream_that_breaks_is_not_written_again(tmp_path, new):
     rows = list(open_log(path))
     assert rows[-1].lost
     assert "record batch" in (rows[-1].error or "") or "footer" in (rows[-1].error or "")
-    with pytest.raises(StorageError, match="nothing was written"):
+    with pytest.raises(StorageError, match="so its file was not written"):
         rewritten(path, put(1, "n", value=7))
     assert [one.name for one in tmp_path.iterdir()] == ["log.arrow"]
 

@@ -303,7 +303,7 @@ def test_a_file_that_may_not_be_read_is_a_mistake(tmp_path: Path) -> None:
         (["--map", "ids=token_ids"], "--map ids="),
         (["--select", "QQQ"], "tito-audit list rules"),
         (["--format", "vlm"], "did you mean vllm?"),
-        (["--report", "pdf"], "json, jsonl, junit, markdown, sarif, text"),
+        (["--report", "pdf"], "json, jsonl, junit, markdown, prometheus, sarif, text"),
         (["--template-name", "nope", "-t", str(TOY)], "no chat template is named 'nope'"),
         (["--limit", "0"], "--limit"),
     ],

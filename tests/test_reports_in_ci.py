@@ -276,6 +276,8 @@ def told(name: str, text: str) -> int:
         verdict = text.splitlines()[-1] if name == "text" else text.partition("\nScanned")[0]
         found = re.findall(r"([\d,]+) (?:error|warning|note)s? in ", verdict)
         return sum(int(one.replace(",", "")) for one in found)
+    if name == "prometheus":
+        return sum(map(int, re.findall(r"^tito_audit_findings\{.*\} (\d+)$", text, re.MULTILINE)))
     if name == "html":
         return number(r"of ([\d,]+) findings are in this page", text)
     return sum(text.count(code) for code in ("TOK101", "TPL203"))  # shows them all, each with its code
