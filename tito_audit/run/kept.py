@@ -78,12 +78,14 @@ def read_result(said: Mapping[str, Any], table: Table) -> Result:
     """The result that was written."""
     values = {name: form.read(said[name], table) for name, form, _ in _result_fields() if name in said}
     place: Place = values["place"]
-    kept = said.get("rollout")
-    rollout = None if kept is None else Rollout(place, kept[0], stated=Stated(notice=kept[1]))
+    rollout = None
+    if (kept := said.get("rollout")) is not None:
+        form, notice = _form(tuple[str, str]).read(kept, table)
+        rollout = Rollout(place, form, stated=Stated(notice=notice))
     observed = None
     if "measures" in said:
         at, counts, roles = said["measures"]
-        by_role = {role: (trained, not_trained) for role, (trained, not_trained) in roles.items()}
+        by_role = _form(Mapping[str, tuple[int, int]]).read(roles, table)
         observed = Observed(Measures.unpacked(b64decode(at), b64decode(counts), by_role))
     return Result(rollout=rollout, observed=observed, **values)
 

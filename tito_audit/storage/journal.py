@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.storage.remote import RemoteStatus
+from tito_audit.storage.remote import RemoteFile, RemoteStatus
+from tito_audit.storage.remote_output import CONTENT, content_status
 
 VERSION = 1
 SUFFIX = ".journal"
@@ -257,6 +258,8 @@ class Journal:
 def is_open(path: Path) -> bool:
     """Whether a file is a journal that is open in this process: to open it once more and close it would drop the
     lock of this process on it."""
+    if isinstance(path, RemoteFile):
+        return False
     with suppress(OSError):
         return any(os.path.samestat(os.fstat(one.fileno()), path.stat()) for one in _opened)
     return False
