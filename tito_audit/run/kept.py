@@ -35,7 +35,7 @@ class Table:
 
     values: list[Any] = field(default_factory=list)
     _numbers: dict[Any, int] = field(default_factory=dict)
-    _read: dict[int, Any] = field(default_factory=dict)
+    _read: dict[tuple[_Form, int], Any] = field(default_factory=dict)
 
     def number(self, value: Any, form: _Form) -> int:
         """The number of a value, which is added if it is new."""
@@ -48,10 +48,11 @@ class Table:
         return found
 
     def value(self, number: int, form: _Form) -> Any:
-        """The value with a number, read once."""
-        if number not in self._read:
-            self._read[number] = form.read(self.values[number], self)
-        return self._read[number]
+        """The value with a number, read once in each form."""
+        key = form, _row(number)
+        if key not in self._read:
+            self._read[key] = form.read(self.values[number], self)
+        return self._read[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
