@@ -4,6 +4,7 @@
 # make live           train a toy model and run an agent through the gateway and through a plain server; scan both logs
 # make bench          scan speed; QUICK=1: a rough run of two minutes
 # make bench-joining  time and memory for joining single calls into conversations; QUICK=1
+# make bench-batch    time of an audit in a training loop, for each row of a batch; QUICK=1
 # make bench-ray      a scan on a Ray cluster of this machine against processes; QUICK=1
 # make bench-gateway  latency that the gateway adds, with 500 sessions and 200 requests in flight; QUICK=1
 # make planted        scan logs with planted faults by both engines; TOKENS=200000000
@@ -25,7 +26,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test deep vllm bench bench-joining bench-ray planted lint torch docs package sizes pictures
+.PHONY: demo test deep vllm bench bench-joining bench-batch bench-ray planted lint torch docs package sizes pictures
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, written by hand, with planted faults. The findings below are those faults:"
@@ -84,6 +85,9 @@ bench: $(VENV)/.installed-bench
 # Builds logs of up to two million calls; BENCH="--help" lists all options.
 bench-joining: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.joining $(if $(QUICK),--quick) $(BENCH)
+
+bench-batch: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.batch $(if $(QUICK),--quick) $(BENCH)
 
 # Starts clusters of one and two nodes on this machine.
 bench-ray: $(VENV)/.installed-dev $(VENV)/.installed-bench

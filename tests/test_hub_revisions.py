@@ -66,8 +66,7 @@ def client(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def commit_of(hub: ModelHub, branch: str) -> str:
     """The hash that a branch of `org/toy` has now."""
-    refs: dict[str, str] = json.loads((hub.folder / "org" / "toy" / "refs.json").read_text())
-    return refs[branch]
+    return hub.head("org/toy", branch)
 
 
 def refused(name: str) -> str:
@@ -90,12 +89,12 @@ def test_each_revision_brings_its_own_template(hub: ModelHub, client: Path) -> N
     conversation = json.loads('[{"role": "user", "content": "Hi"}]')
     texts = [one.render(as_messages(conversation, "test"), add_generation_prompt=False) for one in (old, new)]
     assert texts[1] == "<|im_start|>user: Hi<|im_end|>"
-    assert (
-        texts[0]
-        == load_renderer(str(TOY)).render(as_messages(conversation, "test"), add_generation_prompt=False)
+    assert texts[0] == load_renderer(str(TOY)).render(
+        as_messages(conversation, "test"), add_generation_prompt=False
     )
-    assert (old.tokenizer.name, old.tokenizer.commit) == ("org/toy@v1", commit_of(hub, "v1"))
-    assert (new.tokenizer.name, new.tokenizer.commit) == ("hf://org/toy@v2", commit_of(hub, "v2"))
+    for name, branch in (("org/toy@v1", "v1"), ("hf://org/toy@v2", "v2"), ("org/toy", "main")):
+        loaded = load_tokenizer(name)
+        assert (loaded.name, loaded.commit) == (name, commit_of(hub, branch))
 
 
 def test_reports_name_the_revision_and_its_commit_and_findings_stay_the_same(hub: ModelHub, client: Path) -> None:
@@ -106,10 +105,10 @@ def test_reports_name_the_revision_and_its_commit_and_findings_stay_the_same(hub
     assert told["summary"]["tokenizer"] == "org/toy@v1"
     assert told["summary"]["tokenizer_commits"] == {"org/toy@v1": commit_of(hub, "v1")}
     assert local["summary"]["tokenizer_commits"] == {}
-    _, page, _ = run("scan", LOG, "-t", "org/toy", "--quiet")
+    _, page, _ = run("scan", LOG, "-t", "org/toy")
     assert f"tokenizer org/toy (commit {commit_of(hub, 'main')[:12]})" in " ".join(page.split())
     whole = f"org/toy@{commit_of(hub, 'v1')}"
-    _, page, _ = run("scan", LOG, "-t", whole, "--quiet")
+    _, page, _ = run("scan", LOG, "-t", whole)
     assert f"tokenizer {whole} ·" in " ".join(page.split()), "a commit is named once"
     assert code == 1
 

@@ -25,7 +25,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs, open_log, paths_of, same_place
+from tito_audit.storage import find_logs, open_log, output_path, paths_of, same_place
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log

@@ -22,6 +22,7 @@ from typing import Any
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.storage.atomic import new_file
+from tito_audit.storage.remote import RemoteFile, is_url
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import escaped_json, visible
 
@@ -45,7 +46,7 @@ class Entry:
     code: str
     severity: Severity
     file: str
-    """Relative to the baseline's folder, with `/`."""
+    """Relative to the baseline's folder, with `/`; the URL of a remote log."""
     row: int
     """The row of the first of them when the baseline was written."""
     message: str
@@ -65,16 +66,19 @@ def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
 
 
 class LogNames:
-    """How a baseline names logs: relative to its own folder, resolved; symlinks below that folder are kept."""
+    """How a baseline names logs: relative to its own folder, resolved; symlinks below that folder are kept.
+
+    Remote logs are named by URL. A remote baseline names logs on disk relative to the current folder.
+    """
 
     def __init__(self, baseline: Path) -> None:
-        folder = os.path.realpath(os.path.dirname(os.path.abspath(baseline)))  # noqa: PTH100, PTH120
+        folder = os.path.realpath(folder_of(baseline))
         self._above = {_identity(place): place for place in (folder, *map(str, PurePath(folder).parents))}
         self._folder = folder
 
     def of(self, file: str) -> str:
         """The name of one log, with `/`; a remote log is named by its URL."""
-        if "://" in file:
+        if is_url(file):
             return file
         whole = PurePath(os.path.abspath(file))  # noqa: PTH100 - Path.absolute keeps the dots
         place = whole
@@ -86,6 +90,11 @@ class LogNames:
             return PurePath(os.path.relpath(place, self._folder)).as_posix()
         except ValueError:  # another drive
             return whole.as_posix()
+
+
+def folder_of(baseline: Path) -> Path:
+    """The folder from which a baseline names logs on disk."""
+    return Path.cwd() if isinstance(baseline, RemoteFile) else Path(os.path.abspath(baseline)).parent  # noqa: PTH100
 
 
 def _identity(folder: str) -> tuple[int, int] | str:

@@ -10,14 +10,14 @@ from itertools import chain
 from pathlib import Path
 
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.gate.baseline import LogNames, read_baseline, write_baseline
+from tito_audit.gate.baseline import LogNames, folder_of, read_baseline, write_baseline
 from tito_audit.gate.coverage import Coverage
 from tito_audit.gate.known import EntryCounts, Known
 from tito_audit.gate.rates import Rates, limit_reason
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.run.auditor import selected_codes
 from tito_audit.settings.model import GateSettings, Settings
-from tito_audit.storage import Name, find_logs
+from tito_audit.storage import Name, find_logs, output_path
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.summary import Fixed, Gate, Summary
 from tito_audit.terminal.coverage import coverage_reason
@@ -79,7 +79,7 @@ class _OpenBaseline:
         """The name of a log in the baseline."""
         self._files: Mapping[str, str] = {self.name(str(file)): str(file) for file in logs}
         self._entries = [] if update and not path.exists() else read_baseline(path)
-        self.known = Known(self._entries, path.parent, self._files)
+        self.known = Known(self._entries, folder_of(path), self._files)
         self.held = EntryCounts()
         """The baseline's findings as they were found in this run."""
         self._codes = criteria.codes
@@ -124,7 +124,9 @@ class Judge:
         self._coverage.begin(map(str, files), selected_codes(settings))
         self._book = None
         if gate.baseline is not None:
-            self._book = _OpenBaseline(Path(gate.baseline), files, settings, criteria, update=gate.update_baseline)
+            self._book = _OpenBaseline(
+                output_path(gate.baseline), files, settings, criteria, update=gate.update_baseline
+            )
         self._new = EntryCounts()
         self._known = 0
         self._failing: Counter[Severity] = Counter()

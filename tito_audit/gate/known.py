@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tito_audit.gate.baseline import Entry, Key, entry_of
 from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.storage.remote import is_url, remote_file
 
 _UNREADABLE = "REC001"
 
@@ -68,8 +69,7 @@ class Known:
         """Entries whose row could not be read or not be checked for their code."""
         self._ends: dict[str, tuple[int, bool]] = {}
         """By file: its last row, and whether that could be read."""
-        # os.path.exists, which returns False if the name is too long.
-        self._gone = cache(lambda file: "://" not in file and not os.path.exists(folder / file))  # noqa: PTH110
+        self._gone = cache(lambda file: not _exists(file, folder))
 
     def holds(self, finding: Finding, file: str) -> bool:
         """Whether an entry is left for the finding; if so, uses it up.
@@ -133,3 +133,10 @@ class Known:
         last, readable = self._ends[entry.file]
         # A damaged file ends with a row that cannot be read; what came after it is unknown.
         return entry.key not in self._unseen and (readable or entry.row < last or entry.code == _UNREADABLE)
+
+
+def _exists(file: str, folder: Path) -> bool:
+    """Whether a log of a baseline is still there."""
+    if is_url(file):
+        return remote_file(file).is_file()
+    return os.path.exists(folder / file)  # noqa: PTH110 - pathlib's raises if the name is too long

@@ -119,6 +119,24 @@ class RowFlow:
     def _path_of(self, file: str) -> Path:
         return next((path for path in self.files if str(path) == file), None) or path_of(file)
 
+    def check_seen(self, file: Path) -> None:
+        """SetupError if this machine does not see a log as the one that the rows come from does."""
+        wanted = None if self._sizes is None else self._sizes.get(str(file))
+        if wanted is None:
+            return
+        try:
+            found = file.stat().st_size
+        except OSError as error:
+            how = f"cannot be read on {platform.node()} ({error.strerror or error})"
+        else:
+            if found >= wanted:  # a log that is being written grows
+                return
+            how = f"has {found:,} bytes on {platform.node()}, and {wanted:,} where this run was started"
+        raise SetupError(
+            f"{file}: this log {how}.\n"
+            "Every node has to see the logs at the same paths, as on a shared file system."
+        )
+
     def rows(
         self, summary: Summary, progress: Progress | None = None, counted: Counted | None = None
     ) -> Iterator[tuple[RawRow, Place]]:

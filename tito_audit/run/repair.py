@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Result
@@ -21,7 +20,8 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
 from tito_audit.run.progress import Progress
-from tito_audit.run.repair_output import Writes, write_row
+from tito_audit.run.repair_in_memory import InMemory, repaired_rows
+from tito_audit.run.repair_output import Writes, opened_quarantine, targets_of, write_row
 from tito_audit.run.repair_replay import (
     KeptOutcome,
     RepairRecorder,
@@ -38,23 +38,16 @@ from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
     Log,
     Logs,
-    MemoryOutput,
     Name,
     Output,
     Quarantine,
     RawRow,
     RowsInMemory,
-    allow_open_files,
-    dataset_metadata,
     find_logs,
     given,
     make_folder,
-    memory_targets,
-    open_memory_output,
     open_output,
     output_path,
-    same_place,
-    target_paths,
     write_dataset_metadata,
 )
 from tito_audit.storage.journal import Journal
@@ -109,14 +102,17 @@ class Repairs(ShownRepairs):
         """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
         """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
-        self.together: Callable[[list[Any]], Any] | None = None
-        """Puts rows in memory together as the caller had them; None for files."""
-        self.in_memory: list[RowsInMemory] = []
-        """The repaired rows of each log that was given in memory, once they are complete."""
-        self._begun = self._complete = self._writes = False
+        self.in_memory = InMemory()
+        """Repaired rows of the logs in memory."""
+        self.dry = False
+        """Whether repaired rows go nowhere; known once logs are read."""
+        self._engine: Executor | None = None
+
+    repaired = property(repaired_rows)
 
     def __iter__(self) -> Iterator[Outcome]:
         with ExitStack() as stack:
+            self._engine = stack.enter_context(engine_of(self.settings))
             yield from self._all(None if self.resume is None else self._journal(self.resume, stack))
         self._ended = True
 
@@ -125,9 +121,9 @@ class Repairs(ShownRepairs):
         strategies(self.repairs)
         files = find_logs(self.logs)
         states = states_of(files) if journal is not None else {}
-        targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
         writes = Writes(self.repairs.force, journal)
-        writes.refuse_taken({**targets, **dataset_metadata(self.logs, targets)})
+        targets = targets_of(self.logs, files, self.out, writes)
+        self.dry = self.out is None and not targets
         flow = RowFlow(files, _whole(self.settings))
         flow.begin(self.before)
         flow.choose_encoders()
@@ -141,67 +137,31 @@ class Repairs(ShownRepairs):
         # The quarantine is closed first: its file is complete before any log without those rows gets its name.
         # A journal holds those rows, so with one each log gets its name at once.
         with ExitStack() as later, ExitStack() as stack:
-            quarantine = self._quarantine(files, targets, writes, stack)
+            quarantine = None
+            if self.repairs.quarantine is not None and self.out is not None:
+                quarantine = stack.enter_context(opened_quarantine(self.repairs.quarantine, targets, writes))
             writing = _Writing(self, targets, writes, quarantine, later, flow.size, once, recorder)
             outcomes = stack.enter_context(closing(self._outcomes(flow, writing)))
             for outcome in outcomes:
                 for result in flow.noted(outcome.before):
                     self.before.add(result)
                 self.before.seconds = time.perf_counter() - started
-                for result in () if self._writes else outcome.after:
+                for result in outcome.after if self.dry else ():
                     self.after.add(result)
                     self.failing += _failing(flow, result.place.file, result)
                 yield outcome
-        if self.out is not None and not self._in_memory(files):
-            write_dataset_metadata(self._names, targets, overwrite=self.repairs.force)
+        write_dataset_metadata(list(map(str, self.logs)), targets, overwrite=writes.replaces, sealed=writes.sealed)
         flow.say_joined(self.before)
         flow.encoders.warn(self.before)
         conclude(self.before)
         flow.save()
-        if self._writes:
-            self._scan_again(flow)
+        if not self.dry:
+            self._scan_again(flow, journal)
         else:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
-        self._complete = True
-
-    @property
-    def repaired(self) -> Any:
-        """Rows that were given in memory, repaired, as the caller had them: a list, a frame, a table, a data set.
-
-        Repairs them if that was not done yet. SetupError for logs in files, which are written to `out`, and while
-        the outcomes are being iterated. What was given is not changed; rows without repairs are shared with it.
-        """
-        if self.together is None:
-            raise SetupError("repaired: only rows given in memory come back; files are written to `out`.")
-        if not self._begun:
-            for _ in self:
-                pass
-        if not self._complete:
-            raise SetupError("repaired: the repair is not done yet; iterate over all outcomes first.")
-        return self.together([rows.value for rows in self.in_memory])
-
-    @property
-    def _names(self) -> list[str]:
-        return [str(log) for log in self.logs]
-
-    def _targets(self, files: Sequence[Path]) -> Mapping[Path, Path]:
-        """The file to write for each log; for rows that stay in memory, their own path."""
-        rows, overwrite = self._in_memory(files), self.repairs.force
-        self._begun, self._writes = True, self.out is not None or bool(rows)
-        if self.out is None:
-            return dict(zip(files, rows, strict=False))
-        if rows:
-            targets = memory_targets(rows, self.out)
-            for target in targets.values():
-                refuse_taken({target: target}, overwrite=overwrite)
-            return targets
-        targets = target_paths(self._names, files, self.out)
-        refuse_taken({**targets, **dataset_metadata(self._names, targets)}, overwrite=overwrite)
-        return targets
-
-    def _in_memory(self, files: Sequence[Path]) -> list[RowsInMemory]:
-        return [file for file in files if isinstance(file, RowsInMemory)]
+            self.after.tokenizer_commits = self.before.tokenizer_commits
+        self.in_memory.complete = True
 
     def tell(self, flow: RowFlow, file: Path, told: tuple[Finding, ...]) -> None:
         """Count the findings about a whole log, which no repair changes."""
@@ -209,7 +169,7 @@ class Repairs(ShownRepairs):
             return
         result = Result(told[0].place, None, told, of_log=True)
         self.before.add(result)
-        if not self._writes:
+        if self.dry:
             self.after.add(result)
             self.failing += _failing(flow, str(file), result)
 
@@ -220,23 +180,13 @@ class Repairs(ShownRepairs):
             make_folder(place.parent)
         return stack.enter_context(closing(Journal(place)))
 
-    def _quarantine(
-        self, files: Sequence[Path], targets: Mapping[Path, Path], writes: Writes, stack: ExitStack
-    ) -> Quarantine | None:
-        if self.repairs.quarantine is None or self.out is None:
-            return None
-        place = output_path(self.repairs.quarantine)
-        if any(same_place(place, one) for one in (*files, *targets.values())):
-            raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
-        opened = Quarantine.opened(place, overwrite=writes.replaces(place), sealed=writes.sealed)
-        quarantine = stack.enter_context(opened)
-        allow_open_files(len(files))
-        return quarantine
-
     def _outcomes(self, flow: RowFlow, writing: _Writing) -> Generator[Outcome, None, None]:
         """The outcomes; each row is written before its outcome is yielded."""
-        several = self.executor is not None or (self.settings.jobs or 1) > 1
-        executor, recorder, writes = self._executor(flow), writing.recorder, bool(writing.targets)
+        given = self.executor or self._engine
+        several = given is not None or (self.settings.jobs or 1) > 1
+        executor = given or self._executor(flow)
+        recorder, writes = writing.recorder, bool(writing.targets)
+        flow.executor = self._engine
         size = None
         if not executor.here:
             flow.load()
@@ -271,6 +221,7 @@ class Repairs(ShownRepairs):
     def _scan_again(self, flow: RowFlow, journal: Journal | None) -> None:
         """Scan the written files for `after`."""
         scan = Scan([target for _, target in self.written], _whole(self.settings))
+        scan.journal = journal
         scan.loader = flow.loader
         scan.standing_for = {target: log for log, target in self.written}
         logs = {str(target): str(log) for log, target in self.written}
@@ -300,8 +251,8 @@ class _Writing:
     """What each log proves, once worked out."""
     done: int = 0
     rows: int = 0
-    kept: MemoryOutput | None = None
-    """Holds the repaired rows of the current log, if it is in memory."""
+    changed: int = 0
+    """Rows that were changed or put into the quarantine."""
 
     def outcomes(self, file: Path, log: Log, parts: Iterator[tuple[Part, Repaired | None]]) -> Iterator[Outcome]:
         """The outcomes of one log, whose batches come next in `parts`."""
@@ -330,19 +281,13 @@ class _Writing:
                     yield repaired.outcome
             if out is not None:
                 out.finish(log)
-            target = self._finished(file)
-            if lacks_rows:
+            if recorder is not None:
+                recorder.finish()
+            elif lacks_rows:
                 self.later.push(stack.pop_all())
         self.done += log.size
-        if target is not None:
-            run.written.append((file, target))
-
-    def _finished(self, file: Path) -> Path | None:
-        """Where the log was written: a file, or repaired rows in memory; None in a dry run."""
-        if self.kept is not None:
-            self.run.in_memory.append(self.kept.result)
-            return self.targets[file] if self.run.out is not None else self.kept.result
-        return self.targets.get(file)
+        if self.targets:
+            run.written.append((file, run.in_memory.path(file) or self.targets[file]))
 
     def replayed(self, part: Kept) -> Iterator[Outcome]:
         """The outcomes of a log that was repaired before; what they put into the quarantine is put there again."""
@@ -393,14 +338,7 @@ class _Writing:
         added = (COLUMN,) if repairs.provenance else ()
         replaces, sealed = self.writes.replaces(target), self.writes.sealed
         out = stack.enter_context(open_output(log, target, overwrite=replaces, added=added, sealed=sealed))
-        return self.work.flow.groups[str(file)].output(out, log)
-
-    def _memory_output(self, file: RowsInMemory, log: Log, stack: ExitStack) -> Output:
-        repairs, target = self.run.repairs, self.targets[file] if self.run.out is not None else None
-        added = (COLUMN,) if repairs.provenance else ()
-        opened = open_memory_output(log, file, target, overwrite=repairs.force, added=added)
-        self.kept, out = stack.enter_context(opened)
-        return self.work.flow.groups[str(file)].output(out, log)
+        return group.output(out, log)
 
     def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
         """The repair of a row that depends on what its whole log proves; this is worked out once."""
@@ -445,21 +383,6 @@ def repair_rollouts(
     run = Repairs(found.names, out, settings, repairs, progress, resume=resume)
     run.in_memory.together = found.together
     return run
-
-
-def _write(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quarantine | None) -> None:
-    outcome = repaired.outcome
-    if outcome.quarantined is not None:
-        if quarantine is None:
-            raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
-        codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
-        for line in lines_of(unpacked(raw)):
-            quarantine.add(line, outcome.place, {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}})
-        out.replace(raw, [])
-    elif repaired.rows is None:
-        out.keep(raw)
-    else:
-        out.replace(replace(raw, value=repaired.logged), repaired.rows)
 
 
 def _whole(settings: Settings) -> Settings:

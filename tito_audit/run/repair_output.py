@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,20 @@ from tito_audit.join import lines_of
 from tito_audit.record.finding import Severity
 from tito_audit.run.repair_tasks import unpacked
 from tito_audit.run.row_repair import COLUMN, RepairedRow
-from tito_audit.storage import Output, Quarantine, RawRow, refuse_taken
+from tito_audit.storage import (
+    Name,
+    Output,
+    Quarantine,
+    RawRow,
+    RowsInMemory,
+    allow_open_files,
+    dataset_metadata,
+    memory_targets,
+    output_path,
+    refuse_taken,
+    same_place,
+    target_paths,
+)
 from tito_audit.storage.atomic import Sealed
 from tito_audit.storage.journal import Journal
 
@@ -38,6 +52,37 @@ class Writes:
     def sealed(self) -> Sealed | None:
         """What is called for each file that is complete, before it gets its name."""
         return None if self.journal is None else self.journal.wrote
+
+
+def targets_of(
+    logs: Sequence[Name], files: Sequence[Path], out: Path | None, writes: Writes
+) -> Mapping[Path, Path]:
+    """The file to write for each log; rows in memory without an `out` are their own target.
+
+    {} in a dry run. SetupError or StorageError if a file may not be written.
+    """
+    rows = [file for file in files if isinstance(file, RowsInMemory)]
+    if out is None:
+        return {file: file for file in rows}
+    if rows:
+        targets, metadata = memory_targets(rows, out), dict[Path, Path]()
+    else:
+        names = list(map(str, logs))
+        targets = target_paths(names, files, out)
+        metadata = dataset_metadata(names, targets)
+    writes.refuse_taken({**targets, **metadata})
+    return targets
+
+
+@contextmanager
+def opened_quarantine(name: str, targets: Mapping[Path, Path], writes: Writes) -> Iterator[Quarantine]:
+    """The quarantine of a run; SetupError if the run reads or writes that file."""
+    place = output_path(name)
+    if any(same_place(place, one) for one in (*targets, *targets.values())):
+        raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
+    with Quarantine.opened(place, overwrite=writes.replaces(place), sealed=writes.sealed) as quarantine:
+        allow_open_files(len(targets))
+        yield quarantine
 
 
 def write_row(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quarantine | None) -> list[bytes]:

@@ -13,10 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tito_audit.errors import SetupError
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs
+from tito_audit.storage import RowsInMemory, find_logs
 from tito_audit.storage.journal import Finished, Journal
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.load import digest_of
@@ -43,7 +44,10 @@ def identity_of(path: Path) -> State | None:
 
 
 def states_of(files: Sequence[Path]) -> States:
-    """The state of each log."""
+    """The state of each log; SetupError for rows in memory, which another run cannot be sure to find again."""
+    rows = next((file for file in files if isinstance(file, RowsInMemory)), None)
+    if rows is not None:
+        raise SetupError(f"resume: {rows} are rows in memory, and only files can be resumed.\nLeave out `resume`.")
     return {file: identity_of(file) for file in files}
 
 

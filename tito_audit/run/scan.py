@@ -17,7 +17,7 @@ from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import Loader, selected_codes
-from tito_audit.run.executor import Executor, engine_of, executor_for, is_small
+from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import findings_of_log
 from tito_audit.run.log_groups import RowFlow
@@ -27,7 +27,8 @@ from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import SCAN, FinishedLogs, States, states_of
 from tito_audit.run.rows import share_of
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, Name, find_logs, names_of
+from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
+from tito_audit.storage.journal import Journal
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
 from tito_audit.terminal.cut import elided
@@ -101,6 +102,10 @@ class Scan(Shown):
     def __iter__(self) -> Iterator[Result]:
         self.restart()
         self._begun = True
+        with ExitStack() as stack:
+            yield from self._all(stack)
+
+    def _all(self, stack: ExitStack) -> Iterator[Result]:
         selected_codes(self.settings)
         files = find_logs(self.logs)
         states = states_of(files) if self.resume is not None or self.journal is not None else {}
@@ -183,19 +188,38 @@ class Scan(Shown):
             yield result
         self.summary.notices += once.notices()
 
-    def _results(self, flow: RowFlow, counted: Counted) -> Generator[Result, None, None]:
+    def _finished(self, flow: RowFlow, states: States, stack: ExitStack) -> FinishedLogs | None:
+        """The logs that are finished, with the journal open until `stack` closes; None without a journal.
+
+        A single row is not recorded: nothing would be gained.
+        """
+        if self.settings.row is not None or (self.resume is None and self.journal is None):
+            return None
+        journal = self.journal
+        if journal is None and self.resume is not None:
+            journal = stack.enter_context(closing(Journal(self.resume)))
+        assert journal is not None
+        finished = FinishedLogs(journal, SCAN, flow, states, {"reports": self.observe})
+        self.resumed = len(finished.found)
+        self.summary.notices += finished.notices()
+        return finished
+
+    def _results(
+        self, flow: RowFlow, counted: Counted, finished: FinishedLogs | None
+    ) -> Generator[Result, None, None]:
         with engine_of(self.settings) as engine:
             flow.executor = engine
             # A single row is found here before anywhere else.
-            yield from self._results_of(
-                flow, counted, self.executor or (engine if self.settings.row is None else None)
-            )
+            given = self.executor or (engine if self.settings.row is None else None)
+            yield from self._results_of(flow, counted, given, finished)
 
     def _results_of(
-        self, flow: RowFlow, counted: Counted, given: Executor | None
+        self, flow: RowFlow, counted: Counted, given: Executor | None, finished: FinishedLogs | None
     ) -> Generator[Result, None, None]:
         several = given is not None or (self.settings.jobs or 1) > 1
         executor = given or (self._executor(flow) if several else None)
+        if executor is None and finished is not None:
+            executor = InProcess()
         if executor is not None:
             if not executor.here:
                 flow.load()

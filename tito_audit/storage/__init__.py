@@ -13,6 +13,7 @@ from tito_audit.storage.output import open_output
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.quarantine import Quarantine
 from tito_audit.storage.remote import RemoteFile
+from tito_audit.storage.remote_output import output_path, place_key
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.standard_input import path_of
 from tito_audit.storage.targets import make_folder, refuse_taken, same_place, target_paths
@@ -29,6 +30,7 @@ __all__ = [
     "Quarantine",
     "RawRow",
     "RemoteFile",
+    "RowsInMemory",
     "allow_open_files",
     "dataset_metadata",
     "few",
@@ -44,6 +46,7 @@ __all__ = [
     "output_path",
     "path_of",
     "paths_of",
+    "place_key",
     "refuse_taken",
     "same_place",
     "skipped_files",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -40,15 +42,19 @@ def send(store: Store, file: Path, url: str, *, overwrite: bool) -> None:
     """
     if isinstance(store, BucketStore):
         _to_bucket(store, file, url, overwrite)
-    elif isinstance(store, HubStore):
-        _to_hub(file, url, overwrite)
     else:
-        raise Refused(read_only())
+        assert isinstance(store, HubStore), "refuse_store was asked first"
+        _to_hub(store, file, url, overwrite)
 
 
-def read_only() -> str:
-    """Why a web server is no target."""
-    return "a web server is only read. Write to a bucket (s3://, gs://, az://), to hf://datasets/, or to disk."
+def refuse_store(store: Store, url: str) -> None:
+    """Refused if nothing can be written to a store, or to this part of it; nothing is asked."""
+    if not isinstance(store, BucketStore | HubStore):
+        raise Refused(
+            "a web server is only read. Write to a bucket (s3://, gs://, az://), to hf://datasets/, or to disk."
+        )
+    if isinstance(store, HubStore) and not same_key(url).startswith("hf://datasets/"):
+        raise Refused("on the hub only data sets are written. Name a file hf://datasets/OWNER/NAME/PATH.")
 
 
 def same_key(url: str) -> str:
@@ -68,8 +74,6 @@ def bucket_of(url: str) -> str:
     """The URL of the bucket or repository that a file is in; Refused if it names no file in one."""
     scheme, _, rest = same_key(url).partition("://")
     parts = rest.split("/")
-    if scheme == "hf" and parts[0] != "datasets":
-        raise Refused("on the hub only data sets are written. Name a file hf://datasets/OWNER/NAME/PATH.")
     depth = 3 if scheme == "hf" else 1
     if len(parts) <= depth:
         raise Refused("this names no file. Add a name after it.")
@@ -125,23 +129,22 @@ def _codes(error: BaseException | None) -> set[str]:
     return found
 
 
-def _to_hub(file: Path, url: str, overwrite: bool) -> None:
-    from huggingface_hub import CommitOperationAdd, HfApi
+def _to_hub(store: HubStore, file: Path, url: str, overwrite: bool) -> None:
+    from huggingface_hub import CommitOperationAdd
 
-    bucket_of(url)
-    place = _place(url)
-    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
+    place, api = _place(url), store._api
     about: dict[str, Any] = {"repo_id": place.name, "repo_type": place.kind, "revision": place.revision}
     try:
         head = api.repo_info(**about).sha
         if not overwrite and api.get_paths_info(place.name, [place.path], repo_type=place.kind, revision=head):
             raise Taken
-        api.create_commit(
-            **about,
-            operations=[CommitOperationAdd(place.path, os.fspath(file))],
-            commit_message=f"Write {place.path} with tito-audit",
-            parent_commit=None if overwrite else head,
-        )
+        with _no_progress():
+            api.create_commit(
+                **about,
+                operations=[CommitOperationAdd(place.path, os.fspath(file))],
+                commit_message=f"Write {place.path} with tito-audit",
+                parent_commit=None if overwrite else head,
+            )
     except Taken:
         raise
     except Exception as error:  # of requests or httpx, whichever the hub's client uses
@@ -149,3 +152,22 @@ def _to_hub(file: Path, url: str, overwrite: bool) -> None:
         if isinstance(found, Changed):
             found = Passing("others write to this data set all the time. Run again later.")
         raise _of_writing(found) from None
+
+
+@contextmanager
+def _no_progress() -> Iterator[None]:
+    """The hub's client shows no progress of its own, which would mix with ours."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

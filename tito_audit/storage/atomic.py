@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.remote import RemoteFile, RemoteStatus
-from tito_audit.storage.remote_output import RemoteDraft, exists_error, refuse_remote
+from tito_audit.storage.remote_output import RemoteDraft, content_status, exists_error, refuse_remote
 
 Sealed = Callable[[Path, os.stat_result | RemoteStatus], None]
 """Called with the target of a complete file and what the system says about it, or its store."""
@@ -55,9 +55,8 @@ def new_file(
         yield cast(BinaryIO, out)
         out.flush()
         remote = place if isinstance(place, RemoteFile) else None
-        about = os.fstat(draft.fd)
         if sealed is not None:
-            sealed(target, about if remote is None else RemoteStatus(about.st_size))
+            sealed(target, os.fstat(draft.fd) if remote is None else content_status(draft.path))
         with _as_storage_errors(target):
             draft.publish(out, overwrite)
         if sealed is not None and remote is not None:

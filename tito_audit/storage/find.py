@@ -93,14 +93,14 @@ def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iter
 
 
 def _others_under(folder: Path) -> Iterator[Path]:
-    """Files that are not logs, except hidden files and the files of a data set."""
+    """Files that are not logs, except journals, hidden files and the files of a data set."""
     for root, folders, files in _walk(folder):
         if MARKS.intersection(files) and is_dataset(root):
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and not _is_log(_inside(root, name)):
+            if not name.startswith(".") and not name.endswith(SUFFIX) and not _is_log(_inside(root, name)):
                 yield _inside(root, name)
 
 

@@ -67,12 +67,15 @@ def given(logs: Logs) -> Given:
         entries = [] if first is None else [first, *rest]
     if all(isinstance(entry, str | os.PathLike) for entry in entries):
         return Given([_path_name(entry) for entry in entries])
-    contents = list(map(content_of, entries))
+    contents = [None if isinstance(entry, Sequence) else content_of(entry) for entry in entries]
     known = [content for content in contents if content is not None]
     if len(known) < len(contents):
         raise _refused(_described_list(logs, entries[contents.index(None)]))
     pairs = enumerate(zip(known, entries, strict=True))
-    return Given([RowsInMemory.of(f"<rows {number}>", *pair) for number, pair in pairs], type(logs))
+    return Given(
+        [RowsInMemory.of(f"<rows {number}>", *pair) for number, pair in pairs],
+        tuple if isinstance(logs, tuple) else list,
+    )
 
 
 def names_of(logs: Logs) -> list[Name]:

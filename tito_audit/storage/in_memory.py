@@ -29,6 +29,9 @@ class StatusInMemory:
     """Bytes, about."""
     st_mtime_ns: int = 0
     """Not known."""
+    st_ino: int = -1
+    st_dev: int = -1
+    """Those of no file."""
 
 
 class RowsInMemory(type(Path())):  # type: ignore[misc]

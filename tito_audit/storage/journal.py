@@ -133,7 +133,7 @@ class Journal:
     def wrote(self, target: Path, about: Status) -> None:
         """Record a file that is complete and gets its name next; on disk when this returns.
 
-        Without a time, any file of its size is taken for it: what a store calls it is known only afterwards.
+        A remote file is recorded by its content, and again by what the store calls it once it is there.
         """
         stamp = _stamp(about)
         self._written.setdefault(str(target), []).append((stamp, self._end))
@@ -142,10 +142,13 @@ class Journal:
 
     def is_ours(self, target: Path) -> bool:
         """Whether the file is unchanged since a run with this journal wrote it."""
-        written = self._written.get(str(target))
-        stamp = _stamp_of(target) if written else None
-        sized = (stamp[0], 0, None) if stamp is not None else None
-        return stamp is not None and any(one in (stamp, sized) for one, _ in written or ())
+        stamps = [stamp for stamp, _ in self._written.get(str(target), ())]
+        found = _stamp_of(target) if stamps else None
+        if found is None or found in stamps:
+            return found is not None
+        # A run that was killed when the store had just taken the file has recorded only its content.
+        contents = [one for one in stamps if one[0] == found[0] and str(one[2]).startswith(CONTENT)]
+        return bool(contents) and _stamp(content_status(target)) in contents
 
     def holds(self, target: Path, finished: Finished) -> bool:
         """Whether the file is unchanged and is what was written for the log when it was finished."""

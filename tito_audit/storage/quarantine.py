@@ -47,7 +47,7 @@ class Quarantine:
             line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
         elif raw.of_text:
             # As Python writes it, NaN and lone surrogates included.
-            line = json.dumps({**raw.value, column: about}).encode("ascii")
+            line = json.dumps({**raw.value, column: about}, default=_plain).encode("ascii")
         else:
             options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
             line = orjson.dumps({**raw.value, column: about}, option=options, default=_plain)

@@ -10,17 +10,20 @@ import io
 import os
 import tempfile
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._store import Missing, Refused, retried
-from tito_audit.storage._store_web import WebStore
-from tito_audit.storage._store_writing import Taken, bucket_of, read_only, same_key, send
+from tito_audit.storage._store import Missing, Refused, RemoteStatus, retried
+from tito_audit.storage._store_writing import Taken, bucket_of, refuse_store, same_key, send
 from tito_audit.storage.remote import RemoteFile, is_url
 
 _LISTED = 8
 """From how many targets on their folder is listed, rather than asking for each."""
+_BLOCK = 1 << 20
+CONTENT = "sha256:"
+"""How the etag of `content_status` begins."""
 _PROCESS = Path("/proc/self/fd")
 
 
@@ -53,26 +56,23 @@ def refuse_remote(target: RemoteFile, *, overwrite: bool, source: Path | None = 
             f"{target}: this is the input itself, and the input is never written; name another file."
         )
     bucket = _bucket(target)
-    try:
-        target.refreshed()
-    except FileNotFoundError:
+    if not _exists(target):
         _refuse_missing(target, bucket)
-        return
-    if not overwrite:
+    elif not overwrite:
         raise exists_error(target)
 
 
 def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
-    """StorageError if any of these files exists; the folder of many is listed rather than asking for each."""
+    """StorageError if any of these files exists; where there are many, their folder is listed instead."""
     wanted = list(targets)
     if len(wanted) < _LISTED:
         for target in wanted:
-            refuse_remote(target, overwrite=False)
+            if _exists(target):
+                raise exists_error(target)
         return
     above = wanted[0].parent
     while not all(target.is_relative_to(above) for target in wanted):
         above = above.parent
-    _refuse_missing(wanted[0], _bucket(wanted[0]))
     try:
         taken = {same_key(url) for url, _ in above.store.files(above.url)}
     except Missing:  # an empty folder is none
@@ -84,11 +84,26 @@ def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
         raise exists_error(found)
 
 
+def _exists(target: RemoteFile) -> bool:
+    try:
+        target.refreshed()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def refuse_place(target: RemoteFile) -> None:
+    """StorageError if nothing is ever written to such a URL; the store is not asked."""
+    try:
+        refuse_store(target.store, target.url)
+    except Refused as error:
+        raise StorageError(f"{target}: {error}") from None
+
+
 def _bucket(target: RemoteFile) -> RemoteFile:
     """The bucket or repository that a target is in; StorageError if nothing can be written there."""
+    refuse_place(target)
     try:
-        if isinstance(target.store, WebStore):
-            raise Refused(read_only())
         return RemoteFile(bucket_of(target.url))
     except Refused as error:
         raise StorageError(f"{target}: {error}") from None
@@ -159,7 +174,7 @@ def exists_error(target: Path) -> StorageError:
 
 
 def content_status(file: Path) -> RemoteStatus:
-    """Size and, as its etag, a hash of the content, which is read; FileNotFoundError without a file."""
+    """Size and, as its etag, a hash of the content, for which the file is read; FileNotFoundError without it."""
     digest = sha256()
     with file.open("rb") as opened:
         while block := opened.read(_BLOCK):
@@ -181,7 +196,7 @@ def _holds(place: RemoteFile, file: Path) -> bool:
     if place.refreshed().st_size != file.stat().st_size:
         return False
     with place.open() as there, file.open("rb") as here:
-        blocks = iter(lambda: (there.read(1 << 20), here.read(1 << 20)), (b"", b""))
+        blocks = iter(lambda: (there.read(_BLOCK), here.read(_BLOCK)), (b"", b""))
         return all(one == other for one, other in blocks)
 
 

@@ -18,6 +18,8 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     A file found in a folder keeps its path below that folder. SetupError if two logs would be written to
     one file or a log would be overwritten.
     """
+    if isinstance(out, RemoteFile):
+        refuse_place(out)
     in_folder = _is_folder(out)
     folders = [path for path in map(_named, logs) if _is_folder(path)]
     if len(files) == 1 and not in_folder and not folders:
@@ -53,10 +55,9 @@ def same_place(one: Path, other: Path) -> bool:
 def refuse_taken(targets: Mapping[Path, Path], *, overwrite: bool) -> None:
     """Raise StorageError if a target exists and must not be overwritten, before hours of work."""
     remote = [target for target in targets.values() if isinstance(target, RemoteFile)]
-    if overwrite:
-        for first in remote[:1]:
-            refuse_remote(first, overwrite=True)  # whether there is such a bucket
-    elif remote:
+    for first in remote[:1]:
+        refuse_remote(first, overwrite=True)  # whether there is such a bucket
+    if remote and not overwrite:
         refuse_remotes(remote)
     for file, target in targets.items():
         if not isinstance(target, RemoteFile) and os.path.lexists(target):

@@ -9,7 +9,7 @@ from tito_audit.errors import TokenizerError
 from tito_audit.tokens.hub_cache import HubName, cached_revisions
 from tito_audit.unknown import close_names
 
-_FILES = [
+FILES = [
     "tokenizer*",
     "*token*.json",
     "vocab*",
@@ -22,6 +22,7 @@ _FILES = [
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 ]
+"""Which files of a repository a tokenizer may need."""
 _FEW = 5
 
 
@@ -54,7 +55,7 @@ def snapshot_of(name: str, commit: str | None = None) -> Snapshot:
 
     try:
         folder = Path(
-            huggingface_hub.snapshot_download(hub.repository, revision=hub.revision, allow_patterns=_FILES)
+            huggingface_hub.snapshot_download(hub.repository, revision=hub.revision, allow_patterns=FILES)
         )
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
         raise _refused(name, hub, error) from error

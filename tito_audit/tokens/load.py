@@ -57,7 +57,7 @@ def digest_of(tokenizer: Tokenizer) -> str:
     """A hash of the files in a tokenizer's folder that decide what it does."""
     digest = sha256()
     folder = tokenizer.folder
-    patterns = (*_HUB_FILES, "*.py")
+    patterns = (*FILES, "*.py")
     files = {file for pattern in patterns for file in folder.glob(pattern)} if folder is not None else set()
     for file in sorted(file for file in files if file.is_file()):
         digest.update(f"{file.relative_to(folder or file)}\n".encode() + _digest(file))
