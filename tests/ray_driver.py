@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -188,14 +189,17 @@ def with_version(version: str, logs: Any, settings: dict[str, Any]) -> str:
 
 
 def of_open_file(path: str, settings: dict[str, Any]) -> str:
-    """What is said of a log that only this process can open."""
+    """What is said of a log that only this process can open, by a number that no worker has a file for."""
     from tito_audit import SetupError
 
     with Path(path).open("rb") as file:
-        try:
-            scanned(f"/proc/self/fd/{file.fileno()}", None, settings)
-        except SetupError as error:
-            return str(error)
+        number = fcntl.fcntl(file, fcntl.F_DUPFD, 512)
+    try:
+        scanned(f"/proc/self/fd/{number}", None, settings)
+    except SetupError as error:
+        return str(error)
+    finally:
+        os.close(number)
     return ""
 
 

@@ -34,8 +34,12 @@ def _followed(row: Row, choice: int) -> Row:
 
 
 def scanned(log: Path, server: VllmServer, *more: object) -> tuple[int, Counter[str]]:
-    """The exit code of a scan, and how many errors each rule found."""
-    code, out, said = run("scan", log, "-t", server.model, "--report", "json", *more)
+    """The exit code of a scan, and how many errors each rule found.
+
+    The toy model spells control tokens in pieces as often as not. By chance all of the first rows do: REC007 then
+    takes them for those of another tokenizer, and no other rule would run.
+    """
+    code, out, said = run("scan", log, "-t", server.model, "--ignore", "REC007", "--report", "json", *more)
     assert out, said
     found = json.loads(out)["summary"]["findings"]
     return code, Counter({rule: counts["error"] for rule, counts in found.items() if counts["error"]})
