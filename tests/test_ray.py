@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -406,11 +407,11 @@ def long(tmp_path: Path) -> Path:
 
 def folders() -> set[Path]:
     """The folders of clusters that runs started."""
-    return set(Path("/tmp").glob("tito-ray-*"))
+    return set(Path(tempfile.gettempdir()).glob("tito-ray-*"))
 
 
 def left() -> dict[int, str]:
-    return {**processes("/tmp/tito-ray-"), **processes("ray::tito_audit_chunks")}
+    return {**processes("/tito-ray-"), **processes("ray::tito_audit_chunks")}
 
 
 @deep
