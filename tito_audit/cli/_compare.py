@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.cells import cell_len
@@ -45,6 +45,8 @@ class Repaired:
     repairs: RepairSettings
     out: str | None
     """None: a dry run."""
+    changed: Mapping[Path, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By log: which rows were written with changes, and the places that changed."""
 
 
 def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
@@ -54,6 +56,7 @@ def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
         "after": summary_object(run.after),
         **run.tally.as_object(),
         "files": [{"log": str(log), "written": str(target)} for log, target in run.written],
+        "changed": [{"file": str(log), **one} for log, found in run.changed.items() for one in found],
         "dry_run": run.out is None,
     }
     out.write(as_json(value) + "\n")

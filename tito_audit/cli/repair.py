@@ -82,7 +82,8 @@ def repair(
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
             tally.add(outcome)
     say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
-    _deliver(Repaired(tally, run.before, run.after, run.written, settings, how, target), wanted, page)
+    done = Repaired(tally, run.before, run.after, run.written, settings, how, target, run.changed)
+    _deliver(done, wanted, page)
     if run.failing:
         raise typer.Exit(1)
 

@@ -253,8 +253,8 @@ def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
 
 
 def _origins(old: Sequence[Any], new: Sequence[Any]) -> list[int | None]:
-    """For each new entry, the old entry whose spelling it takes: the one at the same place from either end, else
-    the first equal one."""
+    """For each new entry, the old entry whose spelling it takes: an equal one at the same place, from either end,
+    else the first equal one."""
     kinds = {type(value) for value in old}
     mixed = int in kinds and float in kinds
     was, now = _keys(old, mixed), _keys(new, mixed)
@@ -262,7 +262,10 @@ def _origins(old: Sequence[Any], new: Sequence[Any]) -> list[int | None]:
     head = next((i for i in range(most) if was[i] != now[i]), most)
     tail = next((i for i in range(most - head) if was[-1 - i] != now[-1 - i]), most - head)
     first = {key: index for index, key in zip(range(len(was) - 1, -1, -1), reversed(was), strict=True)}
-    middle = [first.get(key) for key in now[head : len(now) - tail]]
+    middle = [
+        index if index < len(was) and was[index] == now[index] else first.get(now[index])
+        for index in range(head, len(now) - tail)
+    ]
     return [*range(head), *middle, *range(len(was) - tail, len(was))]
 
 

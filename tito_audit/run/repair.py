@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Result
@@ -25,6 +27,7 @@ from tito_audit.run.repair_output import Writes, opened_quarantine, targets_of, 
 from tito_audit.run.repair_replay import (
     KeptOutcome,
     RepairRecorder,
+    changed_in,
     encoders_of,
     kept_outcomes,
     refuse_model,
@@ -33,6 +36,7 @@ from tito_audit.run.repair_replay import (
 from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
 from tito_audit.run.resume import states_of
 from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, fails, strategies
+from tito_audit.run.rows import every_row
 from tito_audit.run.scan import Scan, conclude, once_of, testimony_of
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
@@ -50,6 +54,7 @@ from tito_audit.storage import (
     output_path,
     write_dataset_metadata,
 )
+from tito_audit.storage.changes import Changes
 from tito_audit.storage.journal import Journal
 from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
@@ -98,6 +103,8 @@ class Repairs(ShownRepairs):
         """To show tokens of the current log as text; None without a tokenizer and before the first outcome."""
         self.written: list[tuple[Path, Path]] = []
         """(log, file written for it), once each file is complete."""
+        self.changed: dict[Path, list[dict[str, Any]]] = {}
+        """By log: its changed rows and the places that changed, as in the JSON report."""
         self.batch_bytes: int | None = None
         """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
@@ -124,7 +131,7 @@ class Repairs(ShownRepairs):
         writes = Writes(self.repairs.force, journal)
         targets = targets_of(self.logs, files, self.out, writes)
         self.dry = self.out is None and not targets
-        flow = RowFlow(files, _whole(self.settings))
+        flow = RowFlow(files, every_row(self.settings))
         flow.begin(self.before)
         flow.choose_encoders()
         once = self._once(flow)
@@ -220,7 +227,7 @@ class Repairs(ShownRepairs):
 
     def _scan_again(self, flow: RowFlow, journal: Journal | None) -> None:
         """Scan the written files for `after`."""
-        scan = Scan([target for _, target in self.written], _whole(self.settings))
+        scan = Scan([target for _, target in self.written], every_row(self.settings))
         scan.journal = journal
         scan.loader = flow.loader
         scan.standing_for = {target: log for log, target in self.written}
@@ -264,7 +271,8 @@ class _Writing:
         if recorder is not None:
             recorder.begin(file, auditor.told)
         with ExitStack() as stack:
-            out = self._output(file, log, stack) if self.targets else None
+            changes = Changes()
+            out = self._output(file, log, stack, changes) if self.targets else None
             for part, answer in parts:
                 if not isinstance(part, Batch) or answer is None:
                     break
@@ -281,8 +289,9 @@ class _Writing:
                     yield repaired.outcome
             if out is not None:
                 out.finish(log)
+            run.changed[file] = list(changes.objects())
             if recorder is not None:
-                recorder.finish()
+                recorder.finish(run.changed[file])
             elif lacks_rows:
                 self.later.push(stack.pop_all())
         self.done += log.size
@@ -308,6 +317,7 @@ class _Writing:
             yield whole.get(outcome.place.row, outcome)
         for encoded in encoders_of(recorder.journal, part.recorded):
             flow.encoders.add(encoded, run.before)
+        run.changed[file] = changed_in(recorder.journal, part.recorded)
         self.done += file.stat().st_size
         if self.targets:
             run.written.append((file, self.targets[file]))
@@ -329,16 +339,16 @@ class _Writing:
                     break
         return found
 
-    def _output(self, file: Path, log: Log, stack: ExitStack) -> Output:
+    def _output(self, file: Path, log: Log, stack: ExitStack, changes: Changes) -> Output:
         target, repairs, group = self.targets[file], self.run.repairs, self.work.flow.groups[str(file)]
         if self.run.out is not None and target != self.run.out:  # in a folder, which is made as needed
             make_folder(target.parent)
         if isinstance(file, RowsInMemory):
             return group.output(stack.enter_context(self.run.in_memory.opened(log, file, target, repairs)), log)
         added = (COLUMN,) if repairs.provenance else ()
-        replaces, sealed = self.writes.replaces(target), self.writes.sealed
-        out = stack.enter_context(open_output(log, target, overwrite=replaces, added=added, sealed=sealed))
-        return group.output(out, log)
+        opened = partial(open_output, log, target, added=added, changes=changes)
+        out = opened(overwrite=self.writes.replaces(target), sealed=self.writes.sealed)
+        return group.output(stack.enter_context(out), log)
 
     def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
         """The repair of a row that depends on what its whole log proves; this is worked out once."""
@@ -383,11 +393,6 @@ def repair_rollouts(
     run = Repairs(found.names, out, settings, repairs, progress, resume=resume)
     run.in_memory.together = found.together
     return run
-
-
-def _whole(settings: Settings) -> Settings:
-    """The settings for every row: a repair writes whole logs."""
-    return replace(settings, limit=None, sample=None, row=None)
 
 
 def _failing(flow: RowFlow, file: str, result: Result) -> int:

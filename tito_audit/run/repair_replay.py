@@ -87,8 +87,8 @@ class RepairRecorder:
         if len(self._rows) >= _PART:
             self._write()
 
-    def finish(self) -> None:
-        """Record that the log is repaired; its file is complete and gets its name next."""
+    def finish(self, changed: Sequence[Mapping[str, Any]]) -> None:
+        """Record that the log is repaired, and its changed rows; its file is complete and gets its name next."""
         if self._rows:
             self._write()
         table, told = Table(), None
@@ -101,6 +101,7 @@ class RepairRecorder:
             encoders=list(self._encoders),
             told=told,
             values=table.values,
+            changed=changed,
         )
 
     def _write(self) -> None:
@@ -132,6 +133,19 @@ def kept_outcomes(journal: Journal, finished: Finished, file: Path) -> Iterator[
                 for outcome, *moved in part["rows"]
             ]
         yield from rows
+
+
+def changed_in(journal: Journal, finished: Finished) -> list[dict[str, Any]]:
+    """The changed rows of a log that is kept, as the JSON report has them."""
+    with journal.reading(finished):
+        return [
+            {
+                "columns": [str(name) for name in one["columns"]],
+                "into": int(one["into"]),
+                "rows": [[int(start), int(stop)] for start, stop in one["rows"]],
+            }
+            for one in finished.said["changed"]
+        ]
 
 
 def refuse_model(repairs: RepairSettings) -> None:

@@ -108,6 +108,11 @@ class LogGroup:
                     yield from first.read(raw, Place(str(file), raw.index)).rollouts
 
 
+def every_row(settings: Settings) -> Settings:
+    """The settings for every row of a log, as what writes whole logs reads them."""
+    return replace(settings, limit=None, sample=None, row=None)
+
+
 def share_of(settings: Settings) -> float | None:
     """The share of the rows to audit, None for all; SetupError unless it is above 0 and at most 1."""
     share = settings.sample

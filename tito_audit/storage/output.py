@@ -15,6 +15,7 @@ from tito_audit.format import Row
 from tito_audit.record.edits import edits_between
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import Sealed, new_file
+from tito_audit.storage.changes import Changes
 from tito_audit.storage.log import BINARY, TABLES, Log
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.row import RawRow
@@ -34,12 +35,13 @@ def open_output(
     overwrite: bool,
     added: tuple[str, ...] = ("tito_audit",),
     sealed: Sealed | None = None,
+    changes: Changes | None = None,
 ) -> Iterator[Output]:
     """An output for the rows of a log that keeps its text; `target` appears when the block ends, or never.
 
     If no row changed, it is a copy of the log's file. The suffix of `target` decides how JSON is compressed;
     without one, as the log is. `added` names columns that rows may have although the log does not. `sealed` is
-    called once the file is complete, just before it appears.
+    called once the file is complete, just before it appears. `changes` takes down which rows change.
     SetupError if the suffix is that of another kind; StorageError if the file cannot be written, or the log
     has a row that cannot be carried over.
     """
@@ -70,7 +72,8 @@ def open_output(
         else:
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
-        whole = _CheckedOutput(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
+        may_copy = log.kind not in BINARY and compression == log.compression
+        whole = _CheckedOutput(log, out, inner, changes or Changes(), may_copy=may_copy)
         yield whole if log.inside is None else nested_output(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
@@ -86,12 +89,13 @@ def nested_output(whole: Output, moved: tuple[str, ...]) -> Output:
 class _CheckedOutput:
     """An output that refuses to lose rows, and copies the file if nothing changed."""
 
-    def __init__(self, log: Log, out: BinaryIO, inner: Output, *, may_copy: bool) -> None:
+    def __init__(self, log: Log, out: BinaryIO, inner: Output, changes: Changes, *, may_copy: bool) -> None:
         self.changed = False
         self.finished = False
         self._path = log.path
         self._out = out
         self._inner = inner
+        self._changes = changes
         self._may_copy = may_copy
         self._text = log.kind not in BINARY
         self._state = _state(log.path)
@@ -112,6 +116,7 @@ class _CheckedOutput:
             self._inner.keep(raw)
             return
         self.changed = True
+        self._changes.add(raw.index, raw.value, rows)
         self._inner.replace(raw, rows)
 
     def finish(self, log: Log) -> None:

@@ -1,0 +1,71 @@
+"""Named: what the report of a repair names as changed in one log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is named of one row."""
+
+    places: frozenset[str]
+    """Paths such as `turns[].prompt_ids`."""
+    into: int
+    """How many rows it became."""
+
+    def allows(self, place: str) -> bool:
+        """Whether this place, or one that it is in, may have another value."""
+        return any(place == one or place.startswith((f"{one}.", f"{one}[")) for one in self.places)
+
+    def below(self, place: str) -> bool:
+        """Whether something in this place, or all of it, may change."""
+        return any(one == place or one.startswith((f"{place}.", f"{place}[")) for one in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What is named of one log."""
+
+    rows: dict[int, Change]
+    notices: str
+    """Everything that the report says in words."""
+
+    def of(self, row: int) -> Change | None:
+        """What is named of a row; None: it stays as it was."""
+        return self.rows.get(row)
+
+    def column(self, name: str) -> bool:
+        """Whether any row may change in this column."""
+        return any(change.below(name) for change in self.rows.values())
+
+    def added(self, name: str) -> bool:
+        """Whether any row names exactly this place."""
+        return any(name in change.places for change in self.rows.values())
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether a row was left out or forked."""
+        return any(change.into != 1 for change in self.rows.values())
+
+
+def names_of(original: Path, repaired: Path, report: dict[str, Any]) -> Named | None:
+    """What the report names of the log `original`; None if it does not say that the log was written."""
+    logs = [
+        one["log"]
+        for one in report["files"]
+        if Path(one["written"]).absolute() == repaired.absolute() or one["log"] == str(original)
+    ]
+    if not logs and len(report["files"]) == 1:
+        logs = [report["files"][0]["log"]]
+    if not logs:
+        return None
+    rows: dict[int, Change] = {}
+    for one in report["changed"]:
+        if one["file"] == logs[0]:
+            change = Change(frozenset(one["columns"]), one["into"])
+            rows |= {row: change for start, stop in one["rows"] for row in range(start, stop)}
+    notices = [*report["before"].get("notices", ()), *report["after"].get("notices", ())]
+    return Named(rows, "\n".join([*notices, *(str(note["text"]) for note in report["notes"])]))
