@@ -209,7 +209,7 @@ def test_the_text_around_a_range_reaches_to_the_nearest_control_tokens(
     after = [i for i in range(end, len(tokens)) if whole.control[i]]
     left = b"".join(tokens[before[-1] if before else 0 : start])
     right = b"".join(tokens[end : after[0] + 1 if after else len(tokens)])
-    assert whole.around(start, end, limit) == (left[-limit:], right[:limit])
+    assert (whole.before(start, limit), whole.after(end, limit)) == (left[-limit:], right[:limit])
 
 
 @few

@@ -9,6 +9,9 @@ import numpy as np
 
 from tito_audit.record.arrays import Ids, Mask, Offsets
 
+AROUND = 4_000
+"""The most bytes of the text around a token range."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
@@ -48,10 +51,27 @@ class Pieces:
         cuts = sorted(edges)
         return list(pairwise(cuts))
 
-    def around(self, start: int, end: int, limit: int = 4000) -> tuple[bytes, bytes]:
-        """Up to `limit` bytes before and after a token range, to the nearest control token (included)."""
-        before = self.control[:start].tobytes().rfind(b"\1")
-        after = self.control[end:].tobytes().find(b"\1")
-        first = max(before, 0)
-        last = end + after + 1 if after >= 0 else len(self.ids)
-        return self.bytes_of(first, start)[-limit:], self.bytes_of(end, last)[:limit]
+    def before(self, start: int, limit: int = AROUND) -> bytes:
+        """Up to `limit` bytes before a token, back to the nearest control token (included)."""
+        low = self._reach(start, start, limit)[0]
+        at = self.control[low:start].tobytes().rfind(b"\1")
+        return self.bytes_of(low + max(at, 0), start)[-limit:]
+
+    def after(self, end: int, limit: int = AROUND) -> bytes:
+        """Up to `limit` bytes from a token on, through the next control token."""
+        high = self._reach(end, end, limit)[1]
+        at = self.control[end:high].tobytes().find(b"\1")
+        return self.bytes_of(end, end + at + 1 if at >= 0 else high)[:limit]
+
+    def near(self, start: int, end: int) -> tuple[Pieces, int]:
+        """Tokens `start:end` with all that `before` and `after` look at, and the number of the first of these."""
+        low, high = self._reach(start, end, AROUND)
+        part = self.part(low, high)
+        return Pieces(part.ids.copy(), part.end, part.data, part.control.copy()), low
+
+    def _reach(self, start: int, end: int, limit: int) -> tuple[int, int]:
+        """The tokens that `limit` bytes before `start` and after `end` lie in."""
+        first = int(self.end[start - 1]) if start else 0
+        last = int(self.end[end - 1]) if end else 0
+        low = min(int(self.end.searchsorted(first - limit, side="right")), start)
+        return low, min(int(self.end.searchsorted(last + limit)) + 1, len(self.ids))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tito_audit.align.blocks import BlockKind, Blocks
-from tito_audit.align.pieces import Pieces
+from tito_audit.align.pieces import AROUND, Pieces
 from tito_audit.align.prefix import common_prefix
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Difference, TextSide
 from tito_audit.evidence.narrowed import narrowed
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
+
+_WINDOW = 4 * AROUND
+"""About how many bytes the text around one difference takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Region:
 
 def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stretch]:
     """The tokens that differ in every block that is not SAME, in order."""
+    differing = blocks.differing()
+    few = len(differing) * _WINDOW < len(recorded.data)
     return [
         Stretch(
             kind,
@@ -52,11 +57,11 @@ def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stret
             end,
             c_start,
             c_end,
-            _side(recorded, start, end),
-            _side(canonical, c_start, c_end),
+            _side(recorded, start, end, few),
+            _side(canonical, c_start, c_end, few),
             equal_around(recorded.ids, (start, end), canonical.ids, (c_start, c_end)),
         )
-        for block in blocks.differing()
+        for block in differing
         for kind, start, end, c_start, c_end in narrowed(block, recorded, canonical)
     ]
 
@@ -123,6 +128,9 @@ def equal_around(
     return common_prefix(*before), common_prefix(*after)
 
 
-def _side(pieces: Pieces, start: int, end: int) -> TextSide:
-    before, after = pieces.around(start, end)
-    return TextSide(pieces.ids[start:end], pieces.bytes_of(start, end), before, after)
+def _side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:
+    """One side of a difference. Of few differences each keeps its own text; many share the whole sequence."""
+    if not few:
+        return TextSide(pieces, start, end)
+    near, low = pieces.near(start, end)
+    return TextSide(near, start - low, end - low)

@@ -8,6 +8,7 @@ from enum import Flag, StrEnum, auto
 from typing import Any, TypeVar
 
 from tito_audit.align.blocks import BlockKind
+from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import Link
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
@@ -47,18 +48,38 @@ CONTEXT_TOKENS = 3
 """How many equal tokens before and after a difference a finding keeps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TextSide:
-    """One side of a difference with the text around it, to name a cause from."""
+    """One side of a difference with the text around it, to name a cause from.
 
-    ids: Ids
-    """`[N]` the tokens of the difference itself."""
-    data: bytes
-    """Their bytes, control tokens as their literal text."""
-    before: bytes
-    """What precedes it on this side, back to the nearest control token (included), up to a limit."""
-    after: bytes
-    """What follows it on this side, through the next control token, up to a limit."""
+    It holds no text of its own: a row may have as many differences as tokens.
+    """
+
+    pieces: Pieces
+    """The whole sequence."""
+    start: int
+    end: int
+    """The tokens of the difference itself, half-open."""
+
+    @property
+    def ids(self) -> Ids:
+        """`[N]` the tokens of the difference itself."""
+        return self.pieces.ids[self.start : self.end]
+
+    @property
+    def data(self) -> bytes:
+        """Their bytes, control tokens as their literal text."""
+        return self.pieces.bytes_of(self.start, self.end)
+
+    @property
+    def before(self) -> bytes:
+        """What precedes it on this side, back to the nearest control token (included), up to a limit."""
+        return self.pieces.before(self.start)
+
+    @property
+    def after(self) -> bytes:
+        """What follows it on this side, through the next control token, up to a limit."""
+        return self.pieces.after(self.end)
 
 
 @dataclass(frozen=True, slots=True)
