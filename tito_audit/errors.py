@@ -19,6 +19,11 @@ To add one, subclass the branch with the same exit code and document it here.
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
 
 class TitoAuditError(Exception):
     """Base of every error that tito-audit raises on purpose."""
@@ -70,3 +75,25 @@ class ProviderError(TitoAuditError):
         super().__init__(message)
         self.status = status
         self.body = body
+
+
+ODD_VALUES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What Python raises where code meets a value that it does not expect, too deep a nesting (RecursionError) included."""
+
+
+def in_words(error: BaseException) -> str:
+    """What an unexpected error is and where it was raised: `KeyError 'data' in formats/tinker.py (_data)`."""
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply"
+    said = str(error).partition("\n")[0][:200]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in Path(frame.filename).parents]
+    where = f" in {Path(frames[-1].filename).relative_to(_PACKAGE).as_posix()} ({frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}{' ' if said else ''}{said}{where}"

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import orjson
 
 from tito_audit.convert.unread_keys import (
     BOUNDS,
@@ -26,6 +25,7 @@ from tito_audit.convert.unread_keys import (
 )
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
+from tito_audit.record.nesting import parsed_json
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import Sources, places_read
 
@@ -124,8 +124,8 @@ class _HeldValues:
     def _json(self, text: str, key: str, path: tuple[str, ...], place: Path) -> None:
         """Look into a string that is JSON, which tables use for what they have no type for."""
         try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError:
+            value = parsed_json(text)
+        except ValueError:
             value = None
         if isinstance(value, dict | list):
             self.look(value, key, path, place)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
+from tito_audit.record.nesting import parsed_json
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
@@ -245,6 +246,6 @@ def parsed(row: Mapping[str, Any], name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return orjson.loads(value) if value.strip() else None
+        return parsed_json(value) if value.strip() else None
     except orjson.JSONDecodeError:
         return value

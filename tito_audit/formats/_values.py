@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import filled, is_list, plain
 from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.nesting import parsed_json
 from tito_audit.record.sources import Layout
 
 
@@ -38,8 +38,8 @@ def literal(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return parsed_json(value)
+    except ValueError:
         pass
     try:
         return ast.literal_eval(value)

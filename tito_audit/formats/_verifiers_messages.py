@@ -12,11 +12,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from tito_audit.errors import RecordError
 from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
+from tito_audit.record.nesting import parsed_json
 
 
 def chat_message(value: object, where: str) -> Message:
@@ -49,8 +48,8 @@ def chat_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
 def _chat_call(call: Any) -> Any:
     if isinstance(call, str):
         # Before v1 the messages of a row hold each call as a string of JSON.
-        with contextlib.suppress(orjson.JSONDecodeError):
-            call = orjson.loads(call)
+        with contextlib.suppress(ValueError):
+            call = parsed_json(call)
     if not isinstance(call, Mapping) or isinstance(call.get("function"), Mapping):
         return call
     if text_of(call.get("type")) == "custom":

@@ -7,7 +7,6 @@ microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec, as_message
+from tito_audit.record.nesting import parsed_by_python
 from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
@@ -272,8 +272,8 @@ def _content(value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith('[{"'):
         return value
     try:
-        parts = json.loads(value)
-    except (ValueError, RecursionError):
+        parts = parsed_by_python(value)
+    except ValueError:
         return value
     known = ("text", "image_url", "input_audio", "file")
     whole = isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") in known for p in parts)

@@ -7,7 +7,6 @@ a trajectory. OpenPipe/ART `src/art/utils/trajectory_logging.py` (version 1 as o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from tito_audit.formats._columns import parsed
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.nesting import parsed_by_python, parsed_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
@@ -90,12 +90,12 @@ def _trajectory(row: Row) -> Mapping[str, Any]:
     if not isinstance(text, str):
         raise RecordError("trajectory_json is not a JSON string")
     try:
-        value = orjson.loads(text)
+        value = parsed_json(text)
     except orjson.JSONDecodeError:
         # Python writes NaN and lone surrogates, which orjson refuses.
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = parsed_by_python(text)
+        except ValueError:
             raise RecordError("trajectory_json is not valid JSON") from None
     if not isinstance(value, Mapping):
         raise RecordError("trajectory_json is not a trajectory (an object)")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from tito_audit.format import Row
+from tito_audit.record.nesting import parsed_json
 
 Numbers: TypeAlias = NDArray[Any]
 """`[N]` bool, int64 or float64; NaN for null."""
@@ -252,7 +252,7 @@ def _json_in(text: str) -> Any:
     if len(text) > _JSON_TEXT or text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        value = parsed_json(text)
+    except ValueError:
         return None
     return value if isinstance(value, list | dict) and value else None

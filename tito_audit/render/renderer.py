@@ -8,7 +8,6 @@ empty text. The form that transformers uses is tried first, the others if the te
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -18,6 +17,7 @@ import numpy as np
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.nesting import parsed_by_python
 from tito_audit.render.globals import Clock
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -321,8 +321,8 @@ def _parsed_call(call: Any) -> Any:
     if not isinstance(arguments, str):
         return call
     try:
-        return {**call, "arguments": json.loads(arguments)}
-    except (ValueError, RecursionError):
+        return {**call, "arguments": parsed_by_python(arguments)}
+    except ValueError:
         return call
 
 

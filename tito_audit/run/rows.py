@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.errors import RecordError, SetupError, StorageError
+from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, in_words
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns
 from tito_audit.join import Join, form_of
@@ -72,21 +72,18 @@ class LogGroup:
         """The row and its rollouts; RecordError when it cannot be read."""
         if raw.value is None:
             raise RecordError(raw.error or "the row cannot be read")
-        row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-        form = form_of(row, self.named)
-        return ReadRow(row, form, self.read_again(form, row, place, raw.value))
+        try:
+            row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
+            form = form_of(row, self.named)
+            return ReadRow(row, form, self.read_again(form, row, place, raw.value))
+        except TitoAuditError:
+            raise
+        except ODD_VALUES as error:
+            raise RecordError(f"the row cannot be read: {in_words(error)}") from error
 
     def read_again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
         """The rollouts of a row with our column names, joined by the ids of the logged row."""
-        try:
-            rollouts = form.read(row, place)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            if form.matches(row):
-                raise
-            what = (
-                f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else "its columns hold other values"
-            )
-            raise RecordError(f"it is not a row of {form.name}, which was asked for: {what}") from None
+        rollouts = form.read(row, place)
         return rollouts if self.join is None else self.join.apply(rollouts, logged)
 
     def as_logged(self, logged: Row, row: Row) -> Row:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
+from tito_audit.record.nesting import parsed_json
 from tito_audit.storage.number_text import numbers_of
 from tito_audit.storage.row import RawRow, parse_row
 
@@ -56,8 +56,8 @@ class Splicer:
         if not marked:
             return None
         try:
-            value = orjson.loads(b"".join(pieces))
-        except orjson.JSONDecodeError:
+            value = parsed_json(b"".join(pieces))
+        except ValueError:
             return None
         if isinstance(value, dict):
             self._put_back(value, marked)

@@ -10,6 +10,7 @@ import orjson
 
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
+from tito_audit.record.nesting import parsed_by_python, parsed_json
 
 _PYTHON_WORDS = (b"NaN", b"Infinity", b"\\u")
 """Without one of these, what the fast parser rejects is not JSON to Python either."""
@@ -84,19 +85,17 @@ def parse_json(data: bytes) -> Any:
     writes: bare NaN and Infinity, and lone surrogates.
     """
     try:
-        return orjson.loads(data)
+        return parsed_json(data)
     except orjson.JSONDecodeError:
         pass
     try:
-        return json.loads(data.decode("utf-8"))
+        return parsed_by_python(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         near = data[max(0, error.start - _NEAR) : error.start + _NEAR]
         raise ValueError(f"not UTF-8 at byte {error.start:,}, near {near!r}") from None
     except json.JSONDecodeError as error:
         near_text = error.doc[max(0, error.pos - _NEAR) : error.pos + _NEAR]
         raise ValueError(f"not JSON: {error.msg}, character {error.pos:,}, near {near_text!r}") from None
-    except RecursionError:
-        raise ValueError("JSON nested too deeply to be read") from None
 
 
 def parses(data: bytes) -> bool:
