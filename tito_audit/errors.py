@@ -94,6 +94,10 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "its values are nested too deeply"
     said = str(error).partition("\n")[0][:200]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in Path(frame.filename).parents]
-    where = f" in {Path(frames[-1].filename).relative_to(_PACKAGE).as_posix()} ({frames[-1].name})" if frames else ""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in Path(frame.filename).parents
+    ]
+    where = (
+        f" in {Path(frames[-1].filename).relative_to(_PACKAGE).as_posix()} ({frames[-1].name})" if frames else ""
+    )
     return f"{type(error).__name__}{' ' if said else ''}{said}{where}"

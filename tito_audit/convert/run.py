@@ -188,10 +188,10 @@ class Conversion:
                 calls = CallsOfConversation.of(raw, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return
+            found = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))
         except RecordError as error:
             tally.refuse(place, str(error))
             return
-        found = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))
         tally.lose(wrapper_keys(raw), place)
         tally.lose(found.unread, place)
         several = len(rollouts) > 1

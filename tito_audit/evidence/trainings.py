@@ -60,12 +60,16 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     mask = seen_by_loss(row)
-    if mask is None or any(name in facts and facts[name] in (0, 0.0, False) for name in _LEFT_OUT):
+    if mask is None or any(map(_is_zero, (facts.get(name) for name in _LEFT_OUT))):
         return []
     start, end = visible_part(row)
     if start or (len(mask) and mask[0]):
         return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
     return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs)
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, int | float | np.generic) and value == 0
 
 
 def _of_call(turn: Turn) -> list[_Span]:

@@ -155,9 +155,20 @@ def varies(columns: Iterable[Column]) -> bool:
         lists = column.arrays
         if len(lists) > 1 and not is_constant(lists):
             return True
-        if len(column.samples) > 1 and any(one != column.samples[0] for one in column.samples[1:]):
+        if len(column.samples) > 1 and any(_differ(one, column.samples[0]) for one in column.samples[1:]):
             return True
     return False
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two values differ; lists of numbers may be arrays."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return not np.array_equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() != other.keys() or any(_differ(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) != len(other) or any(map(_differ, one, other))
+    return bool(one != other)
 
 
 def characters(row: Mapping[str, Any]) -> int:

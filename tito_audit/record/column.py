@@ -127,6 +127,8 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
         return MaskEncoding.BOOL
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and np.isnan(values).any()):
         return None
+    if values.dtype == np.float16:
+        values = values.astype(np.float64)  # no id is among its numbers, nor is _NO_ID
     if values.dtype.kind in "iu" and len(values) and values.min() >= 0 and values.max() <= 1:
         return MaskEncoding.BINARY
     if (values == -100).any():

@@ -72,10 +72,9 @@ def _wrong_length(column: Column, row: TrainingRow) -> str:
 def _no_mask(column: Column) -> str:
     values = column.values
     if values.dtype.kind in "iuf" and len(values):
-        found = f"lie between {np.nanmin(values):g} and {np.nanmax(values):g}"
-        if np.isnan(values.astype(np.float64)).all():
-            found = "are all null"
-        elif np.isnan(values.astype(np.float64)).any():
+        known = values[~np.isnan(values.astype(np.float64))]
+        found = f"lie between {known.min():g} and {known.max():g}" if len(known) else "are all null"
+        if 0 < len(known) < len(values):
             found += ", some null"
     else:
         found = "are not numbers"

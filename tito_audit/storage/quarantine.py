@@ -15,6 +15,7 @@ from tito_audit.record.json_text import rewrite_json
 from tito_audit.record.rollout import Place
 from tito_audit.storage.atomic import Sealed, new_file
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.row_text import dump_row, json_form
 
 
 class Quarantine:
@@ -47,10 +48,9 @@ class Quarantine:
             line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
         elif raw.of_text:
             # As Python writes it, NaN and lone surrogates included.
-            line = json.dumps({**raw.value, column: about}, default=_plain).encode("ascii")
+            line = json.dumps({**raw.value, column: about}, default=json_form).encode("ascii")
         else:
-            options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-            line = orjson.dumps({**raw.value, column: about}, option=options, default=_plain)
+            line = dump_row({**raw.value, column: about})
         self.write(line)
         return line
 
@@ -58,8 +58,3 @@ class Quarantine:
         """Write a row as `add` returned it."""
         self._out.write(line + b"\n")
         self.rows += 1
-
-
-def _plain(value: object) -> object:
-    """Non-contiguous arrays as lists; other values that JSON cannot hold as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

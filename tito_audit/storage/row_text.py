@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,29 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def dump_row(row: Row) -> bytes:
-    """A row as one line of JSON; NaN becomes null, infinity is written as Python writes it."""
+    """A row as one line of JSON; NaN becomes null, infinity is written as Python writes it, bytes as base64."""
     try:
-        data = orjson.dumps(row, option=_OPTIONS)
+        data = orjson.dumps(row, option=_OPTIONS, default=json_form)
     except (TypeError, ValueError):
         return _dump_slowly(row)
     # orjson writes infinity as null, which would say "not recorded".
     return _dump_slowly(row) if _holds_infinity(row) else data
 
 
+def json_form(value: object) -> object:
+    """The JSON form of a value that JSON has no place for: lists of arrays, base64 of bytes, else text."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Set) else str(value)
+
+
 def _dump_slowly(row: Row) -> bytes:
     """The row as the standard library writes it: lone surrogates, huge integers and infinity included."""
-    return json.dumps(_plain(row), separators=(",", ":")).encode("ascii")
+    return json.dumps(_plain(row), separators=(",", ":"), default=json_form).encode("ascii")
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,14 @@ def take_rows(batch: Any, taken: NDArray[np.int64]) -> Any:
     """The batch with only these rows."""
     import pyarrow as pa
 
-    return batch if len(taken) == batch.num_rows else batch.take(pa.array(taken))
+    if len(taken) == batch.num_rows:
+        return batch
+    try:
+        return batch.take(pa.array(taken))
+    except pa.ArrowNotImplementedError:  # for a type that Arrow can only slice, such as string_view
+        pieces = [batch.slice(at, 1) for at in taken.tolist()]
+        whole = pa.Table.from_batches(pieces, batch.schema).combine_chunks().to_batches()
+        return whole[0] if whole else batch.slice(0, 0)
 
 
 def rows_of_batch(batch: Any, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
@@ -45,7 +53,7 @@ def rows_of_batch(batch: Any, numbers: Sequence[int], limit: int) -> Iterator[Ra
     if batch.nbytes <= limit:
         try:
             columns = [plain_values(column) for column in batch.columns]
-        except UnicodeDecodeError:
+        except _unreadable():
             pass  # one row is at fault; below they are read one by one
         else:
             names = batch.schema.names
@@ -66,7 +74,17 @@ def _single_row(batch: Any, index: int, limit: int) -> RawRow:
             values[name] = plain_values(column)[0]
         except UnicodeDecodeError as error:
             return RawRow(index, None, f"column {name!r} holds text that is not UTF-8 ({error.reason})")
+        except _unreadable() as error:
+            kind = f"a value of type {column.type}"
+            return RawRow(index, None, f"column {name!r} holds {kind} that cannot be read ({first_line(error)})")
     return RawRow(index, values)
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What is raised for a value that Python cannot hold."""
+    import pyarrow as pa
+
+    return (pa.ArrowException, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def plain_values(array: Any) -> Sequence[Any]:
@@ -86,14 +104,55 @@ def plain_values(array: Any) -> Sequence[Any]:
     if pa.types.is_temporal(kind):
         # As text: Python's datetime holds neither nanoseconds nor every year.
         return [None if value is None else str(value) for value in _temporal_text(array)]
-    if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
-        return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if pa.types.is_run_end_encoded(kind):
+        import pyarrow.compute as pc
+
+        return plain_values(pc.run_end_decode(array))
+    if pa.types.is_decimal(kind):
+        return [None if value is None else plain_decimal(value) for value in array.to_pylist()]
+    if pa.types.is_map(kind):
+        return _maps(array)
+    if _is_list(kind):
         return _lists(array)
     if pa.types.is_struct(kind):
         return _objects(array)
     values: list[Any] = array.to_pylist()
     return values
+
+
+def plain_decimal(value: Decimal) -> int | float | str:
+    """A decimal as a number; as text if neither an integer nor a float is the same."""
+    if value == value.to_integral_value() and value.as_tuple().exponent == 0:
+        return int(value)
+    nearest = float(value)
+    return nearest if not value.is_finite() or Decimal(repr(nearest)) == value else str(value)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    fixed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(fixed or types.is_list_view(kind) or types.is_large_list_view(kind))
+
+
+def _maps(array: Any) -> list[Any]:
+    """Maps as objects; as lists of pairs if keys are not single values."""
+    import pyarrow as pa
+
+    nested = pa.types.is_nested(array.type.key_type)
+    starts, ends = _bounds(array)
+    keys, items = [_key(key) for key in plain_values(array.keys)], plain_values(array.items)
+    null = array.is_null().to_numpy(zero_copy_only=False)
+    found: list[Any] = []
+    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        pairs = [(keys[at], items[at]) for at in range(start, end)] if not null[row] else []
+        found.append(None if null[row] else [list(pair) for pair in pairs] if nested else dict(pairs))
+    return found
+
+
+def _key(key: Any) -> Any:
+    return key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key
 
 
 def _temporal_text(array: Any) -> Sequence[Any]:
@@ -126,7 +185,8 @@ def _lists(array: Any) -> list[Any]:
     import pyarrow as pa
 
     starts, ends = _bounds(array)
-    low, high = (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
+    filled = starts < ends
+    low, high = (int(starts[filled].min()), int(ends[filled].max())) if filled.any() else (0, 0)
     child = array.values.slice(low, high - low)
     starts, ends = starts - low, ends - low
     null = array.is_null().to_numpy(zero_copy_only=False)
@@ -168,6 +228,9 @@ def _bounds(array: Any) -> tuple[Any, Any]:
         starts = (np.arange(len(array), dtype=np.int64) + array.offset) * width
         return starts, starts + width
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+        sizes = array.sizes.to_numpy(zero_copy_only=False).astype(np.int64)
+        return offsets, offsets + sizes
     return offsets[:-1], offsets[1:]
 
 

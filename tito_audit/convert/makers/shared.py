@@ -37,7 +37,7 @@ def plain_list(values: NDArray[Any]) -> list[Any]:
     entries: list[Any] = values.tolist()
     if values.dtype.kind in "iub":
         return entries
-    return [None if value is None or value != value else value for value in entries]
+    return [None if isinstance(value, float) and value != value else value for value in entries]
 
 
 def messages_as_logged(messages: tuple[Message, ...]) -> list[Mapping[str, Any]]:
