@@ -49,7 +49,7 @@ LAYERS = (
     ("align",),
     ("record", "settings", "summary", "signature"),
     ("unknown",),
-    ("errors", "version"),
+    ("errors", "signals", "version"),
 )
 """From the top down: a module imports only from lines below its own, and from its own room."""
 LAYER_OF = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -431,7 +431,7 @@ def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
     assert code == 2
     assert "the journal cannot be written" in error
     code, _, error = run("scan", logs, "--journal", logs / "000.jsonl", "--resume", "-q")
-    assert "not a journal" in error
+    assert "a log is never overwritten" in error
     code, _, error = run("scan", logs, "--journal", tmp_path / "x", "-r", f"json={tmp_path / 'x'}")
     assert code == 2
     assert "name another file" in error

@@ -31,6 +31,7 @@ FLOW = {
         "summary",
         "unknown",
         "errors",
+        "signals",
     ),
 }
 """Rooms and contracts of the package by what they do in a run, in the order in which a row meets them."""

@@ -1,8 +1,8 @@
 """The command line: one file per command, and the exit codes in `_exits.py`.
 
 A user's mistake is one message on stderr, never a traceback. A traceback is a bug, and also exits with 2, so that
-a crash is never mistaken for findings. An interrupted run exits with 130, and one whose reader closed the pipe (`|
-head`) with 141, as in a shell.
+a crash is never mistaken for findings. A run that a signal ends exits with 128 and its number, and one whose
+reader closed the pipe (`| head`) before the result was known with 141, as in a shell.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import gc
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -32,14 +34,21 @@ from tito_audit.cli import (
     template,
 )
 from tito_audit.cli import list as list_command
-from tito_audit.cli._exits import INTERRUPTED, READER_GONE, UNMADE, epilog
+from tito_audit.cli._ends import complain, give_up_stdout, ready_streams, refusal
+from tito_audit.cli._exits import HUNG_UP, INTERRUPTED, READER_GONE, TERMINATED, UNMADE, epilog
 from tito_audit.cli._help import SUMMARIES, Command, UsageError
 from tito_audit.cli._usage import mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
+from tito_audit.signals import end_by_signals
 
 __all__ = ["app", "main"]
 
-_INTERRUPTED = "tito-audit: interrupted; no report was finished"
+_ENDED = {
+    INTERRUPTED: "interrupted; no report was finished",
+    TERMINATED: "terminated; no report was finished",
+    HUNG_UP: "the terminal is gone; no report was finished",
+}
+"""What is said of a run that a signal ended, by its exit code."""
 _NEW_OBJECTS = 100_000
 """Net allocations before Python's garbage collector runs."""
 
@@ -48,10 +57,8 @@ class _Commands(TyperGroup):
     """The command group; maps every expected end of a run to its exit code."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        try:
+        with _ended(None):
             return super().make_context(info_name, args, parent, **extra)
-        except UsageError as error:
-            _complain_of(error, None)
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
@@ -59,22 +66,33 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _ended(ctx):
             returned = super().invoke(ctx)
             sys.stdout.flush()
             return returned
-        except TitoAuditError as error:
-            _complain(error, ctx)
-            raise typer.Exit(UNMADE) from None
-        except UsageError as error:
-            _complain_of(error, ctx)
-        except KeyboardInterrupt:
-            print(_INTERRUPTED, file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # Python flushes stdout once more as it exits, which would fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(READER_GONE) from None
+
+
+@contextmanager
+def _ended(ctx: Any) -> Iterator[None]:
+    """A block whose expected ends become a message and typer.Exit with their code."""
+    try:
+        yield
+    except TitoAuditError as error:
+        _complain(error, ctx)
+        raise typer.Exit(UNMADE) from None
+    except UsageError as error:
+        _complain_of(error, ctx)
+    except KeyboardInterrupt:
+        complain(_ENDED[INTERRUPTED])
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        give_up_stdout()
+        raise typer.Exit(READER_GONE) from None
+    except (OSError, MemoryError, ImportError, RuntimeError) as error:
+        if (said := refusal(error)) is None:
+            raise
+        complain(said)
+        raise typer.Exit(UNMADE) from None
 
 
 app = typer.Typer(
@@ -122,18 +140,39 @@ def main() -> None:
     # Garbage collection of imported objects would cost a twentieth of a second, mostly at exit.
     gc.set_threshold(_NEW_OBJECTS)
     atexit.register(gc.freeze)
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal with another encoding shows escapes instead of ending the run.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    ready_streams()
+    end_by_signals()
     try:
         app()
+    except SystemExit as end:
+        sys.exit(_flushed(end.code))
     except KeyboardInterrupt:  # before the command has begun
-        print(_INTERRUPTED, file=sys.stderr)
+        complain(_ENDED[INTERRUPTED])
         sys.exit(INTERRUPTED)
-    except Exception:
+    except BaseException as error:  # what a library in Rust panics with is no Exception
+        if (said := refusal(error)) is not None:
+            complain(said)
+            sys.exit(UNMADE)
         traceback.print_exc()
-        print("tito-audit: this is a bug in tito-audit, not a fault of the log.", file=sys.stderr)
+        complain("this is a bug in tito-audit, not a fault of the log.")
         sys.exit(UNMADE)
+
+
+def _flushed(code: Any) -> Any:
+    """The code of a run, once stdout has taken all that was printed; another one if it does not."""
+    if code in (HUNG_UP, TERMINATED):
+        complain(_ENDED[code])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        give_up_stdout()
+        return READER_GONE
+    except TitoAuditError as error:
+        give_up_stdout()
+        if code not in (UNMADE, *_ENDED):
+            _complain(error, None)
+            return UNMADE
+    return code
 
 
 def _complain_of(error: Exception, ctx: Any) -> NoReturn:
@@ -151,4 +190,4 @@ def _complain(error: TitoAuditError, ctx: Any) -> None:
 
     blamed = blamed_file(ctx, error) if ctx is not None else []
     lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
-    print("tito-audit: " + "\n".join(lines), file=sys.stderr)
+    complain("\n".join(lines))

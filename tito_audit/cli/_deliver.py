@@ -7,11 +7,13 @@ import queue
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tito_audit.cli._ends import complain, give_up_stdout, reader_gone
+from tito_audit.cli._inputs import files_of, key_of, read_as
 from tito_audit.cli._outs import is_stdout, is_url, opened
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.unknown import unknown
@@ -121,20 +123,21 @@ def named_places(
     for text in given:
         name, _, file = text.partition("=")
         named.append((name.strip(), None if not file or is_stdout(file) else _place(file)))
-    places = [None if path is None else _real(path) for _, path in named]
-    sources = _files_of(logs) if any(places) else frozenset()
-    for (_, path), place in zip(named, places, strict=True):
-        if path is None or place is None:
-            if places.count(None) > 1:
+    keys = [None if path is None else key_of(path) for _, path in named]
+    sources = files_of(logs) if any(keys) else frozenset()
+    for (_, path), key in zip(named, keys, strict=True):
+        if path is None or key is None:
+            if keys.count(None) > 1:
                 raise _two("stdout")
             continue
-        if places.count(place) > 1:
+        place = _real(path)
+        if keys.count(key) > 1:
             raise _two(f"the file {path if is_url(place) else place}")
-        if place in sources:
+        if key in sources:
             raise SetupError(f"--report: {place} is one of the logs, which are never overwritten.")
-        if any(place == _real(other) for other in kept):
+        if any(key == key_of(other) for other in kept):
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
-        if any(place in _read_as(other) for other in inputs):
+        if any(key in read_as(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")
         _refuse_place(path, place)
     return named
@@ -173,45 +176,52 @@ def _place(file: str) -> Path:
     return output_path(file)
 
 
-def _files_of(logs: Sequence[str]) -> frozenset[str]:
-    """The logs, with the files in folders and globs."""
-    from tito_audit.storage import find_logs
-
-    return frozenset({*map(_real, logs), *map(_real, find_logs(logs))})
-
-
 def _real(path: str | Path) -> str:
     """The one name of a place: with all links resolved, as far as it exists; of a URL, its one spelling."""
-    if not is_url(str(path)):
-        return os.path.realpath(path)
-    from tito_audit.storage import place_key
-
-    return place_key(path)
-
-
-def _read_as(name: str) -> frozenset[str]:
-    """The files of an input; none if it is missing, which its reader will report."""
-    with suppress(StorageError, OSError):
-        return _files_of([name])
-    return frozenset()
+    return key_of(path) if is_url(str(path)) else os.path.realpath(path)
 
 
 def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:
-    """Write every report in one pass over the results, which are never held in a list."""
+    """Write every report in one pass over the results, which are never held in a list.
+
+    If the reader of stdout goes away once all results are known, the verdict goes to stderr, and the run goes on.
+    """
+    results = _Followed(results)
     with ExitStack() as files:
         outs = [files.enter_context(opened(one.path)) for one in wanted]
         choices = [options if one.path is None else replace(options, color=False) for one in wanted]
-        if not wanted:
-            for _ in results:
-                pass
-        elif len(wanted) == 1:
-            wanted[0].report.write(results, summary, outs[0], choices[0])
-        else:
-            _tee(results, summary, list(zip(wanted, outs, choices, strict=True)))
+        try:
+            if not wanted:
+                for _ in results:
+                    pass
+            elif len(wanted) == 1:
+                wanted[0].report.write(results, summary, outs[0], choices[0])
+            else:
+                _tee(results, summary, list(zip(wanted, outs, choices, strict=True)))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if not results.complete or not reader_gone():
+                raise
+            from tito_audit.reports import verdict_line
+            from tito_audit.terminal.escape import inert, visible
+
+            give_up_stdout()
+            complain(inert(visible(f"stdout was closed before all was printed; {verdict_line(summary)}")))
         # Flush all before any file gets its name: if one cannot be written, none appears.
         for out in outs:
             out.flush()
-        sys.stdout.flush()
+
+
+class _Followed:
+    """Results, and whether all of them were taken."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._results = results
+        self.complete = False
+
+    def __iter__(self) -> Iterator[Result]:
+        yield from self._results
+        self.complete = True
 
 
 class _Stopped(Exception):
@@ -266,6 +276,7 @@ def _tee(results: Iterable[Result], summary: Summary, wanted: list[tuple[Wanted,
     finally:
         for branch in branches:
             branch.close(failed=failed)
-    for branch in branches:
-        if branch.error is not None:
-            raise branch.error
+    # A reader of stdout that went away is of no matter to the others.
+    errors = [branch.error for branch in branches if branch.error is not None]
+    for error in sorted(errors, key=lambda one: isinstance(one, BrokenPipeError)):
+        raise error

@@ -17,6 +17,7 @@ from tito_audit.unknown import unknown
 
 _T = TypeVar("_T")
 _READ = ("chat_template", "messages", "tools")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 Logs = Annotated[
@@ -104,7 +105,7 @@ class Given:
         for given in (named, *(one.changes for one in settings.overrides)):
             read += [Path(given[name]) for name in _READ if given.get(name)]
             if given.get("tokenizer"):
-                read += [Path(given["tokenizer"]) / name for name in ("tokenizer.json", "tokenizer_config.json")]
+                read += [Path(given["tokenizer"]) / name for name in _TOKENIZER]
         return [str(path) for path in dict.fromkeys(read)]
 
 

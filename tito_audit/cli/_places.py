@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Where
+from tito_audit.settings.home import user_path
 
 _POSITION = r"(?:(?P<where>prompt|completion|row)(?::|[ ]at[ ]|[ ]))?(?P<start>\d{1,10})(?:[-:](?P<end>\d{1,10}))?"
 _REST = re.compile(
@@ -140,8 +140,8 @@ def _split(log: str) -> tuple[str, re.Match[str] | None]:
 
 def _exists(name: str) -> bool:
     try:
-        return Path(name).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # the name is too long, or there is no such user
+        return user_path(name).exists()
+    except (OSError, ValueError):  # the name is too long
         return False
 
 

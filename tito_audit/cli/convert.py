@@ -8,6 +8,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._inputs import refuse_inputs
 from tito_audit.errors import SetupError
 
 
@@ -37,8 +38,9 @@ def convert(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be kept and lost."
         )
-    pace = RunProgress()
-    run = Conversion(logs, to, out, given.settings(), overwrite=force or dry_run, progress=pace)
+    pace, settings = RunProgress(), given.settings()
+    refuse_inputs({"-o": None if dry_run else out}, logs, given.inputs(settings))
+    run = Conversion(logs, to, out, settings, overwrite=force or dry_run, progress=pace)
     for _ in with_progress(run.survey(), silent=quiet, pace=pace):
         pass
     carried = run.carried

@@ -11,6 +11,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._inputs import refuse_inputs
 
 if TYPE_CHECKING:
     from tito_audit.cli._identified import Outcome
@@ -40,6 +41,7 @@ def identify(
     from tito_audit.cli._write_config import write_found
     from tito_audit.report_objects import as_json
 
+    refuse_inputs({"--write": write}, logs)
     outcome = _outcome(given, logs, tokenizers, chat_templates)
     best = outcome.found.best
     written = None

@@ -14,6 +14,7 @@ import typer
 from tito_audit.cli._command import command
 from tito_audit.cli._deliver import named_reports
 from tito_audit.cli._given import Given, Logs, skipped
+from tito_audit.cli._inputs import refuse_inputs
 from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
 
@@ -62,7 +63,10 @@ def repair(
     target = None if dry_run else out
     place = journal_place(journal, target and target.rstrip("/"), resume=resume, way="pass -o OUT")
     kept = [path for path in (target, how.quarantine, journal) if path]
-    wanted = named_reports(report, output_format, logs, kept, given.inputs(settings), REPORTS, quiet=quiet)
+    read = given.inputs(settings)
+    refuse_inputs({"--quarantine": how.quarantine, "--journal": journal}, logs, read)
+    refuse_inputs({"-o": target}, (), read)  # whether it is a log is looked at for each log
+    wanted = named_reports(report, output_format, logs, kept, read, REPORTS, quiet=quiet)
     if diff:
         _refuse_mixed(wanted)
     if provider is not None:

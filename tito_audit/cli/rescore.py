@@ -11,6 +11,7 @@ import typer
 from tito_audit.cli._command import command
 from tito_audit.cli._deliver import named_reports
 from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._inputs import refuse_inputs
 from tito_audit.cli._outs import is_url
 from tito_audit.errors import SetupError
 
@@ -51,7 +52,9 @@ def rescore(
 
     settings = given.settings()
     kept = [path for path in (out, journal) if path is not None]
-    wanted = named_reports(report, output_format, logs, kept, given.inputs(settings), REPORTS, quiet=quiet)
+    read = given.inputs(settings)
+    refuse_inputs({"-o": out, "--journal": journal}, logs, read)
+    wanted = named_reports(report, output_format, logs, kept, read, REPORTS, quiet=quiet)
     place = _journal_place(journal, out, resume=resume)
     if out is not None:
         check_target(logs, out, force=force)

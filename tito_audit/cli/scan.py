@@ -9,6 +9,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given, Logs, skipped
+from tito_audit.cli._inputs import refuse_inputs
 
 _AT_ONCE = ("concise", "github", "jsonl")
 """Reports that print each finding immediately."""
@@ -44,12 +45,14 @@ def scan(
 
     settings = all_cores(given.settings())
     gate = given.gate()
+    read = given.inputs(settings)
+    refuse_inputs({"--journal": journal, "--baseline": baseline if gate.update_baseline else None}, logs, read)
     flags = [given.flagged(name) for name in ("report", "output_format")]
     wanted = wanted_reports(
         report,
         logs,
         baseline,
-        inputs=given.inputs(settings),
+        inputs=read,
         journal=journal,
         output_format=output_format,
         quiet=quiet,

@@ -10,6 +10,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given
+from tito_audit.cli._inputs import refuse_inputs
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def template(
         if training is not None and against is not None:
             raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
         settings = _settings(given, named)
+        refuse_inputs({"--training": training}, logs, given.inputs(settings))
         good = (
             train(settings, logs, training, shape, force=force)
             if training is not None

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.providers._sampling import refusal
+from tito_audit.settings.home import user_path
 from tito_audit.tokens.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class CausalModel:
 
 def load_model(name: str, dtype: str, device: str) -> CausalModel:
     """The model of a folder or hub name; SetupError without torch, or if it cannot be loaded."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir() and not (path / "config.json").is_file():
         raise SetupError(f"{name}: no config.json here.\nPass the folder of a model, with its weights.")
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError
-from tito_audit.storage.atomic import exit_by_signal, sigterm_raises
+from tito_audit.signals import exit_by_signal
+from tito_audit.storage.atomic import sigterm_raises
 
 __all__ = ["joined_cluster"]
 

@@ -56,6 +56,7 @@ from tito_audit.storage import (
 )
 from tito_audit.storage.changes import Changes
 from tito_audit.storage.journal import Journal
+from tito_audit.storage.watch import Watch
 from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
 from tito_audit.tokens.vocab import Vocabulary
@@ -113,6 +114,8 @@ class Repairs(ShownRepairs):
         """Repaired rows of the logs in memory."""
         self.dry = False
         """Whether repaired rows go nowhere; known once logs are read."""
+        self.watch = Watch(())
+        """The logs as they were when they were listed."""
         self._engine: Executor | None = None
 
     repaired = property(repaired_rows)
@@ -127,6 +130,7 @@ class Repairs(ShownRepairs):
         selected_codes(self.settings)
         strategies(self.repairs)
         files = find_logs(self.logs)
+        self.watch = Watch(files)
         states = states_of(files) if journal is not None else {}
         writes = Writes(self.repairs.force, journal)
         targets = targets_of(self.logs, files, self.out, writes)
@@ -287,6 +291,7 @@ class _Writing:
                     lacks_rows |= repaired.outcome.quarantined is not None
                     self._passed(repaired.outcome, part.position)
                     yield repaired.outcome
+            run.watch.check(file)
             if out is not None:
                 out.finish(log)
             run.changed[file] = list(changes.objects())

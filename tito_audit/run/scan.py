@@ -29,6 +29,7 @@ from tito_audit.run.rows import share_of
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
 from tito_audit.storage.journal import Journal
+from tito_audit.storage.watch import Watch
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
 from tito_audit.terminal.cut import elided
@@ -108,6 +109,7 @@ class Scan(Shown):
     def _all(self, stack: ExitStack) -> Iterator[Result]:
         selected_codes(self.settings)
         files = find_logs(self.logs)
+        watch = Watch(files)
         states = states_of(files) if self.resume is not None or self.journal is not None else {}
         flow = RowFlow(
             files,
@@ -129,6 +131,7 @@ class Scan(Shown):
                 self.summary.seconds = time.perf_counter() - started
                 yield result
         yield from self._of_run()
+        self.summary.notices += watch.grown()
         flow.save()
         flow.encoders.settle(self.summary)
         self.summary.notices += _named(flow)

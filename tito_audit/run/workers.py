@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from tito_audit.errors import SetupError, TitoAuditError
+from tito_audit.signals import ENDING, exit_by_signal
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -223,8 +224,8 @@ class _Crew(Generic[Tag, Task, Answer]):
         from multiprocessing.connection import Pipe
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
-        # No interrupt may reach the child before it ignores interrupts, nor us before we know the child.
-        signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # No signal may reach the child before it knows what to do with it, nor us before we know the child.
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
         try:
             with warnings.catch_warnings():
                 # The child has none of our threads, and uses nothing that they hold.
@@ -254,7 +255,9 @@ def _serve(
         for end in not_mine:  # a pipe reports its end only once every process has closed the other end
             end.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ENDING:
+            if signal.getsignal(number) == exit_by_signal:
+                signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         gc.freeze()  # keeps the parent's objects shared, and its files open
         os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -35,16 +35,17 @@ def is_arrow(head: bytes) -> bool:
 
 
 class ArrowFile:
-    """An Arrow IPC file mapped into memory and read one record batch at a time."""
+    """An Arrow IPC file, read one record batch at a time.
+
+    It is not mapped into memory: if it shrank meanwhile, the system would kill the process.
+    """
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
         self.path = path
         self._source = (
-            pa.PythonFile(path.open("rb", 0))
-            if isinstance(path, RemoteFile)
-            else pa.memory_map(os.fspath(path), "r")
+            pa.PythonFile(path.open("rb", 0)) if isinstance(path, RemoteFile) else pa.OSFile(os.fspath(path), "rb")
         )
         self.has_footer = self._source.read(len(_FILE)) == _FILE
         """Whether it is the format with a footer, else the stream format."""

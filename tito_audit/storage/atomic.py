@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
+from tito_audit.signals import exit_by_signal
 from tito_audit.storage.remote import RemoteFile, RemoteStatus
 from tito_audit.storage.remote_output import RemoteDraft, content_status, exists_error, refuse_remote
 
@@ -342,11 +343,6 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def exit_by_signal(number: int, frame: object) -> None:
-    """The handler of a signal that ends the program, with the code that a shell expects."""
-    raise SystemExit(128 + number)
 
 
 def _write_error(target: Path, error: OSError) -> StorageError:

@@ -12,7 +12,7 @@ from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.in_memory_chunks import chunks_in_memory
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
-from tito_audit.storage.log import Log, unreadable
+from tito_audit.storage.log import Log, opened, unreadable
 from tito_audit.storage.remote import RangedFile
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.storage.sampling import Sample
@@ -40,7 +40,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
         yield from chunks_in_memory(log, log.path, size)
         return
     try:
-        with log.path.open("rb") as raw:
+        with opened(log.path) as raw:
             kind, stream, between = log.look(raw)
             if kind == "torch":
                 yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tito_audit.errors import StorageError
+from tito_audit.settings.home import user_path
 from tito_audit.storage._remote_find import fetch_heads, remote_folder, remote_logs, walk
 from tito_audit.storage.datasets import MARKS, is_dataset, shards_under
 from tito_audit.storage.in_memory import RowsInMemory
@@ -80,7 +81,7 @@ def _folder(argument: str) -> Path | None:
     """The folder that an argument names; None if it names something else."""
     if is_url(argument):
         return remote_folder(argument)
-    path = Path(argument).expanduser()
+    path = user_path(argument)
     return path if os.path.isdir(path) else None  # noqa: PTH112
 
 
@@ -116,7 +117,7 @@ def _files(argument: str) -> list[Path]:
         if argument.startswith("file://"):
             raise StorageError(_about_url(argument))
         return remote_logs(argument, _in_folder)
-    path = Path(argument).expanduser()
+    path = user_path(argument)
     if str(path) == NAME:
         path = Path.cwd() / NAME  # the file of that name, as in ./-
     # pathlib's versions raise if the name is too long.

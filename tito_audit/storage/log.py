@@ -21,6 +21,7 @@ from tito_audit.storage.sampling import Sample
 from tito_audit.storage.sniff import PARQUET_MAGIC
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
+from tito_audit.storage.watch import is_pipe, patience, refuse_device
 
 Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch", "objects", "frame"]
 """JSONL; one or more concatenated JSON documents; one JSON array of rows; Parquet; Arrow IPC; a Torch file; in
@@ -86,7 +87,7 @@ class Log:
             return self.path.content.kind
         if self._kind is None:
             try:
-                with self.path.open("rb") as raw:
+                with opened(self.path) as raw:
                     kind, stream, _ = self.look(raw)
                     if stream is not None:
                         stream.close()
@@ -177,7 +178,7 @@ class Log:
 
     def _open(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
         """The file; None for rows in memory."""
-        return contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else self.path.open("rb")
+        return contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else opened(self.path)
 
     def _rows(self, raw: BinaryIO | None, sample: Sample | None) -> Iterator[RawRow]:
         kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
@@ -269,11 +270,22 @@ def open_log(
             arrays = inside.columns(arrays)
         parse = Splicer(arrays).parse_row if arrays and not keep_text else parse_row
         log = Log(path, max_row_bytes, keep_text, parse, share, inside)
+        refuse_device(path)
         if path.is_file() and not isinstance(path, RowsInMemory):
             path.open("rb").close()
     except OSError as error:
         raise unreadable(path, error) from error
     return log
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file of a log, opened; once there is something to read, if it is a pipe."""
+    if not is_pipe(path):
+        return path.open("rb")
+    with patience(path):
+        raw = path.open("rb")
+        raw.peek(1)
+        return raw
 
 
 def _only(wanted: int, parse: ParseRow) -> ParseRow:

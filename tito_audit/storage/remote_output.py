@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,10 +37,20 @@ def output_path(name: str | Path) -> Path:
 
 
 def place_key(path: str | Path) -> str:
-    """The same text for all names of a place: on disk with links followed, in a store with one spelling."""
+    """The same text for all names of a place: of a file on disk, whatever links, mounts or spellings lead to it,
+    in a store with one spelling."""
     if isinstance(path, RemoteFile):
         return same_key(path.url)
-    return same_key(str(path)) if is_url(str(path)) else os.path.realpath(path)
+    return same_key(str(path)) if is_url(str(path)) else _file_key(path)
+
+
+def _file_key(path: str | Path) -> str:
+    """The file that a path leads to, if there is one; else its path, with links followed."""
+    with suppress(OSError, ValueError):
+        status = os.stat(path)  # noqa: PTH116  a path that is no path has no file
+        if stat.S_ISREG(status.st_mode):
+            return f"file {status.st_ino} of {status.st_dev}"
+    return os.path.realpath(path)
 
 
 def is_folder(path: RemoteFile) -> bool:

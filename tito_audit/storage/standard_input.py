@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.remote import is_url, remote_file
+from tito_audit.storage.watch import patience
 
 NAME = "-"
 """What the command line and reports call standard input."""
@@ -93,6 +94,9 @@ def _copied(raw: BinaryIO) -> Any:
     make = tempfile.TemporaryFile if Path(_DESCRIPTORS).is_dir() else tempfile.NamedTemporaryFile
     try:
         file = make(prefix="tito-audit-")
+        if hasattr(raw, "peek"):
+            with patience(NAME):
+                raw.peek(1)
         shutil.copyfileobj(raw, file, 1 << 20)
         file.flush()
     except OSError as error:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from tito_audit.settings.home import user_path
 from tito_audit.tokens.vocab import Entries, Prefix
 
 VARIABLE = "TITO_AUDIT_CACHE"
@@ -57,7 +58,7 @@ def cache_folder() -> Path | None:
     """The folder of the cache: TITO_AUDIT_CACHE, else the user's cache folder; None if the variable is `off`."""
     named = os.environ.get(VARIABLE)
     if named:
-        return None if named.lower() == "off" else Path(named).expanduser()
+        return None if named.lower() == "off" else user_path(named)
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         # By the specification, a relative path is to be ignored.

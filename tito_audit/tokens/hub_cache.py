@@ -12,6 +12,8 @@ from urllib.parse import unquote
 
 import orjson
 
+from tito_audit.settings.home import user_path
+
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _PREFIX = "models--"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w.+-][\w.+/-]*)?")
@@ -60,11 +62,11 @@ def hub_cache() -> Path:
     """The folder of the hub's cache, whether or not it exists."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
-            return Path(os.environ[name]).expanduser()
+            return user_path(os.environ[name])
     if os.environ.get("HF_HOME"):
-        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
+        return user_path(os.environ["HF_HOME"]) / "hub"
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache).expanduser() if cache else Path.home() / ".cache") / "huggingface" / "hub"
+    return user_path(cache or "~/.cache") / "huggingface" / "hub"
 
 
 def cached_tokenizers() -> list[CachedTokenizer]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from tito_audit.errors import TokenizerError
+from tito_audit.settings.home import user_path
 from tito_audit.tokens.cache import Store, cache_folder, open_store
 from tito_audit.tokens.definition import LazyBackend
 from tito_audit.tokens.hub import FILES, Snapshot, snapshot_of
@@ -40,7 +41,7 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False, commit:
     """
     if commit is not None:
         return _of_snapshot(snapshot_of(name_or_dir, commit), name_or_dir, trust_remote_code)
-    path = Path(name_or_dir).expanduser()
+    path = user_path(name_or_dir)
     if os.path.isfile(path):  # noqa: PTH113  pathlib's raises if the name is too long
         raise TokenizerError(
             f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "

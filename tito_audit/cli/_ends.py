@@ -1,0 +1,121 @@
+"""How a run ends that the system ends: closed streams, full disks, too few files, processes or memory."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+from contextlib import suppress
+from typing import Any
+
+from tito_audit.errors import StorageError
+
+_FULL = {errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else [])}
+_FILES = {errno.EMFILE, errno.ENFILE}
+_BUFFER = 1 << 16
+_NO_THREAD = ("can't start new thread", "ThreadPoolBuildError")
+"""What Python and the library of tokenizers say."""
+_NO_FOLDER = "No usable temporary directory"
+
+
+class _Stdout(io.FileIO):
+    """Stdout whose errors are messages: StorageError, BrokenPipeError without a reader."""
+
+    def write(self, data: Any, /) -> int:
+        """Write and return how many bytes were taken."""
+        try:
+            while (taken := super().write(data)) is None:  # a pipe that does not wait, and is full
+                select.select([], [self], [])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"stdout: it cannot be written ({error.strerror or error}), so what was printed is not complete; "
+                "send it to a file that can be written."
+            ) from error
+        return taken
+
+
+def ready_streams() -> None:
+    """Give each standard stream that the caller closed a number of its own, so that no file of a run gets it.
+
+    What is then printed to a closed stdout is an error, to a closed stderr it is lost. Stdout and stderr show what
+    their encoding does not have as escapes.
+    """
+    # Stdin stays closed for Python; of stdout's stand-in nothing can be written.
+    for number, (stream, flags) in enumerate(
+        ((sys.stdin, os.O_WRONLY), (sys.stdout, os.O_RDONLY), (sys.stderr, os.O_WRONLY))
+    ):
+        if stream is None and (opened := os.open(os.devnull, flags)) != number:
+            os.dup2(opened, number)
+            os.close(opened)
+    encoding = getattr(sys.stdout, "encoding", None)
+    live = sys.stdout is not None and sys.stdout.isatty()
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Stdout(1, "w", closefd=False), _BUFFER),
+        encoding=encoding or "utf-8",
+        errors="backslashreplace",
+        line_buffering=live,
+    )
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the run
+    sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def give_up_stdout() -> None:
+    """Throw away what was not written: Python flushes stdout once more as it exits, which would fail again."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def reader_gone() -> bool:
+    """Whether nobody reads stdout any more."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
+
+
+def complain(words: str) -> None:
+    """Print to stderr, if anybody is there."""
+    with suppress(OSError, ValueError):
+        print(f"tito-audit: {words}", file=sys.stderr)
+
+
+def refusal(error: BaseException) -> str | None:
+    """What the system did not let the run do, and what to do; None for any other error."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory.\nRun with fewer --jobs, or on a machine with more."
+    if (isinstance(error, OSError) and error.errno in _FILES) or _no_file_left():
+        return "no more files can be opened.\nRaise the limit with `ulimit -n`, or run with fewer --jobs."
+    if any(words in str(error) for words in _NO_THREAD):
+        return _too_many("threads")
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    if error.errno == errno.EAGAIN:
+        return _too_many("processes")
+    said = error.strerror or str(error)
+    if _NO_FOLDER in said:
+        return f"{said}.\nName a folder that can be written with TMPDIR."
+    where = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in _FULL:
+        return f"{where}{said}.\nFree some space, or name another disk for outputs, and for TMPDIR."
+    return f"{where}{said}."
+
+
+def _too_many(what: str) -> str:
+    return f"no more {what} can be started.\nRaise the limit with `ulimit -u`, or pass --jobs 1."
+
+
+def _no_file_left() -> bool:
+    """Whether the limit of open files is reached; imports then fail with errors of other kinds."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in _FILES
+    return False
