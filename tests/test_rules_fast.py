@@ -118,7 +118,7 @@ def simple_check(
         for hit in hits:
             severity = rule.severity if hit.severity is None else hit.severity
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    told = linked(findings, rules) if findings else []
+    told = linked(findings, {}, rules) if findings else []
     return tuple(replace(one, repair=simple_repair(one, evidence)) for one in told), tuple(skips)
 
 

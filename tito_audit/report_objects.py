@@ -2,7 +2,8 @@
 
     finding  {"code", "severity", "file", "row", "item", "turn", "where", "start", "end", "cause", "message",
               "recorded": SIDE, "canonical": SIDE, "context": {"before": {"ids", "pieces"}, "after": …}, "repair",
-              "fingerprint", "known", "because_of"}
+              "fingerprint", "known", "because_of"}, and "folded": FOLDED if it stands for several
+    FOLDED   {"times", "tokens", "places": [[turn, start, end]]}; at most 1,000 places, the first of them its own
     SIDE     {"ids", "pieces", "label"}
     summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
               "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens", "known"}},
@@ -30,6 +31,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -38,12 +40,15 @@ from tito_audit.record.finding import Finding, Severity, Side
 from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Gate, Headline, Skipped, Summary
 from tito_audit.terminal.escape import escaped_json
 
+_PLACES = 1_000
+"""The most places that the object of a folded finding lists."""
+
 
 def finding_object(finding: Finding) -> dict[str, Any]:
     """One finding as the schema writes it."""
     hit = finding.hit
     recorded, canonical = hit.labels
-    return {
+    said: dict[str, Any] = {
         "code": finding.code,
         "severity": finding.severity.word,
         "file": finding.place.file,
@@ -63,6 +68,10 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "known": finding.known,
         "because_of": finding.because_of,
     }
+    if finding.folded is not None:
+        places = islice(finding.spans(), _PLACES)
+        said["folded"] = {"times": finding.times, "tokens": finding.tokens, "places": list(map(list, places))}
+    return said
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:

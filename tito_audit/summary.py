@@ -286,10 +286,10 @@ class Summary:
         for finding in result.findings:
             count = self.findings[finding.code]
             word = finding.severity.word
-            setattr(count, word, getattr(count, word) + 1)
-            count.tokens += finding.hit.end - finding.hit.start
-            count.known += finding.known
-            self.causes.setdefault(finding.code, Counter())[finding.hit.cause] += 1
+            setattr(count, word, getattr(count, word) + finding.times)
+            count.tokens += finding.tokens
+            count.known += finding.known and finding.times
+            self.causes.setdefault(finding.code, Counter())[finding.hit.cause] += finding.times
         self.count_new(result)
         for skip in result.skips:
             skipped = self.skipped.setdefault(skip.code, Skipped())
@@ -304,30 +304,33 @@ class Summary:
         new = [finding for finding in result.findings if not finding.known]
         if not new:
             return
-        for severity, number in Counter(finding.severity for finding in new).items():
+        numbers: Counter[Severity] = Counter()
+        for finding in new:
+            numbers[finding.severity] += finding.times
+        for severity, number in numbers.items():
             count = self.new.setdefault(severity, New())
             count.findings += by * number
             count.between += by * result.between_rows
             count.of_logs += by * number * (result.of_log and not result.between_rows)
             count.rollouts += by * (not result.of_log)
         for finding in new:
-            self.findings[finding.code].new[finding.severity] += by
+            self.findings[finding.code].new[finding.severity] += by * finding.times
         self._count_headlines(result, new, by)
 
     def _count_headlines(self, result: Result, new: list[Finding], by: int) -> None:
         prints = {id(one): one.fingerprint for one in result.findings if one.because_of is None}
         roots = {prints[id(one)]: one for one in result.findings if one.because_of is None}
-        worst: dict[str, tuple[Severity, Headline]] = {}
+        worst: dict[str, tuple[Severity, Headline, int]] = {}
         for finding in new:
             own = finding.because_of or prints[id(finding)]
             root = roots.get(own, finding)
             headline = self.headlines.setdefault((root.headline, root.unit), Headline(root.headline, root.unit))
-            headline.codes[finding.code] += by
+            headline.codes[finding.code] += by * finding.times
             severity = max(finding.severity, worst[own][0]) if own in worst else finding.severity
-            worst[own] = severity, headline
-        for severity, headline in worst.values():
-            setattr(headline, severity.word, getattr(headline, severity.word) + by)
-        for headline in {id(headline): headline for _, headline in worst.values()}.values():
+            worst[own] = severity, headline, root.units
+        for severity, headline, units in worst.values():
+            setattr(headline, severity.word, getattr(headline, severity.word) + by * units)
+        for headline in {id(headline): headline for _, headline, _ in worst.values()}.values():
             headline.rollouts += by * (not result.of_log or result.between_rows)
 
     def _note(self, rollout: Rollout) -> None:

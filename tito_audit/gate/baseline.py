@@ -62,7 +62,7 @@ class Entry:
 def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
     """The entry for a finding; `file` is its log as the baseline names it."""
     message = elided(visible(finding.hit.message), _MESSAGE)
-    return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message)
+    return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message, finding.times)
 
 
 class LogNames:

@@ -191,8 +191,8 @@ class Judge:
     def _judged(self, finding: Finding, bar: Thresholds) -> Finding:
         book = self._book
         if book is not None and book.known.holds(finding, book.name(finding.place.file)):
-            self._known += 1
-            self._summary.findings[finding.code].known += 1
+            self._known += finding.times
+            self._summary.findings[finding.code].known += finding.times
             if self._gate.update_baseline:
                 book.held.add(finding, book.name(finding.place.file))
             return replace(finding, known=True)
@@ -200,14 +200,14 @@ class Judge:
             return finding
         rated = self._rates.of(finding.code)
         if rated is not None:
-            rated.findings += 1
+            rated.findings += finding.times
         # If no finding fails by itself, a baseline accepts everything above a note.
         least = Severity.WARNING if bar.fails is None else bar.fails
         if book is not None and self._gate.update_baseline and finding.severity >= least:
             (self._new if rated is None else rated.new).add(finding, book.name(finding.place.file))
         elif rated is None and bar.fails is not None:
-            self._failing[finding.severity] += 1
-            self._codes[finding.code] += 1
+            self._failing[finding.severity] += finding.times
+            self._codes[finding.code] += finding.times
         return finding
 
     def _failing_words(self) -> str:

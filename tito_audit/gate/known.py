@@ -30,8 +30,8 @@ class EntryCounts:
         """Add one finding of a log, as the baseline names it."""
         fingerprint = finding.fingerprint
         if (fingerprint, finding.severity, file) in self._by_key:
-            self._by_key[fingerprint, finding.severity, file].times += 1
-            self.total += 1
+            self._by_key[fingerprint, finding.severity, file].times += finding.times
+            self.total += finding.times
         else:
             self.put(entry_of(finding, fingerprint, file))
 
@@ -80,9 +80,9 @@ class Known:
             return False  # avoids computing the fingerprint, which is slow
         left = self._left.get((finding.fingerprint, finding.severity))
         home = self._home(left, file) if left else None
-        if left is None or home is None:
+        if left is None or home is None or left[home] < finding.times:
             return False
-        left[home] -= 1
+        left[home] -= finding.times
         if not left[home]:
             del left[home]
         return True

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Witness
@@ -102,6 +105,25 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
+class Folded:
+    """What a finding stands for, if it is the first of many of one rule, severity and cause in a rollout."""
+
+    times: int
+    """How many findings there are, with the first."""
+    units: int
+    """In how many prompts, completions, … they are that no other finding of their headline is in."""
+    tokens: int
+    """Recorded tokens inside their ranges."""
+    packed: bytes
+    """`places` as bytes."""
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """`[times, 3]` the turn (-1: none), start and end of each."""
+        return np.frombuffer(self.packed, np.int64).reshape(-1, 3)
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A hit with its code, severity and place."""
 
@@ -117,6 +139,31 @@ class Finding:
     """What it and the findings that follow from it add up to, with `{n}` for how many of `unit`."""
     because_of: str | None = None
     """The fingerprint of the finding in its rollout that it follows from; None if it is a root."""
+    folded: Folded | None = None
+    """The further findings that it stands for; None: only itself."""
+
+    @property
+    def times(self) -> int:
+        """How many findings it stands for."""
+        return 1 if self.folded is None else self.folded.times
+
+    @property
+    def units(self) -> int:
+        """How many of what its headline counts it adds."""
+        return 1 if self.folded is None else self.folded.units
+
+    @property
+    def tokens(self) -> int:
+        """Recorded tokens inside its ranges."""
+        return self.hit.end - self.hit.start if self.folded is None else self.folded.tokens
+
+    def spans(self) -> Iterator[tuple[int | None, int, int]]:
+        """The turn, start and end of each finding that it stands for."""
+        if self.folded is None:
+            yield self.hit.turn, self.hit.start, self.hit.end
+            return
+        for turn, start, end in self.folded.places.tolist():
+            yield None if turn < 0 else turn, start, end
 
     @property
     def unit(self) -> str:
@@ -141,6 +188,8 @@ class Finding:
         ids = hit.identity or (hit.recorded.ids, hit.canonical.ids)
         # Pieces need a tokenizer and add nothing to ids.
         text = repr((parts, *ids, () if ids[0] else hit.recorded.pieces))
+        if self.folded is not None:
+            text += hashlib.sha256(self.folded.packed).hexdigest()
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

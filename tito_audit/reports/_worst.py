@@ -35,7 +35,7 @@ class _Group:
     last: int = -1
 
     def add(self, finding: Finding) -> None:
-        self.findings += 1
+        self.findings += finding.times
         place = finding.place
         if place.row == self.last:
             return

@@ -61,11 +61,11 @@ class _Suite:
         for finding in result.findings:
             case = self._case(finding.code)
             if finding.known:
-                case.known += 1
+                case.known += finding.times
                 continue
             fails = finding.severity is Severity.ERROR if options.fails is None else options.fails(finding)
-            case.failing += fails
-            case.counts[finding.severity] += 1
+            case.failing += fails and finding.times
+            case.counts[finding.severity] += finding.times
             case.worst.offer(finding.severity + (len(Severity) if fails else 0), finding.hit.cause, finding)
 
     def _case(self, code: str) -> _Case:

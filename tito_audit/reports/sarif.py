@@ -100,6 +100,8 @@ def _results(kept: Shortlist[Finding], codes: list[str], gate: Gate | None) -> I
             },
             "properties": _details(finding),
         }
+        if finding.folded is not None:
+            result["occurrenceCount"] = finding.times
         if gate is not None and gate.baseline is not None:
             result["baselineState"] = "unchanged" if finding.known else "new"
         yield result

@@ -29,6 +29,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.adopt import Adopted
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
+from tito_audit.run.fold import SINGLE
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.tokens.encoders import ReferenceEncoder
@@ -117,7 +118,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
     """The audit of one rollout; with `viewed`, also what a viewer shows of it."""
     renderer = auditor.renderer_for(rollout)
     evidence = explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
-    findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
+    findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs, SINGLE)
     findings = _in_their_rows(findings, rollout)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
     said, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit

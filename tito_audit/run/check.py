@@ -13,6 +13,7 @@ from tito_audit.record.finding import Finding, Severity, Skip
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, hit_of, missing
+from tito_audit.run.fold import Findings, Spot
 from tito_audit.run.headlines import linked
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
@@ -61,10 +62,14 @@ def check_explained(
     rules: Sequence[Rule],
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
+    single: int | None = None,
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """The same for evidence returned by `explain`."""
+    """The same for evidence returned by `explain`.
+
+    With `single`, findings of one rule, severity and cause beyond that many are folded into one.
+    """
     owned = _owned(evidence)
-    findings: list[Finding] = []
+    found = Findings(evidence.rollout.place, evidence.rollout.stated.calls_at, single)
     skips: list[Skip] = []
     for rule, skip in _asked(
         tuple(rules), selected, evidence.present, evidence.rollout.stated.reasons, evidence.sound, bool(owned)
@@ -74,17 +79,14 @@ def check_explained(
             skips.append(skip)
             continue
         if rule.check is not None:
-            hits = rule.check(evidence)
-        elif mine is not None:
-            hits = (hit_of(one, evidence, min(rule.severity, one.difference.severity)) for one in mine)
-        else:
-            continue
-        for hit in hits:
-            severity = rule.severity if hit.severity is None else hit.severity
-            findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    if not findings:
+            found.take(rule.code, rule.severity, rule.check(evidence))
+        for one in mine or () if rule.check is None else ():
+            severity = min(rule.severity, one.difference.severity)
+            if found.wants(rule.code, severity, Spot.of_difference(one)):
+                found.add(rule.code, severity, hit_of(one, evidence, severity))
+    if not found:
         return (), tuple(skips)
-    findings = linked(findings, rules)
+    findings = linked(*found.folded(), rules)
     codes = {finding.code for finding in findings if finding.severity is not Severity.NOTE}
     offers = {code: _offers(code, repairs()) for code in codes}
     return tuple(_with_repair(one, evidence, offers) for one in findings), tuple(skips)

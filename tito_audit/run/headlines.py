@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tito_audit.record.finding import Finding, Severity
@@ -34,35 +34,35 @@ _HEADLINES_UNDECIDED = {
     "REC009": "{n} with tokens that may be trained twice",
 }
 
+Turns = Collection[int | None]
+"""The turns that the headline of a folded finding counts, each once."""
 _Key = tuple[str, int | None, str]
 """A headline, the prompt or call it is about, and what it counts."""
 
 
-def linked(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
+def linked(findings: Sequence[Finding], folds: Mapping[int, Turns], rules: Iterable[Rule]) -> list[Finding]:
     """The findings of one rollout in their order, each with its headline and the finding that it follows from.
 
     Findings of one headline about the same prompt, completion or row have one cause: all follow from the most
     severe, or the first of those; a finding with the same fingerprint as that one follows from none. A broken
-    prefix follows from what template or tokenizer did to that prompt.
+    prefix follows from what template or tokenizer did to that prompt. `folds` has the turns of folded findings,
+    by number: each follows from another only if it does so in all of them.
     """
     by_code = {rule.code: rule for rule in rules}
     headed = [_headed(finding, by_code.get(finding.code)) for finding in findings]
     if len(headed) == 1:
         return headed
-    roots: dict[_Key, int] = {}
-    for index in sorted(range(len(headed)), key=lambda at: (_rank(headed[at]), at)):
-        roots.setdefault(_key(headed[index]), index)
-    broken = _causes_of_prompts(headed, roots)
-    drifted = next((at for at in roots.values() if headed[at].code.startswith(_DRIFT)), None)
+    found = _Roots(headed, folds)
     prints: dict[int, str] = {}
     out = []
     for index, finding in enumerate(headed):
-        root: int | None = roots[_key(finding)]
-        if finding.code.startswith(_LINKS) and finding.hit.later_turn is not None:
-            root = broken.get(finding.hit.later_turn, root)
-        elif finding.code == _LOW_LOGPROBS and drifted is not None:
-            root = drifted
-        if root is None or root == index:
+        roots = found.of(index)
+        if finding.folded is not None and index in roots:
+            units = sum(root == index for root in roots)
+            out.append(replace(finding, folded=replace(finding.folded, units=units)))
+            continue
+        root = roots[0]
+        if root == index:
             out.append(finding)
             continue
         if root not in prints:
@@ -70,6 +70,56 @@ def linked(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
         alike = finding.code == headed[root].code and finding.fingerprint == prints[root]
         out.append(finding if alike else replace(finding, because_of=prints[root]))
     return out
+
+
+class _Roots:
+    """What each finding of a rollout follows from."""
+
+    def __init__(self, findings: Sequence[Finding], folds: Mapping[int, Turns]) -> None:
+        self._findings = findings
+        self._folds = folds
+        self._roots: dict[_Key, int] = {}
+        """The most severe finding of a headline in each prompt, completion, …"""
+        for index in sorted(range(len(findings)), key=lambda at: (_rank(findings[at]), at)):
+            for key in self._keys(index):
+                self._roots.setdefault(key, index)
+        self._broken = self._causes_of_prompts()
+        drifted = (at for at in self._roots.values() if findings[at].code.startswith(_DRIFT))
+        self._drifted = next(drifted, None)
+
+    def of(self, index: int) -> list[int]:
+        """The numbers of the findings that it follows from, one for each turn; its own if it follows from none."""
+        finding = self._findings[index]
+        if finding.code == _LOW_LOGPROBS and self._drifted is not None:
+            return [self._drifted]
+        roots = [self._roots[key] for key in self._keys(index)]
+        if finding.code.startswith(_LINKS) and finding.hit.later_turn is not None:
+            turns = self._turns(index)
+            return [self._broken.get(turn, root) for turn, root in zip(turns, roots, strict=True)]
+        return roots
+
+    def _turns(self, index: int) -> Turns:
+        hit = self._findings[index].hit
+        own = hit.turn if hit.later_turn is None else hit.later_turn
+        return self._folds.get(index, (own,))
+
+    def _keys(self, index: int) -> list[_Key]:
+        finding = self._findings[index]
+        # Whatever the training row shows counts once, whichever call it is about.
+        if finding.unit in ("training row", "rollout"):
+            return [(finding.headline, None, finding.unit)]
+        return [(finding.headline, turn, finding.unit) for turn in self._turns(index)]
+
+    def _causes_of_prompts(self) -> dict[int | None, int]:
+        """By turn, the finding that says why its prompt breaks its history."""
+        causes: dict[int | None, int] = {}
+        for family in _DRIFT:
+            for index in dict.fromkeys(self._roots.values()):
+                finding = self._findings[index]
+                if finding.hit.later_turn is not None and finding.code.startswith(family):
+                    for turn in self._turns(index):
+                        causes.setdefault(turn, index)
+        return causes
 
 
 def headed(finding: Finding) -> Finding:
@@ -95,21 +145,3 @@ def _headed(finding: Finding, rule: Rule | None) -> Finding:
 def _rank(finding: Finding) -> tuple[int, bool]:
     """The most severe first; among those, findings that say how a prefix broke rather than that it did."""
     return -finding.severity, finding.code.startswith(_LINKS)
-
-
-def _key(finding: Finding) -> _Key:
-    hit = finding.hit
-    turn = hit.turn if hit.later_turn is None else hit.later_turn
-    # Whatever the training row shows counts once, whichever call it is about.
-    return finding.headline, None if finding.unit in ("training row", "rollout") else turn, finding.unit
-
-
-def _causes_of_prompts(findings: Sequence[Finding], roots: dict[_Key, int]) -> dict[int, int]:
-    """By turn, the finding that says why its prompt breaks its history."""
-    causes: dict[int, int] = {}
-    for family in _DRIFT:
-        for index in roots.values():
-            turn = findings[index].hit.later_turn
-            if turn is not None and findings[index].code.startswith(family):
-                causes.setdefault(turn, index)
-    return causes

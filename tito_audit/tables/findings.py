@@ -41,6 +41,7 @@ COLUMNS = {
     "fingerprint": _TEXT,
     "known": _FLAG,
     "because_of": _TEXT,
+    "times": _NUMBER,
 }
 """The columns of the table, in order, each with its kind."""
 _NULLS = frozenset(("turn", "repair", "because_of"))
@@ -75,7 +76,7 @@ class FindingsBuilder:
         import pyarrow
         from pyarrow import json
 
-        lines = "\n".join(as_json(_flat(finding_object(finding))) for finding in self._waiting).encode()
+        lines = "\n".join(as_json(_row(finding)) for finding in self._waiting).encode()
         self._waiting.clear()
         schema = findings_schema()
         parsing = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
@@ -119,9 +120,11 @@ def findings_table(of: Iterable[Result | Finding]) -> pyarrow.Table:
     return builder.table()
 
 
-def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object with nested keys joined by `_`."""
-    return dict(_flattened(value, ""))
+def _row(finding: Finding) -> dict[str, Any]:
+    """A finding's object with nested keys joined by `_`, and how many findings it stands for."""
+    value = finding_object(finding)
+    value.pop("folded", None)
+    return dict(_flattened(value, "")) | {"times": finding.times}
 
 
 def _flattened(value: Mapping[str, Any], ahead: str) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -151,9 +152,10 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
     before: Offsets | None = None
     if spans.row_mask is not None:
         before = np.concatenate(([0], spans.row_mask.cumsum()))
-    for finding in sorted(findings, key=lambda one: one.severity):
+    placed = ((one, *span) for one in sorted(findings, key=attrgetter("severity")) for span in one.spans())
+    for finding, turn, start, end in placed:
         hit, state = finding.hit, STATES.index(finding.severity.word)
-        start, end = max(hit.start, 0), hit.end
+        start = max(start, 0)
         if before is not None:
             if hit.where is Where.ROW:
                 first, last = np.minimum((start, end), len(before) - 1)
@@ -164,10 +166,10 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
                 sampled = turns >= 0
                 at = bases[turns[sampled]] + evidence.row.turn_offset[start:end][sampled]
                 states[at] = state
-        elif hit.turn is not None and hit.turn < len(offsets):
-            for turn, first, last in _said(evidence, hit.where, hit.turn, start, end):
-                last = min(last, spans.lengths[turn])
-                states[offsets[turn] + first : offsets[turn] + max(first, last)] = state
+        elif turn is not None and turn < len(offsets):
+            for said, first, last in _said(evidence, hit.where, turn, start, end):
+                last = min(last, spans.lengths[said])
+                states[offsets[said] + first : offsets[said] + max(first, last)] = state
     return states
 
 
