@@ -102,7 +102,7 @@ def test_a_tokenizer_that_encodes_fast_again_is_loaded_from_its_definition(folde
     assert run(fast=True) == ids
     assert ".definition" in held(folder)
     before = held(folder)
-    monkeypatch.setattr(load, "_content_of", lambda file: pytest.fail("the file was read"))
+    monkeypatch.setattr(load, "read_file", lambda file, limit: pytest.fail("the file was read"))
     assert run() == ids == run(fast=True)
     assert held(folder) | {".notes": b""} == before | {".notes": b""}
 

@@ -23,9 +23,13 @@ import numpy as np
 
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.tokens.limited import first_line, is_limited, is_panic
 
 if TYPE_CHECKING:
     import tokenizers
+
+_SHOWN = 40
+"""Characters of a text in a message."""
 
 
 class Encoder(Protocol):
@@ -49,12 +53,18 @@ class ReferenceEncoder:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order; the library may use threads for several."""
-        encoded = self._backend.encode_batch_fast([well_formed(text) for text in texts], add_special_tokens=False)
-        return [_frozen(encoding.ids) for encoding in encoded]
+        with _refused(texts):
+            formed = [well_formed(text) for text in texts]
+            encoded = self._backend.encode_batch_fast(formed, add_special_tokens=False)
+            return [_frozen(encoding.ids) for encoding in encoded]
 
     def encode_alone(self, texts: Sequence[str]) -> list[Ids]:
         """The same ids without the library's threads, which must not run in a process before it forks."""
-        return [_frozen(self._backend.encode(well_formed(text), add_special_tokens=False).ids) for text in texts]
+        found = []
+        for text in texts:
+            with _refused([text]):
+                found.append(_frozen(self._backend.encode(well_formed(text), add_special_tokens=False).ids))
+        return found
 
 
 class FastEncoder:
@@ -71,6 +81,8 @@ class FastEncoder:
 
     def __init__(self, backend: tokenizers.Tokenizer, definition: bytes | None = None) -> None:
         """Build it from the backend's definition; pass it as `definition` if it is at hand."""
+        if is_limited(backend):
+            raise TokenizerError("the tokenizer has parts that are not known to be quick, and runs with limits")
         dropout = getattr(backend.model, "dropout", None) if definition is None else None
         if dropout:
             raise TokenizerError(f"it skips merges at random (dropout {dropout})")
@@ -87,8 +99,10 @@ class FastEncoder:
             )
             with on_one_processor():
                 self._tokenizer.encode_batch_flat(["a"])
-        except Exception as error:  # ValueError if it rejects it; custom parts may raise anything
-            raise TokenizerError(f"fastokens rejects it ({_first_line(error)})") from None
+        except BaseException as error:  # ValueError if it rejects it; custom parts may raise anything
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            raise TokenizerError(f"fastokens rejects it ({first_line(error)})") from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
@@ -174,7 +188,18 @@ def _frozen(values: list[int]) -> Ids:
     return ids
 
 
-def _first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+@contextmanager
+def _refused(texts: Sequence[str]) -> Iterator[None]:
+    """Raise TokenizerError, with the beginning of the texts, for whatever the library raises."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        text = max(texts, key=len, default="")
+        begin = f"{text[:_SHOWN]!r}{'…' if len(text) > _SHOWN else ''}"
+        raise TokenizerError(
+            f"the tokenizer cannot encode a text of {len(text):,} characters, {begin} ({first_line(error)}).\n"
+            "Its tokens cannot be compared with recorded ones.\n"
+            "Check the normalizer, the pre-tokenizer and the ids in its tokenizer.json, or download it again."
+        ) from error

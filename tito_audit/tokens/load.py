@@ -16,10 +16,29 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from tito_audit.errors import TokenizerError
-from tito_audit.settings.home import user_path
+from tito_audit.tokens.bounds import (
+    DEFINITION_BYTES,
+    SETTINGS_BYTES,
+    check_definition,
+    check_file,
+    check_token,
+    read_file,
+    read_template,
+)
 from tito_audit.tokens.cache import Store, cache_folder, open_store
 from tito_audit.tokens.definition import LazyBackend
 from tito_audit.tokens.hub import FILES, Snapshot, snapshot_of
+from tito_audit.tokens.known_steps import unknown_part
+from tito_audit.tokens.limited import (
+    OutOfLimits,
+    converted,
+    first_line,
+    has_transformers,
+    is_limited,
+    is_panic,
+    limited,
+    probe,
+)
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -29,6 +48,8 @@ if TYPE_CHECKING:
 _OTHER_VOCABULARIES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPARE_IDS = 1 << 20
+"""How far ids may be above the number of tokens."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -61,6 +82,8 @@ def digest_of(tokenizer: Tokenizer) -> str:
     patterns = (*FILES, "*.py")
     files = {file for pattern in patterns for file in folder.glob(pattern)} if folder is not None else set()
     for file in sorted(file for file in files if file.is_file()):
+        if file.stat().st_size > DEFINITION_BYTES:
+            continue  # too large to be read as part of a tokenizer
         digest.update(f"{file.relative_to(folder or file)}\n".encode() + _digest(file))
     return digest.hexdigest()
 
@@ -74,7 +97,7 @@ def _of_snapshot(snapshot: Snapshot, name: str, trust_remote_code: bool) -> Toke
 
 def _loaded(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
     """The tokenizer of a folder."""
-    if (path / "tokenizer.json").is_file():
+    if (path / "tokenizer.json").exists():
         return _from_files(path, name_or_dir)
     has_code = _config(path).get("auto_map") is not None
     if not has_code and not any(next(path.glob(pattern), None) for pattern in _OTHER_VOCABULARIES):
@@ -94,26 +117,29 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     special = _special_tokens(config)
     templates = _templates(path, config)
     file = path / "tokenizer.json"
+    check_file(file, DEFINITION_BYTES)
     if cache_folder() is None:
-        backend = _backend(file, _content_of(file), config, special)
+        backend = _backend(file, read_file(file, DEFINITION_BYTES), config, special)
         return _tokenizer(name, path, backend, special, templates)
     digest = _digest(file)
 
     def load() -> tokenizers.Tokenizer:
         stored = store.definition if store is not None else None
         if stored is not None:
-            return _backend(file, stored, config, special)
-        content = _content_of(file)
+            return _backend(file, stored, config, special, checked=True)
+        content = read_file(file, DEFINITION_BYTES)
         if sha256(content).digest() != digest:
             raise TokenizerError(
                 f"{file}: the file changed while it was in use, so its ids may mean something else now.\n"
                 "Run again once the folder no longer changes."
             )
-        return _backend(file, content, config, special)
+        return _backend(file, content, config, special, checked=store is not None and store.tables is not None)
 
     store = open_store(tokenizers.__version__, [(file.name, digest), *_settings(path)])
     if store is None or store.tables is None:
-        return _tokenizer(name, path, load(), special, templates, store)
+        backend = load()
+        # What is not known to be quick is checked again in each run.
+        return _tokenizer(name, path, backend, special, templates, None if is_limited(backend) else store)
     tables = store.tables
     return Tokenizer(
         name=name,
@@ -128,29 +154,31 @@ def _from_files(path: Path, name: str) -> Tokenizer:
 
 
 def _backend(
-    file: Path, content: bytes, config: Mapping[str, Any], special: Mapping[str, str]
+    file: Path, content: bytes, config: Mapping[str, Any], special: Mapping[str, str], *, checked: bool = False
 ) -> tokenizers.Tokenizer:
-    """The library's tokenizer, from the content of `tokenizer.json` and the settings."""
+    """The library's tokenizer, from the content of `tokenizer.json` and the settings.
+
+    It encodes in a process of its own if it is not known to be quick; `checked`: an earlier run found that it is.
+    """
     import tokenizers
 
+    because = None if checked else check_definition(content, file)
     try:
+        if because is not None:
+            probe(content.decode("utf-8"))
         backend = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # tokenizers raises plain Exception, whatever is wrong
+    except BaseException as error:  # tokenizers raises plain Exception, whatever is wrong; or panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise TokenizerError(
-            f"{file}: this is not a tokenizer ({error}).\nIt may be cut off, or a pointer that git-lfs left "
-            "in place of the file.\nDownload it again (`git lfs pull` in a clone)."
+            f"{file}: this is not a tokenizer ({first_line(error)}).\nIt may be cut off, or a pointer that git-lfs "
+            "left in place of the file.\nDownload it again (`git lfs pull` in a clone)."
         ) from error
-    _add_missing(backend, config, special)
+    _add_missing(backend, config, special, file)
     backend.no_truncation()
     backend.no_padding()
-    return backend
-
-
-def _content_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
+    because = because if checked else because or unknown_part(backend)
+    return backend if because is None else limited(backend, because)
 
 
 def _digest(file: Path) -> bytes:
@@ -165,7 +193,7 @@ def _digest(file: Path) -> bytes:
 def _settings(path: Path) -> list[tuple[str, bytes]]:
     """The files next to tokenizer.json that affect its tokens, by name and content."""
     files = [path / name for name in _SETTINGS]
-    return [(file.name, file.read_bytes()) for file in files if file.is_file()]
+    return [(file.name, read_file(file, SETTINGS_BYTES)) for file in files if file.is_file()]
 
 
 def _tokenizer(
@@ -177,16 +205,31 @@ def _tokenizer(
     store: Store | None = None,
 ) -> Tokenizer:
     bos = special.get("bos_token")
+    vocabulary = Vocabulary(backend)
+    _check_ids(backend, vocabulary, path)
     return Tokenizer(
         name=name,
         backend=backend,
-        vocabulary=Vocabulary(backend),
+        vocabulary=vocabulary,
         special_tokens=special,
         chat_templates=templates,
         eos_ids=_end_tokens(path, backend, special),
         bos_id=backend.token_to_id(bos) if bos is not None else None,
         store=store,
     )
+
+
+def _check_ids(backend: tokenizers.Tokenizer, vocabulary: Vocabulary, path: Path) -> None:
+    """TokenizerError for ids so high that tables of them would fill the memory."""
+    count = backend.get_vocab_size(with_added_tokens=True)
+    if int(vocabulary.entries.known.sum()) >= count and not len(vocabulary.entries.far_ids):
+        return
+    highest = max(backend.get_vocab(with_added_tokens=True).values())
+    if highest > count * 2 + _SPARE_IDS:
+        raise TokenizerError(
+            f"{path}: an id of {highest:,} among {count:,} tokens.\n"
+            "No model has so many. The file is damaged: download the tokenizer again."
+        )
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -200,10 +243,10 @@ def _config(path: Path) -> dict[str, Any]:
 def _json_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} when there is no such file."""
     try:
-        value = orjson.loads(file.read_bytes())
+        value = orjson.loads(read_file(file, SETTINGS_BYTES))
     except FileNotFoundError:
         return {}
-    except (OSError, orjson.JSONDecodeError) as error:
+    except orjson.JSONDecodeError as error:
         raise TokenizerError(
             f"{file}: cannot be read ({error}).\nIt names the special tokens and often holds the chat "
             "template.\nDownload it again, or fix the JSON."
@@ -234,7 +277,9 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: content for key, content in contents.items() if content is not None}
 
 
-def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+def _add_missing(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str], file: Path
+) -> None:
     """Add the tokens that the settings name and tokenizer.json lacks, in the order in which transformers does."""
     import tokenizers
 
@@ -252,6 +297,7 @@ def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, Any], speci
         content = _content(value)
         if content is None or content in present or content in wanted:
             continue
+        check_token(content, file)
         flags = {key: bool(value[key]) for key in _FLAGS if key in value} if isinstance(value, Mapping) else {}
         plain_text = isinstance(value, str)
         token = tokenizers.AddedToken(content, **({"special": True} if plain_text else flags))
@@ -267,10 +313,10 @@ def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     default = path / "chat_template.jinja"
     try:
-        if default.is_file():
-            found["default"] = default.read_text(encoding="utf-8")
+        if default.exists():
+            found["default"] = read_template(default)
         for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-            found[file.name.removesuffix(".jinja")] = file.read_text(encoding="utf-8")
+            found[file.name.removesuffix(".jinja")] = read_template(file)
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(
             f"{path}: a chat template cannot be read ({error}).\nThe messages are rendered with it."
@@ -307,32 +353,29 @@ def _end_tokens(path: Path, backend: tokenizers.Tokenizer, special: Mapping[str,
 
 def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:
     """The tokenizer that transformers builds for a folder without tokenizer.json: SentencePiece, or the
-    folder's own code."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
+    folder's own code. It is built in a process of its own."""
+    if not has_transformers():
         raise TokenizerError(
-            f"{name}: no tokenizer.json here, only a vocabulary that transformers has to convert ({error}).\n"
+            f"{name}: no tokenizer.json here, only a vocabulary that transformers has to convert (transformers is "
+            "not installed).\n"
             "Install it: pip install 'tito-audit[transformers]'\nOr pass a folder with a tokenizer.json."
-        ) from error
+        )
+    for pattern in _OTHER_VOCABULARIES:
+        for file in path.glob(pattern):
+            check_file(file, DEFINITION_BYTES)
     try:
-        loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
-    except Exception as error:  # old formats and remote code raise anything
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        found = converted(path, code=trust_remote_code)
+    except OutOfLimits as error:  # old formats and remote code raise anything
         raise TokenizerError(
-            f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({reason}).\n"
+            f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({error}).\n"
             "Pass a folder with a tokenizer.json, or install what conversions need: "
             "pip install 'tito-audit[transformers]'.\n"
             "If the repository brings its own code and you trust it, allow remote code."
         ) from error
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if backend is not None:
-        backend.no_truncation()
-        backend.no_padding()
-    else:
+    if found["definition"] is None:
         raise TokenizerError(
-            f"{name}: {type(loaded).__name__} is written in Python and has no fast form; its tokens cannot "
+            f"{name}: {found['kind']} is written in Python and has no fast form; its tokens cannot "
             "be compared with recorded ones.\nPass a folder with a tokenizer.json."
         )
-    special = {key: str(value) for key, value in loaded.special_tokens_map.items() if isinstance(value, str)}
-    return _tokenizer(name, path, backend, special, _named_templates(loaded.chat_template, path))
+    backend = _backend(path, found["definition"].encode(), {}, {})
+    return _tokenizer(name, path, backend, found["special"], _named_templates(found["chat_template"], path))

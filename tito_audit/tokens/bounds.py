@@ -1,0 +1,196 @@
+"""What the files of a tokenizer may be: plain files of bounded size that hold what they should.
+
+`tokenizer.json` is looked at before the library loads it, at a fraction of what loading costs: everything before
+its model is read as JSON, and the model itself, which holds a hundred thousand tokens, is only searched for texts
+that are far too long. A file that is written in an unusual way is read completely.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tito_audit.errors import TokenizerError
+from tito_audit.tokens.known_steps import unknown_step
+
+DEFINITION_BYTES = 256 << 20
+"""The largest `tokenizer.json`, or other vocabulary; that of gemma-3 has 33 MB."""
+SETTINGS_BYTES = 32 << 20
+TEMPLATE_BYTES = 4 << 20
+LONGEST_TOKEN = 4096
+"""Characters of one token; published ones have up to a few hundred."""
+_MODEL = b'"model"'
+_KEYS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+_TWICE = re.compile(rf'"(?:{"|".join(_KEYS)})"\s*:\s*(?:[{{\[]|null)'.encode())
+_ESCAPED = (b"\\u002", b"\\u005", b"\\u006", b"\\u007")
+"""How letters are written by whoever hides a key."""
+
+
+def read_file(file: Path, limit: int, *, what: str = "tokenizer") -> bytes:
+    """The content of a plain file; TokenizerError if it is something else, too large or unreadable.
+
+    FileNotFoundError if there is none.
+    """
+    try:
+        with open(
+            os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
+        ) as f:
+            there = os.fstat(f.fileno())
+            _check_kind(file, there, limit, what)
+            content = f.read(limit + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise TokenizerError(f"{file}: this {what} cannot be read ({error}).") from error
+    if len(content) > limit:
+        raise _too_large(file, len(content), limit, what)
+    return content
+
+
+def check_file(file: Path, limit: int, *, what: str = "tokenizer") -> None:
+    """TokenizerError for what is no plain file or too large; nothing is read."""
+    try:
+        _check_kind(file, file.stat(), limit, what)
+    except OSError as error:
+        raise TokenizerError(f"{file}: this {what} cannot be read ({error}).") from error
+
+
+def read_template(file: Path) -> str:
+    """The text of a chat template's file; TokenizerError or UnicodeDecodeError if it has none."""
+    return (
+        read_file(file, TEMPLATE_BYTES, what="chat template")
+        .decode("utf-8")
+        .replace("\r\n", "\n")
+        .replace("\r", "\n")
+    )
+
+
+def _check_kind(file: Path, there: os.stat_result, limit: int, what: str) -> None:
+    if not stat.S_ISREG(there.st_mode):
+        raise TokenizerError(f"{file}: this {what} cannot be read (it is not a plain file).")
+    if there.st_size > limit:
+        raise _too_large(file, there.st_size, limit, what)
+
+
+def _too_large(file: Path, size: int, limit: int, what: str) -> TokenizerError:
+    return TokenizerError(
+        f"{file}: this {what} has {size:,} bytes, and none may have more than {limit:,}.\n"
+        "A real one is far smaller. Check that this is the right file."
+    )
+
+
+def check_definition(content: bytes, file: Path) -> str | None:
+    """What in a `tokenizer.json` is not known to be quick, in a few words; None if nothing is.
+
+    TokenizerError for what no tokenizer needs: tokens of thousands of characters, the same part twice. Content
+    that is no JSON passes: the library has better words for it.
+    """
+    parts = _head(content)
+    whole = parts is None
+    try:
+        parts = orjson.loads(content) if parts is None else parts
+    except orjson.JSONDecodeError:
+        return "JSON that only the library may be able to read"
+    if not isinstance(parts, dict):
+        return "JSON that is no object"
+    if whole:
+        twice = [key for key in _KEYS if len(re.findall(rb'"%s"\s*:\s*[{\[n]' % key.encode(), content)) > 1]
+        if twice and not _unique(content, twice):
+            raise TokenizerError(
+                f"{file}: `{twice[0]}` is there more than once, so it is unknown which one counts.\n"
+                "Download the tokenizer again."
+            )
+        _check_lengths(parts.get("model"), file)
+    for token in parts.get("added_tokens") or ():
+        if isinstance(token, Mapping):
+            check_token(token.get("content"), file)
+    return unknown_step(parts)
+
+
+def check_token(text: object, file: Path) -> None:
+    """TokenizerError for a token of thousands of characters."""
+    if isinstance(text, str) and len(text) > LONGEST_TOKEN:
+        raise TokenizerError(
+            f"{file}: a token of {len(text):,} characters ({text[:20]!r}…), and none may have more than "
+            f"{LONGEST_TOKEN:,}.\nNo sampler has such tokens. Download the tokenizer again."
+        )
+
+
+def _head(content: bytes) -> dict[str, Any] | None:
+    """Everything before the model; None if the model does not come last, or has odd texts."""
+    start = content.find(_MODEL)
+    if start < 0 or _has_long_text(content, start):
+        return None
+    if any(_among(content, key, start + len(_MODEL)) for key in _KEYS) or any(
+        content.find(mark) >= 0 for mark in _ESCAPED
+    ):
+        return None
+    try:
+        parts = orjson.loads(content[:start].rstrip().removesuffix(b",") + b"}")
+    except orjson.JSONDecodeError:
+        return None
+    return parts if isinstance(parts, dict) and set(_KEYS) - {"model"} <= set(parts) else None
+
+
+def _among(content: bytes, key: str, start: int) -> bool:
+    """Whether a part of this name begins after a place; a token of that name has an id instead."""
+    quoted = f'"{key}"'.encode()
+    at = content.find(quoted, start)
+    while at >= 0:
+        if _TWICE.match(content, at):
+            return True
+        at = content.find(quoted, at + 1)
+    return False
+
+
+def _has_long_text(content: bytes, start: int) -> bool:
+    """Whether two quotes from a place on are very far from each other."""
+    data = np.frombuffer(content, np.uint8)[start:]
+    quotes = np.flatnonzero(data == ord('"'))
+    gaps = np.diff(quotes, append=len(data))
+    return bool(gaps.size and gaps.max() > LONGEST_TOKEN)
+
+
+def _check_lengths(model: object, file: Path) -> None:
+    """TokenizerError for a vocabulary with tokens that are far too long."""
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    for text in _texts(vocabulary):
+        if len(text) > LONGEST_TOKEN:
+            check_token(text, file)
+
+
+def _texts(vocabulary: object) -> Iterator[str]:
+    if isinstance(vocabulary, dict):
+        yield from vocabulary
+    elif isinstance(vocabulary, list):
+        yield from (pair[0] for pair in vocabulary if isinstance(pair, list) and pair and isinstance(pair[0], str))
+
+
+def _unique(content: bytes, keys: list[str]) -> bool:
+    """Whether no object of the outermost two levels names one of these keys twice."""
+    import json
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs) and any(sum(name == key for name, _ in pairs) > 1 for key in keys):
+            raise _Twice
+        return found
+
+    try:
+        json.loads(content, object_pairs_hook=once)
+    except _Twice:
+        return False
+    except (ValueError, RecursionError):
+        return True
+    return True
+
+
+class _Twice(Exception):
+    pass

@@ -1,0 +1,230 @@
+"""A tokenizer that is not known to be quick, in a process of its own.
+
+The library cannot be interrupted while it encodes. So what a definition might do for ever, or with all memory, is
+done by a child (`_apart.py`), which has limits and is killed when its time is up. Its failure is a TokenizerError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Timer
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tokenizers
+
+LOADING_SECONDS = 5.0
+"""Time to load a definition, and more for large ones."""
+ENCODING_SECONDS = 4.0
+"""Time to encode texts, and more for long ones."""
+_CHARACTERS_A_SECOND = 200_000
+_BYTES_A_SECOND = 4_000_000
+CONVERTING_SECONDS = 120.0
+_SCRIPT = Path(__file__).parent / "_apart.py"
+
+
+class OutOfLimits(Exception):
+    """What the child could not do, and why, on one line."""
+
+
+class Encoding(NamedTuple):
+    """What an encoding consists of here."""
+
+    ids: list[int]
+
+
+class Child:
+    """One child process. It is started when it is needed, and again in a forked process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._of = 0
+
+    def ask(self, request: dict[str, Any], seconds: float) -> bytes:
+        """The answer to a request; OutOfLimits if there is none in time, or if it fails."""
+        process = self._process
+        assert process is not None, "started by the caller"
+        assert process.stdin is not None, "a pipe"
+        assert process.stdout is not None, "a pipe"
+        content = json.dumps({**request, "seconds": seconds}).encode()
+        late: list[bool] = []
+
+        def end() -> None:
+            late.append(True)
+            process.kill()
+
+        timer = Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        answer = b""
+        try:
+            process.stdin.write(struct.pack("=Q", len(content)) + content)
+            process.stdin.flush()
+            head = process.stdout.read(8)
+            answer = process.stdout.read(struct.unpack("=Q", head)[0]) if len(head) == 8 else b""
+        except OSError:
+            answer = b""
+        finally:
+            timer.cancel()
+            timer.join()
+            if not answer:
+                self.stop()
+        if late:
+            self.stop()
+            raise OutOfLimits(f"it was not finished after {seconds:,.0f} seconds")
+        if not answer:
+            raise OutOfLimits("it needed more memory than its share, or crashed")
+        if answer[:1] != b"+":
+            raise OutOfLimits(answer[1:].decode("utf-8", "replace"))
+        return answer[1:]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this process has a child."""
+        return self._process is not None and self._of == os.getpid()
+
+    def start(self) -> None:
+        """Start a child of this process."""
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+        environment["MALLOC_ARENA_MAX"] = "1"  # each more reserves 64 MB
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", str(_SCRIPT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        except OSError as error:
+            raise OutOfLimits(f"no process could be started ({error})") from None
+        self._process, self._of = process, os.getpid()
+        weakref.finalize(self, _end, process, self._of)
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            _end(self._process, self._of)
+        self._process = None
+
+
+class LimitedBackend:
+    """A tokenizer of the library that encodes in a child; all else is that of the library's own object."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, because: str) -> None:
+        self.because = because
+        """Which part of it is not known to be quick."""
+        self._backend = backend
+        self._child = Child()
+        self._definition: str | None = None
+        self._failed: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("add_", "enable_", "train")):
+            self._definition = None
+            self._child.stop()
+        return getattr(self._backend, name)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
+        """The ids of one text; OutOfLimits if it takes too much."""
+        return self._encoded([text], add_special_tokens)[0]
+
+    def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoding]:
+        """The ids of several texts; OutOfLimits if they take too much."""
+        return self._encoded(texts, add_special_tokens)
+
+    def _encoded(self, texts: Sequence[str], special: bool) -> list[Encoding]:
+        if self._failed is not None:  # otherwise each text of a log would wait for the same limit
+            raise OutOfLimits(self._failed)
+        try:
+            if not self._child.is_running:
+                self._definition = self._definition or self._backend.to_str()
+                load_in(self._child, self._definition)
+            seconds = ENCODING_SECONDS + sum(map(len, texts)) / _CHARACTERS_A_SECOND
+            answer = self._child.ask({"texts": list(texts), "special": special}, seconds)
+        except OutOfLimits as error:
+            self._failed = str(error)
+            raise
+        (count,) = struct.unpack_from("=Q", answer)
+        counts = np.frombuffer(answer, np.uint32, count, 8)
+        ids = np.frombuffer(answer, np.uint32, -1, 8 + 4 * count)
+        ends = np.cumsum(counts, dtype=np.int64)[:-1] if count else ()
+        return [Encoding(part.tolist()) for part in np.split(ids, ends)] if count else []
+
+
+def load_in(child: Child, definition: str) -> None:
+    """Load a definition in a child; OutOfLimits if that fails or takes too much."""
+    child.start()
+    seconds = LOADING_SECONDS + len(definition) / _BYTES_A_SECOND
+    child.ask({"definition": definition, "path": sys.path}, seconds)
+
+
+def probe(definition: str) -> None:
+    """Load a definition in a child of its own, which then ends; OutOfLimits if that fails."""
+    child = Child()
+    try:
+        load_in(child, definition)
+    finally:
+        child.stop()
+
+
+def converted(folder: Path, *, code: bool) -> dict[str, Any]:
+    """What transformers makes of a folder, in a child; OutOfLimits if that fails."""
+    child = Child()
+    try:
+        child.start()
+        size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        request = {"folder": str(folder), "code": code, "bytes": size, "path": sys.path}
+        said: dict[str, Any] = json.loads(child.ask(request, CONVERTING_SECONDS))
+        return said
+    finally:
+        child.stop()
+
+
+def _end(process: subprocess.Popen[bytes], of: int) -> None:
+    """Close the pipes of a child, and end it if it is this process's own."""
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+    if of == os.getpid():
+        process.kill()
+        process.wait()
+
+
+def limited(backend: tokenizers.Tokenizer, because: str) -> tokenizers.Tokenizer:
+    """The same tokenizer, encoding in a process of its own."""
+    return cast("tokenizers.Tokenizer", LimitedBackend(backend, because))
+
+
+def is_limited(backend: object) -> bool:
+    """Whether a tokenizer encodes in a process of its own."""
+    return isinstance(backend, LimitedBackend)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is a panic of a library written in Rust, which is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def has_transformers() -> bool:
+    """Whether transformers is installed; it is not imported."""
+    try:
+        return find_spec("transformers") is not None
+    except ValueError:  # it is None among the modules
+        return False
