@@ -1,0 +1,212 @@
+"""Runs attacks: a room of folders with a worker in it, watched for time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tests.torture.attack import IN, OUT, ROOT_WORD, Attack
+from tests.torture.judge import Failure, Outcome, judged
+from tests.torture.sources import ROOT
+
+__all__ = ["Room", "Trial"]
+
+SECONDS = 10.0
+"""A run that takes longer hangs."""
+_RUNS = 3000
+"""Runs of one worker."""
+_IDLE = 900 << 20
+"""A worker that holds more between runs is replaced."""
+_MOST = 24 << 20
+"""What is read of a run's output."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of an attack."""
+
+    outcome: Outcome
+    failures: tuple[Failure, ...]
+
+
+class Room:
+    """A folder where attacks run, one after the other. Close it, or use it as a context."""
+
+    def __init__(self, folder: Path, *, worker: str = "tests.torture.worker", seconds: float = SECONDS) -> None:
+        self.folder = folder.resolve()
+        self.seconds = seconds
+        self._module = worker
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._runs = 0
+        for name in ("in", "out", "tmp", "work", "home"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            _end(self._worker)
+            self._worker = None
+
+    def attempt(self, attack: Attack) -> Trial:
+        """Run an attack and judge what came of it."""
+        self._furnish(attack)
+        outcome = self._alone(attack) if attack.process else self._asked(attack)
+        return Trial(outcome, tuple(judged(attack, outcome, self.folder)))
+
+    def words(self, attack: Attack) -> list[str]:
+        """The words of a run in this room."""
+        places = {IN: self.folder / "in", OUT: self.folder / "out", ROOT_WORD: ROOT}
+        words = list(attack.words)
+        for word, place in places.items():
+            words = [one.replace(word, str(place)) for one in words]
+        return words
+
+    def _furnish(self, attack: Attack) -> None:
+        """Only the files of an attack, and no traces of another."""
+        for name in ("in", "out", "tmp", "work"):
+            _empty(self.folder / name)
+        for name, data in attack.files.items():
+            path = self.folder / "in" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def _environment(self) -> dict[str, str]:
+        keep = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        return {
+            **{name: os.environ[name] for name in keep if name in os.environ},
+            "PYTHONPATH": path,
+            "PYTHONIOENCODING": "utf-8",
+            "HOME": str(self.folder / "home"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "TITO_AUDIT_CACHE": "off",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def _asked(self, attack: Attack) -> Outcome:
+        """The run in the worker."""
+        if self._worker is None or self._runs >= _RUNS:
+            self.close()
+            self._start()
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        self._runs += 1
+        stdin = str(self.folder / "in" / attack.stdin) if attack.stdin else None
+        limit, started = self.seconds + attack.seconds, time.monotonic()
+        try:
+            self._worker.stdin.write(json.dumps({"words": self.words(attack), "stdin": stdin}).encode() + b"\n")
+            self._worker.stdin.flush()
+            ready = select.select([self._worker.stdout], [], [], limit)[0]
+            answer = self._worker.stdout.readline() if ready else None
+        except BrokenPipeError:
+            answer = b""
+        if answer:
+            said: dict[str, Any] = json.loads(answer)
+            if said["idle"] + said["peak"] > _IDLE:
+                self.close()
+            return Outcome(**self._printed(), **said, ended="exit")
+        ended = "hang" if answer is None else "died"
+        if answer is None:
+            with suppress(ProcessLookupError):
+                self._worker.send_signal(signal.SIGUSR1)  # the worker writes where it is
+            time.sleep(0.5)
+        code = _end(self._worker)
+        self._worker = None
+        return Outcome(**self._printed(), code=code, seconds=time.monotonic() - started, ended=ended)
+
+    def _start(self) -> None:
+        self._worker = subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            cwd=self.folder,
+            env=self._environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._runs = 0
+
+    def _alone(self, attack: Attack) -> Outcome:
+        """The run as a process, as a shell starts it."""
+        limit, started = 2 * self.seconds + attack.seconds, time.monotonic()
+        stdin = self.folder / "in" / attack.stdin if attack.stdin else Path(os.devnull)
+        with (
+            stdin.open("rb") as given,
+            (self.folder / "stdout").open("wb") as printed,
+            (self.folder / "stderr").open("wb") as said,
+        ):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tito_audit", *self.words(attack)],
+                cwd=self.folder / "work",
+                env=self._environment(),
+                stdin=given,
+                stdout=printed,
+                stderr=said,
+                start_new_session=True,
+            )
+            ended, code, peak = "exit", 0, 0
+            while True:
+                done, status, used = os.wait4(process.pid, os.WNOHANG)
+                if done:
+                    code, peak = os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024
+                    process.returncode = code
+                    break
+                if time.monotonic() - started > limit:
+                    ended = "hang"
+                    _end(process)
+                    break
+                time.sleep(0.02)
+        if code < 0 and ended == "exit":
+            ended = "died"
+        return Outcome(
+            **self._printed(),
+            code=code,
+            seconds=time.monotonic() - started,
+            peak=max(0, peak - (150 << 20)),
+            ended=ended,
+        )
+
+    def _printed(self) -> dict[str, bytes]:
+        read = {}
+        for name in ("stdout", "stderr"):
+            with (self.folder / name).open("rb") as file:
+                read[name] = file.read(_MOST)
+        return read
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Kill a process and those that it started; how it had ended, or was ended."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(0.05)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _empty(folder: Path) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)  # noqa: PTH108  an entry, and many of them
