@@ -1,8 +1,8 @@
 """What a process of its own does for a tokenizer that is not known to be quick: loads it, encodes with it.
 
 It runs as a script, with limits on its memory and processor time, and imports nothing of the package. It reads
-requests from stdin and writes answers to stdout, each after its length in eight bytes. A request is JSON. An answer
-is `+` and its content, or `-` and the reason for a failure.
+requests from stdin and writes answers to stdout, each after its length in eight bytes. A request is JSON, an
+answer `+` and its content, or `-` and the reason for a failure.
 """
 
 from __future__ import annotations

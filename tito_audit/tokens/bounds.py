@@ -26,6 +26,8 @@ SETTINGS_BYTES = 32 << 20
 TEMPLATE_BYTES = 4 << 20
 LONGEST_TOKEN = 4096
 """Characters of one token; published ones have up to a few hundred."""
+_WITHOUT_WAITING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Opens a pipe too, without waiting for someone to write to it."""
 _MODEL = b'"model"'
 _KEYS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 _TWICE = re.compile(rf'"(?:{"|".join(_KEYS)})"\s*:\s*(?:[{{\[]|null)'.encode())
@@ -39,12 +41,9 @@ def read_file(file: Path, limit: int, *, what: str = "tokenizer") -> bytes:
     FileNotFoundError if there is none.
     """
     try:
-        with open(
-            os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
-        ) as f:
-            there = os.fstat(f.fileno())
-            _check_kind(file, there, limit, what)
-            content = f.read(limit + 1)
+        with os.fdopen(os.open(file, _WITHOUT_WAITING), "rb") as source:
+            _check_kind(file, os.fstat(source.fileno()), limit, what)
+            content = source.read(limit + 1)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -65,7 +65,7 @@ _KNOWN_BRANCHES = frozenset(
         r"[\r\n]+",
         r"\s?\p{L}+",
         r"\s?\p{P}+",
-        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",  # noqa: RUF001 - as DeepSeek writes it
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
         r"[一-龥ࠀ-一가-퟿]+",
         r"[一-龥぀-ゟ゠-ヿ]+",
         r"[\p{Han}]+",

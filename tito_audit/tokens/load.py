@@ -171,8 +171,8 @@ def _backend(
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise TokenizerError(
-            f"{file}: this is not a tokenizer ({first_line(error)}).\nIt may be cut off, or a pointer that git-lfs "
-            "left in place of the file.\nDownload it again (`git lfs pull` in a clone)."
+            f"{file}: this is not a tokenizer ({first_line(error)}).\nIt may be cut off, or a pointer that "
+            "git-lfs left in place of the file.\nDownload it again (`git lfs pull` in a clone)."
         ) from error
     _add_missing(backend, config, special, file)
     backend.no_truncation()
