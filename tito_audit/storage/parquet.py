@@ -20,7 +20,11 @@ _PAGES = 1 << 16
 _GAP = 1 << 16
 """Bytes between two column chunks that are fetched with them rather than in another request."""
 _LARGE = 1 << 20
-"""Binary columns of a file from this stored size on are large."""
+"""Binary columns of a remote file from this stored size on are large."""
+_WHOLE = 16 << 20
+"""A file whose column chunks are all of at most this size is read a column chunk at a time, others in pieces."""
+_READ_AHEAD = 1 << 20
+"""The size of such a piece."""
 _TOGETHER = 4 << 20
 """How much of small column chunks is fetched at once."""
 
@@ -76,12 +80,24 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
     try:
         if isinstance(path, RemoteFile):
             return _open_remote(path, quick)
-        return parquet.ParquetFile(path)
+        return in_pieces(path, parquet.ParquetFile(path))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{path}: a Parquet file whose footer cannot be read ({first_line(error)}).\n"
             "The copy is incomplete, or the writer was stopped before it closed the file; write it again."
         ) from None
+
+
+def in_pieces(path: Path, file: Any, **options: Any) -> Any:
+    """The open file, or the file opened so that no column chunk is held whole if one of them is large."""
+    from pyarrow import parquet
+
+    if all(chunk.total_compressed_size <= _WHOLE for chunk in _chunks(file)):
+        return file
+    file.close()
+    return parquet.ParquetFile(
+        path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False, **options
+    )
 
 
 def _open_remote(path: RemoteFile, quick: bool) -> Any:
