@@ -1,0 +1,158 @@
+"""The commands that are attacked: their logs, what they write, and how to start them again."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["PRINTING", "WORKS", "Work", "make_logs", "same"]
+
+ROOT = Path(__file__).resolve().parents[3]
+TOKENIZER = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+FORMATS = ROOT / "fixtures" / "formats"
+_LARGE, _SMALL = 30, 10
+"""Rows of a log that several processes read, and of one that is read by one."""
+_PAD = 84_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command that reads logs and writes files, all in one folder."""
+
+    name: str
+    logs: tuple[str, ...]
+    """Its logs, below the folder."""
+    words: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """What it writes."""
+    again: tuple[str, ...] = ()
+    """What is added to start it once more after it was stopped."""
+    kept: tuple[str, ...] = ()
+    """Files that stay for the next run and may be there in any state, as a journal."""
+    jobs: bool = False
+
+    def command(self, *more: str) -> list[str]:
+        """The words of a run."""
+        return [*self.words, "-q", *more, *(["-j", "2"] if self.jobs else [])]
+
+
+_T = ("-t", TOKENIZER)
+
+
+def _repair(name: str, log: str, out: str, *, jobs: bool) -> Work:
+    words = ("repair", log, "-o", out, "--quarantine", "bad.jsonl", *_T)
+    return Work(name, (log,), words, (out, "bad.jsonl"), ("--force",), jobs=jobs)
+
+
+WORKS: tuple[Work, ...] = (
+    Work("scan", ("small.jsonl",), ("scan", "small.jsonl", *_T, "-r", "json=report.json"), ("report.json",)),
+    Work(
+        "scan -j 2, three reports",
+        ("large.jsonl",),
+        (
+            *("scan", "large.jsonl", *_T),
+            *("-r", "json=report.json", "-r", "concise=lines.txt", "-r", "sarif=s.sarif"),
+        ),
+        ("report.json", "lines.txt", "s.sarif"),
+        jobs=True,
+    ),
+    Work(
+        "scan, journal",
+        ("small.jsonl", "large.jsonl.gz"),
+        ("scan", "small.jsonl", "large.jsonl.gz", *_T, "-r", "json=report.json", "--journal", "j"),
+        ("report.json",),
+        ("--resume",),
+        ("j",),
+    ),
+    Work(
+        "scan, baseline",
+        ("small.jsonl",),
+        ("scan", "small.jsonl", *_T, "--baseline", "known.json", "--update-baseline"),
+        ("known.json",),
+    ),
+    _repair("repair JSONL", "small.jsonl", "out.jsonl", jobs=False),
+    _repair("repair JSONL -j 2", "large.jsonl", "out.jsonl", jobs=True),
+    _repair("repair gzip", "small.jsonl.gz", "out.jsonl.gz", jobs=False),
+    _repair("repair Parquet -j 2", "large.parquet", "out.parquet", jobs=True),
+    Work(
+        "repair a folder, journal",
+        ("logs/a.jsonl", "logs/b.jsonl.gz", "logs/c.parquet"),
+        ("repair", "logs", "-o", "cured", "--quarantine", "bad.jsonl", "--journal", "j", *_T),
+        ("cured/a.jsonl", "cured/b.jsonl.gz", "cured/c.parquet", "bad.jsonl"),
+        ("--resume",),
+        ("j",),
+    ),
+    Work(
+        "convert",
+        ("small.jsonl",),
+        ("convert", "small.jsonl", "--to", "calls", "--lossy", "-o", "calls.jsonl"),
+        ("calls.jsonl",),
+        ("--force",),
+    ),
+)
+PRINTING: tuple[Work, ...] = (
+    *(
+        Work(f"scan -f {shape}", ("small.jsonl",), ("scan", "small.jsonl", *_T, "-f", shape), ())
+        for shape in ("text", "json", "jsonl", "concise", "html")
+    ),
+    Work("repair --diff", ("small.jsonl",), ("repair", "small.jsonl", *_T, "--dry-run", "--diff"), ()),
+)
+"""Commands that print; the words `-q` are not theirs."""
+
+
+def make_logs(folder: Path) -> None:
+    """Every log that the works name, below a folder; the same bytes each time."""
+    noise = random.Random(5)
+    lines = (FORMATS / "nemo_gym.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines][:10]
+
+    def padded(count: int) -> list[dict[str, Any]]:
+        pads = (base64.b64encode(noise.randbytes(_PAD)).decode() for _ in range(count))
+        return [{**rows[number % len(rows)], "note": pad} for number, pad in enumerate(pads)]
+
+    small, large = padded(_SMALL), padded(_LARGE)
+    (folder / "logs").mkdir(parents=True)
+    (folder / "small.jsonl").write_bytes(_text(small))
+    (folder / "large.jsonl").write_bytes(_text(large))
+    (folder / "small.jsonl.gz").write_bytes(gzip.compress(_text(small), 1, mtime=0))
+    (folder / "large.jsonl.gz").write_bytes(gzip.compress(_text(large), 1, mtime=0))
+    _table(folder / "large.parquet", large)
+    (folder / "logs" / "a.jsonl").write_bytes(_text(rows))
+    (folder / "logs" / "b.jsonl.gz").write_bytes(gzip.compress(_text(small), 1, mtime=0))
+    _table(folder / "logs" / "c.parquet", small)
+
+
+def _text(rows: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+    pq.write_table(table, path, row_group_size=5, compression="snappy")
+
+
+def same(name: str, one: bytes, other: bytes) -> bool:
+    """Whether two outputs of a name are the same, but for the seconds that a run took."""
+    if one == other or not name.endswith(".json"):
+        return one == other
+    try:
+        return _timeless(one) == _timeless(other)
+    except ValueError:
+        return False
+
+
+def _timeless(data: bytes) -> Any:
+    value = json.loads(data)
+    if isinstance(value, dict) and isinstance(value.get("summary"), dict):
+        value["summary"].pop("seconds", None)
+    return value
