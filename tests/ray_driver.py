@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 __all__ = ["Driver", "driver", "processes"]
+
+_LONG = 300.0
+"""Seconds; whatever is waited for is there long before."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +136,10 @@ def scanned(
     logs: Any,
     chunk: int | None,
     settings: dict[str, Any],
-    midway: Callable[[], object] | None = None,
     *,
     large: bool = False,
 ) -> Any:
-    """Bare results and summary of a scan; `midway` is called after the first result.
-
-    With `large`, the first pass over calls runs as for large logs.
-    """
+    """Bare results and summary of a scan; with `large`, the first pass over calls runs as for large logs."""
     from unittest.mock import patch
 
     if large:
@@ -147,31 +147,86 @@ def scanned(
             patch("tito_audit.run.log_groups.is_small", lambda files: False),
             patch("tito_audit.join._call_rows.BATCH_BYTES", 2_000),
         ):
-            return scanned(logs, chunk, settings, midway)
+            return scanned(logs, chunk, settings)
     from tito_audit import Settings, scan_rollouts
     from tito_audit.run.parallel import bare
 
     scan = scan_rollouts(logs, Settings(**settings))
     scan.chunk_bytes = chunk
-    results = []
-    for result in scan:
-        results.append(bare(result))
-        if midway is not None and len(results) == 1:
-            midway()
+    results = [bare(result) for result in scan]
     scan.summary.seconds = 0.0
     return results, scan.summary
 
 
-def kill_worker() -> None:
-    """Kill a process that works on chunks."""
-    working = wait_for(lambda: processes("ray::tito_audit_chunks"), 20)
-    assert working
-    os.kill(min(working), signal.SIGKILL)
+@dataclass(frozen=True)
+class Doomed:
+    """Work that loses the first process that does it, in the middle of a task."""
+
+    work: Callable[[Any], Any]
+    noted: Path
+    """Says that a process was lost."""
+
+    def __call__(self, task: Any) -> Any:
+        try:
+            self.noted.touch(exist_ok=False)
+        except FileExistsError:
+            return self.work(task)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
 
 
-def kill_node() -> None:
-    """Kill all processes of a node that is not the first."""
-    _running["cluster"].remove_node(_running["others"].pop(), allow_graceful=False)
+@dataclass(frozen=True)
+class Held:
+    """Work that begins on a node and never ends there; other nodes go on once that node is gone."""
+
+    work: Callable[[Any], Any]
+    folder: Path
+    """Where a file `begun` says that the node has work, and a file `gone` that it is no more."""
+    node: str
+
+    def __call__(self, task: Any) -> Any:
+        import ray
+
+        if ray.get_runtime_context().get_node_id() == self.node:
+            (self.folder / "begun").touch()
+            time.sleep(_LONG)
+        assert wait_for((self.folder / "gone").exists, _LONG)
+        return self.work(task)
+
+
+@contextmanager
+def sent(make: Callable[..., Any], *how: Any) -> Iterator[None]:
+    """In the block, what is made of the work of a run goes to the workers in its place."""
+    from unittest.mock import patch
+
+    from tito_audit.run.ray_tasks import RayTasks
+
+    send = RayTasks.map
+    with patch.object(RayTasks, "map", lambda tasks, work, given: send(tasks, make(work, *how), given)):
+        yield
+
+
+def scanned_by_a_lost_worker(logs: Any, noted: Path, settings: dict[str, Any]) -> Any:
+    """What a scan finds whose first task kills the process that works on it."""
+    with sent(Doomed, noted):
+        return scanned(logs, 400, settings)
+
+
+def scanned_by_a_lost_node(logs: Any, folder: Path, settings: dict[str, Any]) -> Any:
+    """What a scan finds that loses a node, which is not the first, while it works on a task."""
+    node = _running["others"].pop()
+
+    def kill() -> None:
+        if wait_for((folder / "begun").exists, _LONG):
+            _running["cluster"].remove_node(node, allow_graceful=False)
+            (folder / "gone").touch()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    with sent(Held, folder, node.node_id):
+        found = scanned(logs, 400, settings)
+    killing.join()
+    return found
 
 
 def with_version(version: str, logs: Any, settings: dict[str, Any]) -> str:

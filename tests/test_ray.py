@@ -128,7 +128,9 @@ def same_repair(call: Driver, folder: Path) -> None:
 def a_killed_worker(call: Driver, folder: Path) -> None:
     logs = list(map(str, some(FORMATS, 8)))
     one = call(ray_driver.scanned, logs, None, WITH)
-    found, printed = call(ray_driver.printed, ray_driver.scanned, logs, 400, RAY, ray_driver.kill_worker)
+    noted = folder / "noted"
+    found, printed = call(ray_driver.printed, ray_driver.scanned_by_a_lost_worker, logs, noted, RAY)
+    assert noted.exists()
     assert found == one
     assert printed == ""
 
@@ -136,7 +138,8 @@ def a_killed_worker(call: Driver, folder: Path) -> None:
 def a_killed_node(call: Driver, folder: Path) -> None:
     logs = list(map(str, FORMATS))
     one = call(ray_driver.scanned, logs, None, WITH)
-    found, printed = call(ray_driver.printed, ray_driver.scanned, logs, 400, RAY, ray_driver.kill_node)
+    found, printed = call(ray_driver.printed, ray_driver.scanned_by_a_lost_node, logs, folder, RAY)
+    assert (folder / "gone").exists()
     assert found == one
     assert printed == ""
 
