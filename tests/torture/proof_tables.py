@@ -167,10 +167,10 @@ def lost_in_arrow(before: bytes, after: bytes, named: Named) -> list[str]:
     """What an Arrow file or stream lost."""
     if before == after:
         return []
-    if before[:6] != after[:6]:
+    if (before[:6] == b"ARROW1") != (after[:6] == b"ARROW1"):
         return ["an Arrow file became a stream, or the other way round"]
     found = []
-    if _messages(before) != _messages(after):
+    if _messages(after) and _messages(before) != _messages(after):
         found.append(f"form of the record batches: {_messages(before)} became {_messages(after)}")
     (schema, batches, more), (other, others, now) = _batches(before), _batches(after)
     found += _schema(schema, other, named)

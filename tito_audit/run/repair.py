@@ -105,7 +105,7 @@ class Repairs(ShownRepairs):
         self.written: list[tuple[Path, Path]] = []
         """(log, file written for it), once each file is complete."""
         self.changed: dict[Path, list[dict[str, Any]]] = {}
-        """By log: its changed rows and the places that changed, as in the JSON report."""
+        """By log: its changed rows and places, as in the JSON report."""
         self.batch_bytes: int | None = None
         """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
@@ -237,8 +237,7 @@ class Repairs(ShownRepairs):
         scan.standing_for = {target: log for log, target in self.written}
         logs = {str(target): str(log) for log, target in self.written}
         self.after = scan.summary
-        for result in scan:
-            self.failing += _failing(flow, logs[result.place.file], result)
+        self.failing += sum(_failing(flow, logs[result.place.file], result) for result in scan)
 
 
 @dataclass(slots=True)
@@ -295,8 +294,9 @@ class _Writing:
             if out is not None:
                 out.finish(log)
             run.changed[file] = list(changes.objects())
+            run.before.notices += changes.notices
             if recorder is not None:
-                recorder.finish(run.changed[file])
+                recorder.finish(run.changed[file], changes.notices)
             elif lacks_rows:
                 self.later.push(stack.pop_all())
         self.done += log.size
@@ -322,7 +322,8 @@ class _Writing:
             yield whole.get(outcome.place.row, outcome)
         for encoded in encoders_of(recorder.journal, part.recorded):
             flow.encoders.add(encoded, run.before)
-        run.changed[file] = changed_in(recorder.journal, part.recorded)
+        run.changed[file], notices = changed_in(recorder.journal, part.recorded)
+        run.before.notices += notices
         self.done += file.stat().st_size
         if self.targets:
             run.written.append((file, self.targets[file]))
@@ -350,8 +351,7 @@ class _Writing:
             make_folder(target.parent)
         if isinstance(file, RowsInMemory):
             return group.output(stack.enter_context(self.run.in_memory.opened(log, file, target, repairs)), log)
-        added = (COLUMN,) if repairs.provenance else ()
-        opened = partial(open_output, log, target, added=added, changes=changes)
+        opened = partial(open_output, log, target, added=(COLUMN,) if repairs.provenance else (), changes=changes)
         out = opened(overwrite=self.writes.replaces(target), sealed=self.writes.sealed)
         return group.output(stack.enter_context(out), log)
 

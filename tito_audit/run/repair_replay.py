@@ -87,8 +87,8 @@ class RepairRecorder:
         if len(self._rows) >= _PART:
             self._write()
 
-    def finish(self, changed: Sequence[Mapping[str, Any]]) -> None:
-        """Record that the log is repaired, and its changed rows; its file is complete and gets its name next."""
+    def finish(self, changed: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> None:
+        """Record that the log is repaired, with its changed rows; its file is complete and gets its name next."""
         if self._rows:
             self._write()
         table, told = Table(), None
@@ -102,6 +102,7 @@ class RepairRecorder:
             told=told,
             values=table.values,
             changed=changed,
+            notices=list(notices),
         )
 
     def _write(self) -> None:
@@ -135,10 +136,10 @@ def kept_outcomes(journal: Journal, finished: Finished, file: Path) -> Iterator[
         yield from rows
 
 
-def changed_in(journal: Journal, finished: Finished) -> list[dict[str, Any]]:
-    """The changed rows of a log that is kept, as the JSON report has them."""
+def changed_in(journal: Journal, finished: Finished) -> tuple[list[dict[str, Any]], list[str]]:
+    """The changed rows of a log that is kept, as the JSON report has them, and the notices about its new form."""
     with journal.reading(finished):
-        return [
+        changed = [
             {
                 "columns": [str(name) for name in one["columns"]],
                 "into": int(one["into"]),
@@ -146,6 +147,7 @@ def changed_in(journal: Journal, finished: Finished) -> list[dict[str, Any]]:
             }
             for one in finished.said["changed"]
         ]
+        return changed, [str(notice) for notice in finished.said["notices"]]
 
 
 def refuse_model(repairs: RepairSettings) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from inspect import signature
@@ -15,15 +18,23 @@ _PAGE_V2 = 3
 _MOST_MICROSECONDS = (2**63 - 1) // 1000
 """Distance from 1970 that a 64-bit count of nanoseconds can hold."""
 _HEADER_BYTES = 64
+_LIST = re.compile(r"\.list\.([^.]+)")
+_CODECS = {
+    "UNCOMPRESSED": "NONE",
+    **{name: name for name in ("SNAPPY", "GZIP", "BROTLI", "ZSTD", "LZ4")},
+    "LZ4_RAW": "LZ4",
+}
+"""Codecs as pyarrow reads and writes them."""
+_FALSE_POSITIVES = 0.05
+"""What share of false positives bloom filters are made for, if nothing says otherwise."""
 
 
-def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, Any]:
+def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:
     """Arguments of `pyarrow.parquet.ParquetWriter` that reproduce what the footer and the first page show.
 
-    They do not show compression levels, page sizes and bloom filters, which are left to the writer.
+    They do not show compression levels and page sizes, which are left to the writer. `schema` is what will be
+    written: the file's, with `added` columns.
     """
-    from pyarrow.parquet import ParquetWriter
-
     chunks = [chunk for group in _groups(file) for chunk in _chunks(group)]
     version_2, checksum = _page_form(path, chunks)
     options: dict[str, Any] = {
@@ -32,20 +43,44 @@ def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, A
         "write_page_checksum": checksum,
         "write_page_index": any(chunk.has_column_index or chunk.has_offset_index for chunk in chunks),
         "store_schema": b"ARROW:schema" in (file.metadata.metadata or {}),
-        # List entries keep the names in the schema, which was read from the file.
-        "use_compliant_nested_type": False,
+        # Else list entries keep the names in the schema, which was read from the file.
+        "use_compliant_nested_type": _names_of_entries(file) == {"element"},
         "use_deprecated_int96_timestamps": _stores_int96(file),
         "sorting_columns": _sorting_columns(file),
     }
-    if chunks:
-        options |= _column_options(chunks, added)
     kinds = [_logical(file.schema.column(i)) for i in range(len(file.schema))]
     # The oldest supported pyarrow has neither option and writes every time of day as UTC.
     whole = any(kind == "Decimal" and physical[:3] == "INT" for kind, physical, _ in kinds)
     in_utc = any(kind == "Time" and about.get("isAdjustedToUTC") for kind, _, about in kinds)
-    younger = {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
-    known = signature(ParquetWriter.__init__).parameters
-    return options | {name: value for name, value in younger.items() if name in known}
+    options |= {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
+    if chunks:
+        places = _paths_as_written(schema, _known(options), file)
+        options |= _column_options(chunks, places, added)
+    return _known(options)
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that this version of pyarrow has."""
+    from pyarrow.parquet import ParquetWriter
+
+    names = signature(ParquetWriter.__init__).parameters
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _names_of_entries(file: Any) -> set[str]:
+    """What the file calls the entries of its lists."""
+    paths = (file.schema.column(i).path for i in range(len(file.schema)))
+    return {name for path in paths for name in _LIST.findall(path)}
+
+
+def _paths_as_written(schema: Any, options: dict[str, Any], file: Any) -> dict[str, str]:
+    """By path of a column in the file: its path once the schema is written, where entries may have other names."""
+    from pyarrow import parquet
+
+    with io.BytesIO() as out:
+        parquet.ParquetWriter(out, schema, **options).close()
+        written = parquet.read_metadata(out).schema
+    return {file.schema.column(i).path: written.column(i).path for i in range(len(file.schema))}
 
 
 def _groups(file: Any) -> Iterator[Any]:
@@ -56,17 +91,28 @@ def _chunks(group: Any) -> Iterator[Any]:
     return (group.column(i) for i in range(group.num_columns))
 
 
-def _column_options(chunks: list[Any], added: tuple[str, ...]) -> dict[str, Any]:
-    """Compression, encoding and statistics of each column, over all row groups."""
-    codecs: dict[str, str] = {}
+def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str, ...]) -> dict[str, Any]:
+    """Compression, encoding, statistics and bloom filter of each column, over all row groups.
+
+    `places` has the path of each column in the file to write.
+    """
+    sizes: dict[str, Counter[str]] = {}
     encodings: dict[str, set[str]] = {}
     measured: set[str] = set()
+    filters: dict[str, dict[str, float]] = {}
+    truths: set[str] = set()
     for chunk in chunks:
-        path = chunk.path_in_schema
-        codecs.setdefault(path, "NONE" if chunk.compression == "UNCOMPRESSED" else chunk.compression)
+        path = places[chunk.path_in_schema]
+        codec = _CODECS.get(chunk.compression)
+        sizes.setdefault(path, Counter())[codec or "NONE"] += chunk.total_uncompressed_size if codec else -1
         encodings.setdefault(path, set()).update(chunk.encodings)
         if chunk.is_stats_set:
             measured.add(path)
+        if chunk.physical_type == "BOOLEAN" and "RLE" in chunk.encodings:
+            truths.add(path)
+        if getattr(chunk, "bloom_filter_length", None):
+            filters[path] = {"ndv": _distinct(chunk.bloom_filter_length), "fpp": _FALSE_POSITIVES}
+    codecs = {path: of_path.most_common(1)[0][0] for path, of_path in sizes.items()}
     usual = Counter(codecs.values()).most_common(1)[0][0]
     dictionary = [path for path, names in encodings.items() if any("DICTIONARY" in name for name in names)]
     others = {
@@ -74,12 +120,19 @@ def _column_options(chunks: list[Any], added: tuple[str, ...]) -> dict[str, Any]
         for path, names in encodings.items()
         if path not in dictionary and names & _SPECIAL
     }
+    others |= {path: "RLE" for path in truths if "PLAIN" not in encodings[path]}
     return {
         "compression": codecs | {name: codecs.get(name, usual) for name in added},
         "use_dictionary": [*dictionary, *(name for name in added if name not in codecs)] if dictionary else False,
         "column_encoding": others or None,
         "write_statistics": [*measured, *added] if len(measured) < len(codecs) and measured else bool(measured),
+        "bloom_filter_options": filters or None,
     }
+
+
+def _distinct(size: int) -> int:
+    """For how many distinct values a writer makes a bloom filter of about so many bytes."""
+    return max(int(-8 * size * math.log(1 - _FALSE_POSITIVES ** (1 / 8)) / 8), 1)
 
 
 def _format_version(file: Any) -> str:
@@ -146,7 +199,7 @@ def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
     The header is in Thrift's compact protocol: page type, two sizes, then the checksum if there is one. A byte
     precedes each: the step from the last field number (high half) and the type (low half).
     """
-    first = next((chunk for chunk in chunks if chunk.total_compressed_size), None)
+    first = next((chunk for chunk in chunks if chunk.num_values), None)
     if first is None:
         return False, False
     with path.open("rb") as raw:

@@ -17,6 +17,8 @@ class Changes:
     """The changed rows of one log, grouped by what changed in them; in little memory, whatever their number."""
 
     def __init__(self) -> None:
+        self.notices: list[str] = []
+        """What of the log's form could not be kept."""
         self._rows: dict[_Kind, array[int]] = {}
 
     def add(self, number: int, old: Row | None, rows: Sequence[Row]) -> None:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
@@ -21,6 +21,7 @@ from tito_audit.storage.output_contract import Output
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import TextOutput
+from tito_audit.terminal.words import listed
 
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
@@ -56,7 +57,7 @@ def open_output(
         new_file(target, overwrite=overwrite, source=log.path, sealed=sealed) as out,
         contextlib.ExitStack() as stack,
     ):
-        inner: Output
+        inner: _Inner
         if log.kind == "parquet":
             from tito_audit.storage.parquet_output import ParquetOutput  # slow to import, so only where needed
 
@@ -86,10 +87,17 @@ def nested_output(whole: Output, moved: tuple[str, ...]) -> Output:
     return InsideOutput(whole, moved)
 
 
+class _Inner(Output, Protocol):
+    """An output of one kind of file."""
+
+    not_kept: Sequence[str]
+    """What of the log's form the written file does not have, in words; known once it is complete."""
+
+
 class _CheckedOutput:
     """An output that refuses to lose rows, and copies the file if nothing changed."""
 
-    def __init__(self, log: Log, out: BinaryIO, inner: Output, changes: Changes, *, may_copy: bool) -> None:
+    def __init__(self, log: Log, out: BinaryIO, inner: _Inner, changes: Changes, *, may_copy: bool) -> None:
         self.changed = False
         self.finished = False
         self._path = log.path
@@ -125,6 +133,9 @@ class _CheckedOutput:
         # If the log was modified meanwhile, the file is no longer what was read.
         if not self.changed and self._may_copy and self._state == _state(self._path):
             self._copy()
+        elif self.changed and self._inner.not_kept:
+            said = listed(list(self._inner.not_kept))
+            self._changes.notices.append(f"{self._path}: the repaired file is stored in another form: {said}.")
         # The file may get its name much later; report a full disk now.
         self._out.flush()
         os.fsync(self._out.fileno())

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage._parquet_form import has_lost_times, writer_options
+from tito_audit.storage._parquet_kept import not_kept, own_metadata
 from tito_audit.storage._table_edit import TableEdit
 from tito_audit.storage._table_output import TableOutput
 from tito_audit.storage.parquet import parquet_writer
@@ -27,6 +28,8 @@ class ParquetOutput(TableOutput):
         """Where each row group ends, in rows of the file."""
         self._group = 0
         """The next row group to write."""
+        self._written: list[Any] = []
+        """The footer of the written file, once it is complete."""
 
     def _open(self) -> None:
         import pyarrow as pa
@@ -34,22 +37,24 @@ class ParquetOutput(TableOutput):
 
         try:
             self._file = parquet.ParquetFile(self._source)
-            options = writer_options(self._source, self._file, self._edit.added)
+            schema = self._edit.schema(self._file.schema_arrow)
+            options = writer_options(self._source, self._file, schema, self._edit.added)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._unreadable("the footer", error) from error
         self._claims = options["sorting_columns"] or ()
-        schema = self._file.schema_arrow
-        schema = self._edit.schema(schema)
         metadata = self._file.metadata
         self._ends = list(accumulate(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
-        self._writer = parquet_writer(self._out, schema, **options)
+        self._writer = parquet_writer(self._out, schema, metadata_collector=self._written, **options)
 
     def _write_batches_before(self, row: int | None) -> None:
         while self._group < len(self._ends) and (row is None or self._ends[self._group] <= row):
             self._write_group()
 
     def _close(self) -> None:
+        if hasattr(self._writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
+            self._writer.add_key_value_metadata(own_metadata(self._file))
         self._writer.close()
+        self.not_kept = list(not_kept(self._file.metadata, self._written[0]))
         self._file.close()
 
     def _write_group(self) -> None:

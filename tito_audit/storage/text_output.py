@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tito_audit.format import Row
@@ -26,6 +28,8 @@ class TextOutput:
 
     def __init__(self, out: BinaryIO, kind: Kind, compression: Compression) -> None:
         self.changed = False
+        self.not_kept: Sequence[str] = ()
+        """What of the log's form the written file does not have, in words; known once it is complete."""
         self._kind = kind
         self._compression = compression
         self._end = Sink(out)
@@ -37,14 +41,18 @@ class TextOutput:
         """Rows of a fork waiting for the next lead, which shows how rows are separated."""
         self._lead = b""
         """The lead of the last row written."""
+        self._read: int | None = 0
+        """Bytes of the log's text so far; None past a row that was not read."""
 
     def keep(self, raw: RawRow) -> None:
         """Write the row as it was, byte for byte."""
+        self._count(raw)
         self._put(raw.lead, _text_of(raw))
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         """Write these rows instead of one, each as its text with the differences edited in."""
         texts = []
+        self._count(raw)
         for row in rows:
             edits = list(edits_between(raw.value, row))
             text = _text_of(raw)
@@ -60,6 +68,9 @@ class TextOutput:
         """Write what follows the last row, and end the compressed stream."""
         self._separate(log.tail)
         tail = log.tail
+        if self._compression == log.compression == "gzip" and self._read is not None:
+            one = _is_one_member(log.path, self._read + len(tail))
+            self.not_kept = () if one else ("one gzip member, not several",)
         if not self._written and self._first is not None:
             # A dropped line takes its line end with it.
             tail = self._first + (tail if self._kind == "array" else _LINE_END.sub(b"", tail, count=1))
@@ -72,6 +83,12 @@ class TextOutput:
         self._end.closed = True
         if self._compression is not None and not self._out.closed:
             self._out.close()
+
+    def _count(self, raw: RawRow) -> None:
+        if raw.text is None or self._read is None:
+            self._read = None
+        else:
+            self._read += len(raw.lead) + len(raw.text)
 
     def _put(self, lead: bytes, text: bytes) -> None:
         self._separate(lead)
@@ -102,6 +119,13 @@ class TextOutput:
     def _line_end(self, following: bytes) -> bytes:
         found = _LINE_END.search(following) or _LINE_END.search(self._lead)
         return found[0] if found else b"\n"
+
+
+def _is_one_member(path: Path, size: int) -> bool:
+    """Whether a gzip file whose text has this size is one member: each ends with the size of its own text."""
+    with path.open("rb") as file:
+        file.seek(-4, os.SEEK_END)
+        return int.from_bytes(file.read(4), "little") == size % (1 << 32)
 
 
 def _text_of(raw: RawRow) -> bytes:
