@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import signal
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +14,7 @@ from xml.etree import ElementTree
 
 from tests.torture.attack import OUT, Attack
 from tests.torture.mutants.pickles import TRAP
+from tests.torture.prover import proven
 from tests.torture.sources import ROOT
 
 __all__ = ["Failure", "Outcome", "judged"]
@@ -251,25 +250,14 @@ def _written(attack: Attack, outcome: Outcome, folder: Path) -> Iterator[Failure
     if not path.exists() and "--diff" not in attack.words:
         yield Failure("output", f"repair exit {outcome.code} without its file", name)
     elif path.exists():
-        yield from _proven(attack, folder / "in" / next(iter(attack.files)), path, folder / "out" / "report.json")
+        yield from _proven(folder / "in" / next(iter(attack.files)), path, folder / "out" / "report.json")
 
 
-def _proven(attack: Attack, original: Path, repaired: Path, report: Path) -> Iterator[Failure]:
-    """What the proof says of a repair, where it is there."""
-    if not importlib.util.find_spec("tests.torture.proof"):
-        return
-    from tests.torture.proof import lost
-
-    try:
-        said = lost(original, repaired, json.loads(report.read_bytes()))
-    except (
-        Exception
-    ) as error:  # the proof itself is not proof against everything: what it cannot read is to be seen
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        yield Failure(
-            "proof failed", f"{Path(frame.filename).name}:{frame.name} {type(error).__name__}", str(error)
-        )
-        return
-    for one in said[:3]:
+def _proven(original: Path, repaired: Path, report: Path) -> Iterator[Failure]:
+    """What the proof says of a repair."""
+    said = proven(original, repaired, report)
+    if "failed" in said:
+        yield Failure("proof failed", said["failed"], said["why"])
+    for one in said.get("lost", [])[:3]:
         words = re.sub(r"'[^']*'|\"[^\"]*\"|[0-9]+|/\S+", "N", one)
         yield Failure("changed", words[:90], one)

@@ -171,16 +171,25 @@ def _types(dice: Random, source: Source) -> Mutant:
     for name in dice.sample(table.column_names, min(table.num_columns, dice.choice((1, 2, 5, 20)))):
         at = table.column_names.index(name)
         kind = _retyped(table.schema.field(at).type, dice)
-        for cast in (
-            lambda one, kind: one.cast(kind, safe=False),
-            lambda one, kind: pa.chunked_array([pa.array(one.to_pylist(), kind)]),
-        ):
-            try:
-                table = table.set_column(at, pa.field(name, kind), cast(table.column(at), kind))
-                break
-            except _FAULTS:
-                continue
+        column = _cast(table.column(at), kind)
+        if column is not None:
+            table = table.set_column(at, pa.field(name, kind), column)
     return _saved(dice, table, f"{made}, of other types")
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
+    """The column as another type; None where there is no way."""
+    for cast in (
+        lambda: column.cast(kind, safe=False),
+        lambda: pa.chunked_array([pa.array(column.to_pylist(), kind)]),
+    ):
+        try:
+            made = cast()
+            made.validate(full=True)  # what is wrong in memory would end the process that writes it
+            return made
+        except _FAULTS:
+            continue
+    return None
 
 
 def _odd_column(dice: Random, size: int) -> tuple[str, pa.Array]:
