@@ -60,6 +60,27 @@ _NAMES = (
     "{x}",
 )
 
+_REPAIRS = ("canonical", "drop", "fork", "mask", "normalize", "once", "realign", "splice")
+_NORMALIZED = (
+    ["--padding", "none"],
+    ["--padding", "left"],
+    ["--padding", "right"],
+    ["--mask-style", "labels"],
+    ["--mask-style", "bool"],
+    ["--mask-style", "float"],
+    ["--sentinel", "null"],
+    ["--sentinel", "0"],
+)
+_OF_REPAIR = (
+    ["--fail-on", "note"],
+    ["--fail-on", "warning"],
+    ["--no-provenance"],
+    ["--diff"],
+    ["--mask-by", "turn"],
+    ["--mask-by", "first-divergence"],
+    ["--fail-on", "note"],
+)
+
 
 def attacks(seed: int, of: Sequence[str] = (), *, with_real: bool = True) -> Iterator[tuple[int, Attack]]:
     """The attacks of a seed with their numbers, without end; `of`: those of some commands."""
@@ -178,32 +199,26 @@ def _repair(drawn: Random, with_real: bool) -> Attack:
         ]
     else:
         words += ["--dry-run"]
-    if drawn.random() < 0.5:
-        words += ["--unsafe"]
-    if drawn.random() < 0.5:
-        names = ["canonical", "drop", "fork", "mask", "normalize", "once", "realign", "splice"]
-        words += ["--with", ",".join(drawn.sample(names, drawn.choice((1, 1, 2, 4))))]
-    for extra in (
-        ["--fail-on", "note"],
-        ["--fail-on", "warning"],
-        ["--fail-on", "note"],
-        ["--no-provenance"],
-        ["--quarantine", f"{OUT}/quarantine.jsonl"],
-        ["--diff"],
-        ["--padding", "none"],
-        ["--padding", "left"],
-        ["--mask-style", "labels"],
-        ["--mask-style", "bool"],
-        ["--sentinel", "null"],
-        ["--sentinel", "0"],
-        ["--mask-by", "turn"],
-        ["--mask-by", "first-divergence"],
-    ):
+    words += _repairs(drawn)
+    for extra in _OF_REPAIR:
         if drawn.random() < 0.06:
             words += extra
     if drawn.random() < 0.008:
         words += ["-j", "2"]
     return replace(attack, words=tuple(words))
+
+
+def _repairs(drawn: Random) -> list[str]:
+    """Which repairs run, with the flags that some of them need."""
+    words = ["--unsafe"] if drawn.random() < 0.5 else []
+    if drawn.random() < 0.5:
+        return words
+    names = drawn.sample(_REPAIRS, drawn.choice((1, 1, 2, 4)))
+    if "normalize" in names and drawn.random() < 0.6:
+        words += drawn.choice(_NORMALIZED)
+    if {"canonical", "drop"} & {*names} and drawn.random() < 0.95:
+        words += ["--unsafe", "--quarantine", f"{OUT}/quarantine.jsonl"]
+    return [*words, "--with", ",".join(names)]
 
 
 def _show(drawn: Random, with_real: bool) -> Attack:
