@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tito_audit.render.limits import LimitReached
+from tito_audit.render.sizes import written_size
 
 _WIDTHS = {"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"}
 _WIDE = re.compile(r"\d{7}")
@@ -76,9 +77,12 @@ def _formatted(sign: str, pattern: str, values: tuple[Any, ...]) -> int:
 
 
 def _longest(value: object) -> int:
-    if isinstance(value, Mapping):
-        return max((length(item) for item in value.values()), default=0)
-    return length(value)
+    """Characters of a text; of anything else as many as it takes to write it."""
+    return length(value) if isinstance(value, str) else written_size(value)[0]
+
+
+def _written(value: object) -> int:
+    return len(value) if isinstance(value, str) else written_size(value)[0]
 
 
 def _replaced(text: str, values: tuple[Any, ...]) -> int:
@@ -90,7 +94,7 @@ def _replaced(text: str, values: tuple[Any, ...]) -> int:
 
 def _joined(separator: str, values: tuple[Any, ...]) -> int:
     items = values[0] if values and isinstance(values[0], list | tuple | Mapping) else ()
-    return sum(length(item) for item in items) + len(separator) * len(items)
+    return sum(_written(item) for item in items) + len(separator) * len(items)
 
 
 def _split(text: str, values: tuple[Any, ...]) -> int:
@@ -139,9 +143,23 @@ def _sum(value: Any, attribute: Any = None, start: Any = 0) -> int:
     return sum(length(item) for item in value) if isinstance(value, list | tuple) else 0
 
 
+def _escaped(value: Any) -> int:
+    text = str(value)
+    return len(text) + 5 * sum(map(text.count, "<>&'\""))
+
+
+def _json(value: Any, ensure_ascii: bool = False, indent: Any = None, *args: Any, **kwargs: Any) -> int:
+    size, deep = written_size(value)
+    width = indent if isinstance(indent, int) else length(indent)
+    return size * (1 + deep * max(width, 0) // 4) if width else size
+
+
 FILTER_COSTS: dict[str, Callable[..., int]] = {
     "batch": lambda value, linecount=0, fill_with=None: _counted(value, linecount),
     "center": _center,
+    "e": _escaped,
+    "escape": _escaped,
+    "forceescape": _escaped,
     "format": lambda value, *args, **kwargs: _formatted("%", str(value), (*args, *kwargs.values())),
     "indent": _indent,
     "join": _join,
@@ -149,6 +167,9 @@ FILTER_COSTS: dict[str, Callable[..., int]] = {
     "replace": lambda value, old="", new="", count=None: _replaced(str(value), (str(old), str(new))),
     "slice": lambda value, slices=0, fill_with=None: _counted(value, slices),
     "sum": _sum,
+    "tojson": _json,
+    "urlencode": lambda value: 3 * length(value),
+    "urlize": lambda value, *args, **kwargs: 4 * len(str(value)),
     "wordwrap": _wordwrap,
 }
 """For each filter that can make a large value: its size, given the filter's arguments."""

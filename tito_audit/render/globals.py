@@ -16,6 +16,7 @@ from tito_audit.render.costs import length
 from tito_audit.render.limits import LimitReached
 
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_LONGEST_FORMAT = 1000
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -30,6 +31,7 @@ def raise_exception(message: object) -> None:
 
 def strftime_now(format: str) -> str:
     """The current time, in the format a template asks for."""
+    _check_format(format)
     return datetime.now().strftime(format)
 
 
@@ -41,7 +43,13 @@ class Clock:
 
     def __call__(self, format: str) -> str:
         """This moment, in the format a template asks for."""
+        _check_format(format)
         return self.at.strftime(format)
+
+
+def _check_format(format: str) -> None:
+    if length(format) > _LONGEST_FORMAT:  # the system takes hundreds of bytes for each character
+        raise LimitReached(f"the template asks for a date in a format of {length(format):,} characters")
 
 
 def to_json(

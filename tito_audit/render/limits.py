@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
+
+from tito_audit.render.sizes import CONTAINERS, DEEPEST, Measured, written_size
 
 _WORK = 32
 """A template may build up its output in pieces, which together may be this many times the size limit."""
@@ -26,12 +30,26 @@ _GRACE = 0.5
 interrupt the handling of the first, and the caller's timer would not be restored."""
 
 
+_MEMORY = 192 << 20
+"""Bytes of memory that a rendering may take, and as many more as its largest value has characters."""
+_LOOK = 1 << 22
+"""After so many characters the memory is looked at."""
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_HELD = 8 << 20
+"""Characters that a list or dict may be written with; more if the messages have more."""
+
+
 class Budget:
     """What one rendering may still use."""
 
-    def __init__(self, size_limit: int, seconds: float) -> None:
+    def __init__(self, size_limit: int, seconds: float, given: Any = None) -> None:
         self.size_limit = size_limit
+        self._given = given
         self._left = size_limit * _WORK
+        self._until_look = _LOOK
+        self._memory: int | None = None
+        self._known: dict[int, Measured] = {}
+        self._most_held: int | None = None
         self._deadline = time.monotonic() + seconds + _GRACE
 
     def spend(self, size: int) -> None:
@@ -46,8 +64,60 @@ class Budget:
             raise LimitReached(
                 f"the template makes values of more than {self.size_limit * _WORK:,} characters in all"
             )
+        self._until_look -= size
+        if self._until_look < 0:
+            self._look(size)
         if time.monotonic() > self._deadline:
             raise TimeUp
+
+    def hold(self, value: Any) -> Any:
+        """The value; LimitReached if it is a list, tuple or dict that would be very large when written out."""
+        if type(value) in CONTAINERS and value:
+            size, deep = written_size(value, self._known)
+            if deep > DEEPEST:
+                raise LimitReached(f"the template nests values more than {DEEPEST:,} deep")
+            if size > _HELD and size > self._most():
+                raise LimitReached(
+                    f"the template makes a list or dict of {size:,} characters, past the limit of {self._most():,}"
+                )
+        return value
+
+    def _most(self) -> int:
+        """The limit of a container, by what the template was given."""
+        if self._most_held is None:
+            self._most_held = _HELD + 4 * written_size(self._given)[0]
+        return self._most_held
+
+    def _look(self, size: int) -> None:
+        """LimitReached if the process has taken much memory since the first look."""
+        self._until_look = _LOOK
+        held = _resident()
+        if self._memory is None:
+            self._memory = held - min(size, held)
+        if held + size > self._memory + _MEMORY + 8 * self._most():
+            raise LimitReached(f"the template takes more than {_MEMORY >> 20:,} MB of memory")
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as said:  # noqa: PTH123 - this takes microseconds
+            return int(said.read().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+_given_up: set[tuple[int, float]] = set()
+
+
+def give_up(source: str, seconds: float) -> None:
+    """Note that a template was not finished in this time: no part of this process runs it again."""
+    _given_up.add((hash(source), seconds))
+
+
+def is_given_up(source: str, seconds: float) -> bool:
+    """Whether a template was not finished in this time."""
+    return (hash(source), seconds) in _given_up
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost
 from tito_audit.render.globals import raise_exception, strftime_now, to_json
@@ -56,6 +57,24 @@ class _Generator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self.write("environment.hold(")
+        super().visit_List(node, frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self.write("environment.hold(")
+        super().visit_Dict(node, frame)
+        self.write(")")
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        if node.ctx != "load":
+            super().visit_Tuple(node, frame)
+            return
+        self.write("environment.hold(")
+        super().visit_Tuple(node, frame)
+        self.write(")")
+
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """An environment for one template; each rendering gets a new `budget`."""
@@ -69,8 +88,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.budget = budget
         self.filters["tojson"] = to_json
-        for name, cost in FILTER_COSTS.items():
-            self.filters[name] = self._guarded(self.filters[name], cost)
+        for name, function in self.filters.items():
+            cost = FILTER_COSTS.get(name)
+            self.filters[name] = self._measured(function) if cost is None else self._guarded(function, cost)
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_now
         self.globals["dict"] = _Dict()
@@ -84,10 +104,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             leading = 1 if hasattr(function, "jinja_pass_arg") else 0
             args = tuple(_held(arg) for arg in args)
             self.budget.spend(cost(*args[leading:], **kwargs))
-            return function(*args, **kwargs)
+            return self.made(function(*args, **kwargs))
 
         vars(guarded).update(vars(function))
         return guarded
+
+    def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The filter; the budget is asked for its result, which is not much larger than what it is given."""
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            return self.made(function(*args, **kwargs))
+
+        vars(measured).update(getattr(function, "__dict__", {}))
+        return measured
 
     def getattr(self, obj: Any, attribute: str) -> Any | Undefined:
         """What Jinja's sandbox returns for `obj.attribute`, with a shortcut for the most frequent cases."""
@@ -102,13 +131,27 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """Call something from a template, within the budget."""
         if getattr(__obj, "__name__", "") == "join":
             args = tuple(_held(arg) for arg in args)
+        __self.budget.hold(args)
+        if kwargs:
+            __self.budget.hold(kwargs)
         __self.budget.spend(call_cost(__obj, args, kwargs))
-        return super().call(__context, __obj, *args, **kwargs)
+        return __self.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The result of an operator, within the budget."""
         self.budget.spend(binary_cost(operator, left, right))
-        return self.binop_table[operator](left, right)
+        return self.budget.hold(self.binop_table[operator](left, right))
+
+    def hold(self, value: Any) -> Any:
+        """A list, tuple or dict that the template wrote, within the budget."""
+        return self.budget.hold(value)
+
+    def made(self, value: Any) -> Any:
+        """What a filter or a call returned, within the budget."""
+        if type(value) is str or type(value) is Markup:
+            self.budget.spend(len(value))
+            return value
+        return self.budget.hold(value)
 
     def join_texts(self, parts: tuple[Any, ...]) -> str:
         """`a ~ b ~ c` as one text."""
@@ -151,6 +194,9 @@ class _Namespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:  # its attributes may be namespaces too, without end
+        return "<Namespace>"
 
 
 def _check_name(name: object) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.render.facts import Facts, Known, LookedFor, read_facts
 from tito_audit.render.globals import Refused
-from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
+from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm, give_up, is_given_up
 from tito_audit.tokens.cache import Store
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from tito_audit.render.sandbox import ChatEnvironment
     from tito_audit.render.traced import Tracer
 
-TIME_LIMIT = 10.0
+TIME_LIMIT = 3.0
 """Seconds one rendering may take."""
 SIZE_LIMIT = 64 * 1024 * 1024
 """Characters one rendering may write."""
+SOURCE_LIMIT = 256 * 1024
+"""Characters of a template; the longest published ones have a tenth of it."""
 _LONGEST_REASON = 500
 _SPARE = 200
 """A template counts as compilable in later runs if it compiles this many frames deeper in the stack."""
@@ -182,7 +184,7 @@ class Template:
                 compiled = environment.from_string(tree)
         except (Exception, TimeUp):
             return None
-        return _Reference(compiled, environment, self._time_limit, self._size_limit, has_spare=False)
+        return _Reference(self.source, compiled, environment, self._time_limit, self._size_limit, has_spare=False)
 
     @cached_property
     def _reference(self) -> _Reference:
@@ -195,6 +197,7 @@ class _Reference:
 
     def __init__(
         self,
+        source: str,
         compiled: jinja2.Template,
         environment: ChatEnvironment,
         time_limit: float,
@@ -205,6 +208,7 @@ class _Reference:
         self.environment = environment
         self.has_spare = has_spare
         """Whether it would also have compiled deeper in the stack."""
+        self._source = source
         self._compiled = compiled
         self._time_limit = time_limit
         self._size_limit = size_limit
@@ -212,10 +216,10 @@ class _Reference:
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it fails."""
-        if self._timed_out:
+        if self._timed_out or is_given_up(self._source, self._time_limit):
             # Otherwise a looping template would use up the time limit for every prompt: hours for a log.
             raise RenderError(self._too_slow())
-        budget = Budget(self._size_limit, self._time_limit)
+        budget = Budget(self._size_limit, self._time_limit, variables)
         self.environment.budget = budget
         pieces: list[str] = []
         written = 0
@@ -229,6 +233,7 @@ class _Reference:
                     pieces.append(piece)
         except TimeUp:
             self._timed_out = True
+            give_up(self._source, self._time_limit)
             raise RenderError(self._too_slow()) from None
         except Exception as error:  # a template can raise anything
             raise RenderError(_reason(error)) from error
@@ -264,6 +269,8 @@ def _compiled(source: str, where: str, time_limit: float, size_limit: int) -> _R
     environment = ChatEnvironment(Budget(size_limit, time_limit))
     has_spare = True
     try:
+        if len(source) > SOURCE_LIMIT:
+            raise ValueError(f"it has {len(source):,} characters, past the limit of {SOURCE_LIMIT:,}")
         with alarm(time_limit):
             try:
                 compiled = _deeper(_SPARE, lambda: environment.from_string(source))
@@ -276,7 +283,7 @@ def _compiled(source: str, where: str, time_limit: float, size_limit: int) -> _R
     except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
         reason = _one_line(error)
     else:
-        return _Reference(compiled, environment, time_limit, size_limit, has_spare=has_spare)
+        return _Reference(source, compiled, environment, time_limit, size_limit, has_spare=has_spare)
     raise SetupError(
         f"{where}: the chat template cannot be used ({reason}).\n"
         "Without it no messages can be re-rendered.\n"

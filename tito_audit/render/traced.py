@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 
-from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
+from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm, give_up, is_given_up
 from tito_audit.render.sandbox import ChatEnvironment
 
 _BEGINS = ("block_begin", "variable_begin")
@@ -99,6 +99,7 @@ class Tracer:
         self._compiled: jinja2.Template | None = None
         self._conditions: list[int] = []
         """The line of each condition, in the source with a line for each tag."""
+        self._source = source
         try:
             with alarm(time_limit):
                 text, self._tags, self._firsts = _a_line_each(self._environment, source)
@@ -118,15 +119,18 @@ class Tracer:
     def _run(
         self, variables: Mapping[str, Any], turned: frozenset[tuple[int, int]] = frozenset()
     ) -> tuple[Piece, ...] | None:
-        if self._compiled is None:
+        if self._compiled is None or is_given_up(self._source, self._limits[0]):
             return None
         seconds, size = self._limits
-        self._environment.budget = Budget(size, seconds)
+        self._environment.budget = Budget(size, seconds, variables)
         self._notes, self._counts, self._turned = _Notes(), Counter(), turned
         try:
             with alarm(seconds):
                 return tuple(self._pieces(variables, size))
-        except (Exception, TimeUp):
+        except TimeUp:
+            give_up(self._source, seconds)
+            return None
+        except Exception:
             return None
 
     def _pieces(self, variables: Mapping[str, Any], size: int) -> Iterator[Piece]:

@@ -112,7 +112,7 @@ class Settings:
     """Which of the tokenizer's named templates to use."""
     template_args: Mapping[str, object] = field(default_factory=dict)
     """Extra arguments for the template, such as enable_thinking=False."""
-    template_seconds: float = 10.0
+    template_seconds: float = 3.0
     """Time limit for rendering one prompt; a template that exceeds it is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""

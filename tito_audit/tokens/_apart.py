@@ -73,6 +73,8 @@ def _encoded(tokenizer: Any, texts: list[str], special: bool) -> bytes:
 
 def _converted(folder: str, code: bool) -> bytes:
     """What transformers makes of a folder without tokenizer.json, as JSON."""
+    if not code:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # it takes seconds to import, and is not needed
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=code)

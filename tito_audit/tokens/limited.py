@@ -30,7 +30,8 @@ ENCODING_SECONDS = 4.0
 """Time to encode texts, and more for long ones."""
 _CHARACTERS_A_SECOND = 200_000
 _BYTES_A_SECOND = 4_000_000
-CONVERTING_SECONDS = 120.0
+CONVERTING_SECONDS = 60.0
+"""Time for transformers to convert a vocabulary, of which it takes several to start."""
 _SCRIPT = Path(__file__).parent / "_apart.py"
 
 
@@ -97,6 +98,7 @@ class Child:
     def start(self) -> None:
         """Start a child of this process."""
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+        environment |= {"HF_HUB_OFFLINE": "1", "TIKTOKEN_CACHE_DIR": ""}  # all that counts is in the folder
         environment["MALLOC_ARENA_MAX"] = "1"  # each more reserves 64 MB
         try:
             process = subprocess.Popen(
