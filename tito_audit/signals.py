@@ -15,8 +15,9 @@ def exit_by_signal(number: int, frame: object) -> NoReturn:
 
 
 def end_by_signals() -> None:
-    """Let the signals end this program by SystemExit, Ctrl-C by KeyboardInterrupt; not those that it was started to
-    ignore, as by `nohup`.
+    """Let the signals end this program by SystemExit, and Ctrl-C by KeyboardInterrupt.
+
+    Not those that it was started to ignore, as by `nohup`.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

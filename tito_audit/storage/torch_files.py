@@ -29,6 +29,9 @@ _ZIP = b"PK\x03\x04"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The pickled magic number of Torch files from before they were zip archives."""
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+_SAFE = (2, 10)
+"""The first version whose `weights_only` no known file gets around."""
 
 
 def is_torch(head: bytes) -> bool:
@@ -70,6 +73,12 @@ def load_torch(path: Path) -> dict[str, Any]:
             f"{path}: this is a Torch file, and torch is not installed.\n"
             "Install it: pip install 'tito-audit[torch]'"
         ) from None
+    if _version(torch) < _SAFE:
+        raise StorageError(
+            f"{path}: this is a Torch file, and in torch {torch.__version__} a file can run code "
+            "even where only tensors are read (CVE-2026-24747).\n"
+            "Install torch 2.10 or newer, or write the samples as JSON lines where the file was written."
+        )
     try:
         # Routing is dumped as numpy arrays; only numeric types are allowed.
         with torch.serialization.safe_globals(_numpy_types()):
@@ -88,6 +97,12 @@ def load_torch(path: Path) -> dict[str, Any]:
             "(slime and miles: rollout_data/ID.pt, not train_data/). Pass such a file."
         )
     return payload  # type: ignore[no-any-return]  # a dict by now
+
+
+def _version(torch: Any) -> tuple[int, ...]:
+    """Major and minor version; (0,) if they cannot be read."""
+    found = _RELEASE.match(str(torch.__version__))
+    return tuple(map(int, found.groups())) if found else (0,)
 
 
 def _plain(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Attacks on the world around a run: kills, signals, full disks, vanishing logs, two runs at once, broken pipes."""
+"""Attacks on the world around a run: kills, signals, full disks, vanishing logs, two runs at once, pipes."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.torture.processes.attack import KINDS, Undisturbed, attacked, digest, undisturbed
-from tests.torture.processes.works import make_logs
+from tests.torture.processes.works import PRINTING, WORKS, Work, make_logs
 from tests.torture.processes.world import load
 
 __all__ = ["campaign", "main"]
@@ -58,16 +58,24 @@ def main() -> int:
 
 
 def campaign(
-    seed: int, cases: Sequence[Case], jobs: int = 1, *, kind: str | None = None
+    seed: int,
+    cases: Sequence[Case],
+    jobs: int = 1,
+    *,
+    kind: str | None = None,
+    works: Sequence[Work] = (*WORKS, *PRINTING),
 ) -> Iterator[dict[str, Any]]:
-    """What came of each attack; the processes that make them are forked from this one once it has loaded the tool."""
+    """What came of each attack on these commands.
+
+    The processes that make them are forked from this one once it has loaded the tool.
+    """
     with tempfile.TemporaryDirectory(prefix="tito-torture-logs-") as aside:
         logs, warm = Path(aside) / "logs", Path(aside) / "warm"
         make_logs(logs)
         make_logs(warm)
         os.environ["TITO_AUDIT_CACHE"] = "off"
-        load(warm)
-        before, known = digest(logs), undisturbed(logs)
+        load(warm, works)
+        before, known = digest(logs), undisturbed(logs, works)
         outs = [Path(aside) / f"{number}.jsonl" for number in range(jobs)]
         workers = [_forked(seed, cases[number::jobs], known, logs, out, kind) for number, out in enumerate(outs)]
         for worker in workers:
@@ -90,9 +98,14 @@ def _forked(
     try:
         with out.open("w", encoding="utf-8") as lines:
             for stream, number in cases:
-                one = attacked(seed, stream, number, known, logs, kind=kind)
-                said = {"stream": stream, "number": number, "kind": one.kind, "work": one.work.name}
-                said |= {"what": one.what, "came": one.came or "?", "failures": one.failures}
+                said: dict[str, Any] = {"stream": stream, "number": number}
+                try:
+                    one = attacked(seed, stream, number, known, logs, kind=kind)
+                    said |= {"kind": one.kind, "work": one.work.name, "what": one.what}
+                    said |= {"came": one.came or "?", "failures": one.failures}
+                except Exception:
+                    broken = {"kind": stream, "work": "?", "what": "the attack itself failed", "came": "?"}
+                    said |= {**broken, "failures": [traceback.format_exc()]}
                 lines.write(json.dumps(said) + "\n")
                 lines.flush()
     except BaseException:

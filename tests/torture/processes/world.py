@@ -5,16 +5,20 @@ Nothing of the tool is imported here but its entry point.
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+from tests.torture.processes.works import Work
 
 __all__ = ["HANG", "Ended", "Started", "children", "live_in_session", "load", "start"]
 
@@ -73,12 +77,13 @@ def start(
     prepare: Callable[[], None] = lambda: None,
     real: bool = False,
 ) -> Started:
-    """Start the command; `real`: in a new interpreter. Its streams are files beside `folder`, unless stdout is given.
+    """Start the command; `real`: in a new interpreter. Its streams are files beside `folder`, if none is given.
 
     `prepare` is called in the child before the command, for limits and the like.
     """
     aside = folder.parent
     run = Started(0, aside / f"{folder.name}.stdout", aside / f"{folder.name}.stderr")
+    run.err.write_bytes(b"")  # a kill may come before the child opens it
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
@@ -154,19 +159,14 @@ def live_in_session(session: int) -> list[int]:
     return found
 
 
-def load(folder: Path) -> None:
+def load(folder: Path, works: Sequence[Work]) -> None:
     """Load in this process what the runs need, so that each fork of it begins at once."""
-    import gc
-    import io
-    from contextlib import redirect_stderr, redirect_stdout
-
-    from tests.torture.processes.works import PRINTING, WORKS
     from tito_audit.cli import app
 
     before = Path.cwd()
     os.chdir(folder)
     try:
-        for work in (*WORKS, *PRINTING):
+        for work in works:
             words = [*work.words, *work.again]
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit):
                 app(words)
