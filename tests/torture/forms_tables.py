@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.torture.thrift import Typed, read_typed, written
+
 _MESSAGE = pa.struct(
     [
         pa.field("role", pa.string(), nullable=False),
@@ -197,6 +199,14 @@ def parquet_log(table: pa.Table, path: Path, rng: random.Random) -> bool:
         options["bloom_filter_options"] = {rng.choice(leaves): True}
     if rng.random() < 0.1:
         options["use_deprecated_int96_timestamps"] = True
+    if rng.random() < 0.1 and len(table) > 1:
+        half = rng.randrange(1, len(table))
+        try:
+            return joined_parquet(
+                path, [table.slice(0, half), table.slice(half)], [rng.choice(_CODECS) for _ in range(2)]
+            )
+        except (pa.ArrowException, NotImplementedError, RuntimeError):
+            return False
     groups = _groups(len(table), rng)
     for attempt in (options, {name: one for name, one in options.items() if name != "bloom_filter_options"}):
         try:
@@ -211,6 +221,37 @@ def parquet_log(table: pa.Table, path: Path, rng: random.Random) -> bool:
         except (pa.ArrowException, TypeError, NotImplementedError, OSError, ValueError):
             path.unlink(missing_ok=True)
     return False
+
+
+def joined_parquet(path: Path, tables: Sequence[pa.Table], codecs: Sequence[str]) -> bool:
+    """Write tables of one schema as one file, each with its codec, as tools that merge files byte by byte do."""
+    body, groups, rows = b"", [], 0
+    for table, codec in zip(tables, codecs, strict=True):
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression=codec)
+        data = sink.getvalue().to_pybytes()
+        size = int.from_bytes(data[-8:-4], "little")
+        footer, _ = read_typed(data[-8 - size : -8], 0)
+        groups += [_moved(group, len(body)) for group in footer[4][1][1]]
+        body += data[: -8 - size]
+        rows += len(table)
+    footer[3], footer[4] = (6, rows), (9, (12, groups))
+    end = written(footer)
+    path.write_bytes(body + end + len(end).to_bytes(4, "little") + b"PAR1")
+    return True
+
+
+def _moved(group: Typed, by: int) -> Typed:
+    """A row group whose bytes are further back in the file; without its index."""
+    chunks = []
+    for chunk in group[1][1][1]:
+        about = {number: one for number, one in chunk[3][1].items() if number not in (14, 15)}
+        about |= {number: (6, about[number][1] + by) for number in (9, 10, 11) if number in about}
+        kept = {number: one for number, one in chunk.items() if number not in (4, 5, 6, 7)}
+        chunks.append({**kept, 2: (6, chunk[2][1] + by if chunk[2][1] else 0), 3: (12, about)})
+    kept = {number: one for number, one in group.items() if number != 7}
+    moved = {5: (6, group[5][1] + by)} if 5 in group else {}
+    return {**kept, 1: (9, (12, chunks)), **moved}
 
 
 def _leaves(table: pa.Table) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from benchmarks.planter import rows_of
 from tests.command import run
 from tests.torture.forms_tables import arrow_log, parquet_log, table_of
 from tests.torture.forms_text import text_log
@@ -31,14 +32,26 @@ REPAIRS = ("splice", "mask", "fork", "realign", "normalize", "canonical", "drop"
 
 @cache
 def logs() -> dict[str, list[Any]]:
-    """The rows of every fixture."""
+    """The rows of every fixture, and rows with every fault of the benchmarks' catalogue planted."""
     found = {}
     for path in sorted([*(ROOT / "fixtures" / "formats").iterdir(), *(ROOT / "fixtures" / "tutorials").iterdir()]):
         if path.suffix == ".parquet":
             found[path.name] = pq.ParquetFile(path).read().to_pylist()
         elif path.suffix in (".jsonl", ".json"):
             found[path.name] = list(_values(path.read_text(encoding="utf-8")))
+    for calls in (False, True):
+        planted = rows_of(str(TOKENIZER), 1, 64, 300, 0.9, calls=calls)
+        found["planted calls" if calls else "planted rows"] = [_plain(row) for row, _ in planted]
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A value with lists in place of arrays."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -52,9 +65,9 @@ def _values(text: str) -> Iterator[Any]:
 def mutant(seed: int, number: int, folder: Path) -> tuple[Path, list[str]] | None:
     """A log in an odd form, and the options of its repair; None where the rows do not fit the form."""
     rng = random.Random(f"{seed}:{number}")
-    name = rng.choice(sorted(logs()))
+    name = rng.choice((*sorted(logs()), *("planted rows", "planted calls") * 12))
     rows = logs()[name]
-    count = min(len(rows), rng.choice((1, 3, 8, 20)))
+    count = min(len(rows), rng.choice((1, 3, 4) if "planted" in name else (1, 3, 8, 20)))
     start = rng.randrange(len(rows) - count + 1)
     rows = rows[start : start + count]
     kind = rng.choice(("text", "text", "text", "parquet", "parquet", "arrow"))
@@ -95,25 +108,50 @@ def options(rng: random.Random, folder: Path) -> list[str]:
 
 def attempt(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
     """What came of a mutant: a word for the count, and what is wrong."""
-    made = mutant(seed, number, folder)
+    logs_in, out = folder / "logs", folder / "out"
+    logs_in.mkdir()
+    made = mutant(seed, number, logs_in)
     if made is None:
         return "no such form", []
     log, flags = made
-    before = log.read_bytes()
-    out = folder / f"out{''.join(log.suffixes)}"
+    rng = random.Random(f"more {seed}:{number}")
+    how = rng.choice(("file", "file", "file", "file", "folder", "resumed"))
+    target = out if how == "folder" else folder / f"out{''.join(log.suffixes)}"
+    if how == "folder":  # a second log beside the first
+        (logs_in / "second.jsonl").write_bytes(text_log(logs()["nemo_gym.jsonl"][:6], rng)[0])
+    if how == "resumed":
+        flags = [*flags, "--resume"]
+    files = {path: path.read_bytes() for path in logs_in.iterdir() if path.name != "quarantine.jsonl"}
+    command = (
+        "repair",
+        logs_in if how == "folder" else log,
+        "-o",
+        target,
+        "-t",
+        TOKENIZER,
+        "--report",
+        "json",
+        "--quiet",
+    )
     try:
-        code, said, errors = run("repair", log, "-o", out, "-t", TOKENIZER, "--report", "json", "--quiet", *flags)
+        code, said, errors = run(*command, *flags)
     except Exception as error:
         return "traceback", [f"{type(error).__name__}: {error}"]
-    if log.read_bytes() != before:
+    if any(path.read_bytes() != data for path, data in files.items()):
         return "input changed", ["the input changed"]
     if code == 2:
-        if out.exists():
-            return "refused", ["refused, and a file is there"]
-        return f"refused: {errors.splitlines()[0].split(': ', 1)[-1][:60] if errors else '?'}", []
+        word = "refused: " + (errors.splitlines()[0].split(": ", 2)[-1][:60] if errors else "?")
+        return word, [] if not target.exists() else ["refused, and a file is there"]
     report = json.loads(said)
-    found = lost(log, out, report)
-    return ("changed" if report["changed"] else "unchanged"), found
+    found = [
+        one for one_log in report["files"] for one in lost(Path(one_log["log"]), Path(one_log["written"]), report)
+    ]
+    if how == "resumed":
+        again = json.loads(run(*command, *flags)[1])
+        found += [
+            f"resumed, {key} is another" for key in ("changed", "rows", "files") if again[key] != report[key]
+        ]
+    return f"{how}, {'changed' if report['changed'] else 'unchanged'}", found
 
 
 def main() -> int:

@@ -6,11 +6,22 @@ import struct
 from typing import Any
 
 Struct = dict[int, Any]
+Typed = dict[int, tuple[int, Any]]
+"""A struct whose values come with their types, to be written again."""
+
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
+_WHOLE, _LISTS = (4, 5, 6), (9, 10)
 
 
 def read_struct(data: bytes, at: int) -> tuple[Struct, int]:
     """The struct at a position, and the position after it."""
-    found: Struct = {}
+    found, at = read_typed(data, at)
+    return _plain(found, _STRUCT), at
+
+
+def read_typed(data: bytes, at: int) -> tuple[Typed, int]:
+    """The struct at a position with the types of its values, and the position after it."""
+    found: Typed = {}
     number = 0
     while True:
         head = data[at]
@@ -22,22 +33,64 @@ def read_struct(data: bytes, at: int) -> tuple[Struct, int]:
             number += step
         else:
             number, at = _zigzag(data, at)
-        found[number], at = (kind == 1, at) if kind in (1, 2) else _value(data, at, kind)
+        value, at = (kind == _TRUE, at) if kind in (_TRUE, _FALSE) else _value(data, at, kind)
+        found[number] = kind, value
+
+
+def written(found: Typed) -> bytes:
+    """A typed struct as bytes."""
+    parts, last = [], 0
+    for number in sorted(found):
+        kind, value = found[number]
+        step = number - last
+        parts.append(bytes([(step << 4) | kind]) if 0 < step < 16 else bytes([kind]) + _varint_of(number << 1))
+        if kind not in (_TRUE, _FALSE):
+            parts.append(_written(kind, value))
+        last = number
+    return b"".join(parts) + b"\0"
+
+
+def _written(kind: int, value: Any) -> bytes:
+    if kind in (_TRUE, _FALSE, _BYTE):
+        return bytes([value])
+    if kind in _WHOLE:
+        return _varint_of((value << 1) ^ (value >> 63))
+    if kind == _DOUBLE:
+        return struct.pack("<d", value)
+    if kind == _BINARY:
+        return _varint_of(len(value)) + bytes(value)
+    if kind in _LISTS:
+        inner, values = value
+        size = (
+            bytes([(len(values) << 4) | inner])
+            if len(values) < 15
+            else bytes([0xF0 | inner]) + _varint_of(len(values))
+        )
+        return size + b"".join(_written(inner, one) for one in values)
+    return written(value)
+
+
+def _plain(value: Any, kind: int) -> Any:
+    if kind == _STRUCT:
+        return {number: _plain(one, its) for number, (its, one) in value.items()}
+    if kind in _LISTS:
+        return [_plain(one, value[0]) for one in value[1]]
+    return value
 
 
 def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
-    if kind in (1, 2):  # a truth value inside a list
+    if kind in (_TRUE, _FALSE):  # inside a list
         return data[at] == 1, at + 1
-    if kind == 3:
+    if kind == _BYTE:
         return data[at], at + 1
-    if kind in (4, 5, 6):
+    if kind in _WHOLE:
         return _zigzag(data, at)
-    if kind == 7:
+    if kind == _DOUBLE:
         return struct.unpack_from("<d", data, at)[0], at + 8
-    if kind == 8:
+    if kind == _BINARY:
         size, at = _varint(data, at)
         return data[at : at + size], at + size
-    if kind in (9, 10):
+    if kind in _LISTS:
         head, at = data[at], at + 1
         size = head >> 4
         if size == 15:
@@ -46,9 +99,9 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
         for _ in range(size):
             value, at = _value(data, at, head & 15)
             values.append(value)
-        return values, at
-    if kind == 12:
-        return read_struct(data, at)
+        return (head & 15, values), at
+    if kind == _STRUCT:
+        return read_typed(data, at)
     raise ValueError(f"type {kind} is not in a Parquet file")
 
 
@@ -61,6 +114,15 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if not byte & 0x80:
             return value, at
+
+
+def _varint_of(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:

@@ -105,10 +105,10 @@ def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str,
         path = places[chunk.path_in_schema]
         codec = _CODECS.get(chunk.compression)
         sizes.setdefault(path, Counter())[codec or "NONE"] += chunk.total_uncompressed_size if codec else -1
-        encodings.setdefault(path, set()).update(chunk.encodings)
+        encodings.setdefault(path, set()).update(chunk.encodings if chunk.num_values else ())
         if chunk.is_stats_set:
             measured.add(path)
-        if chunk.physical_type == "BOOLEAN" and "RLE" in chunk.encodings:
+        if chunk.physical_type == "BOOLEAN" and chunk.num_values:
             truths.add(path)
         if getattr(chunk, "bloom_filter_length", None):
             filters[path] = {"ndv": _distinct(chunk.bloom_filter_length), "fpp": _FALSE_POSITIVES}
@@ -120,7 +120,7 @@ def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str,
         for path, names in encodings.items()
         if path not in dictionary and names & _SPECIAL
     }
-    others |= {path: "RLE" for path in truths if "PLAIN" not in encodings[path]}
+    others |= {path: "PLAIN" if "PLAIN" in encodings[path] else "RLE" for path in truths}
     return {
         "compression": codecs | {name: codecs.get(name, usual) for name in added},
         "use_dictionary": [*dictionary, *(name for name in added if name not in codecs)] if dictionary else False,

@@ -41,10 +41,10 @@ def open_output(
     """An output for the rows of a log that keeps its text; `target` appears when the block ends, or never.
 
     If no row changed, it is a copy of the log's file. The suffix of `target` decides how JSON is compressed;
-    without one, as the log is. `added` names columns that rows may have although the log does not. `sealed` is
-    called once the file is complete, just before it appears. `changes` takes down which rows change.
-    SetupError if the suffix is that of another kind; StorageError if the file cannot be written, or the log
-    has a row that cannot be carried over.
+    without one, or with that of the log, as the log is. `added` names columns that rows may have although the log
+    does not. `sealed` is called once the file is complete, just before it appears. `changes` takes down which rows
+    change. SetupError if the suffix is that of another kind; StorageError if the file cannot be written, or the
+    log has a row that cannot be carried over.
     """
     if log.path.exists() and not log.path.is_file():
         raise SetupError(
@@ -182,6 +182,8 @@ def _compression_for(log: Log, target: Path) -> Compression:
             f"{target}: {log.path} is JSON and stays JSON, but this suffix is of another kind; "
             "name it .jsonl or .json."
         )
+    if last == log.path.suffix.lower():
+        return log.compression
     if last in _PACKED:
         return _PACKED[last]
     return None if last in _TEXT_SUFFIXES else log.compression
