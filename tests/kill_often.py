@@ -60,6 +60,8 @@ def done(work: dict[str, Any], chance: random.Random) -> list[int]:
         ended(arguments, aside)
         whole = time.monotonic() - started
     codes = [ended(arguments, folder, after=chance.uniform(0.05, 0.6) * whole) for _ in range(work["kills"])]
+    if -signal.SIGKILL not in codes:  # all were done by then
+        codes.append(ended(arguments, folder, before=1))
     return [*codes, ended(arguments, folder)]
 
 

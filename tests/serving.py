@@ -43,6 +43,8 @@ class Scripted:
         """Seconds before each piece of a stream."""
         self.closed_early = 0
         """How many calls were ended before their end, or are under way."""
+        self.stays_after: int | None = None
+        """A stream goes on for ever after so many pieces, without another."""
         self.fails_after: int | None = None
         """A stream fails after so many pieces."""
         self._tokenizer = tokenizer
@@ -73,7 +75,7 @@ class Scripted:
             if number == self.fails_after:
                 self.closed_early -= 1
                 raise ProviderError("the server broke off", status=None)
-            await asyncio.sleep(self.pause)
+            await asyncio.sleep(3600 if number == self.stays_after else self.pause)
             yield piece
         self.closed_early -= 1
 

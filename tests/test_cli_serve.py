@@ -63,7 +63,7 @@ def serving(*words: object, **env: str) -> Iterator[tuple[subprocess.Popen[str],
         close_clients()
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stderr.close()
 
 
@@ -95,7 +95,7 @@ def test_a_model_in_process_is_served_until_a_signal_and_leaves_a_clean_log(mode
         next(iter(stream))
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read().count("ended;") == 1
     rows = logged(log)
     assert [row["branch"] for row in rows] == ["start", "continues", "continues", "continues"]
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_it_as_well_and_names_are_new_each_time(model: Path, t
             ask: Any = [{"role": "user", "content": "Hello"}]
             client(address).chat.completions.create(model=model.name, messages=ask, max_tokens=4)
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
     first, second = logged(log)
     assert first["session_id"] != second["session_id"]
     assert first["prompt_token_ids"] == second["prompt_token_ids"]
@@ -127,7 +127,7 @@ def test_a_key_of_the_environment_is_asked_for_and_a_signal_ends_it(tmp_path: Pa
         assert client(address, key="very-secret").models.list().data
         assert "very-secret" not in "".join(said)
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def test_what_cannot_be_served_is_refused_in_a_line(tmp_path: Path) -> None:

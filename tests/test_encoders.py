@@ -329,13 +329,13 @@ def test_the_fast_encoder_knows_tokens_that_the_settings_added(tmp_path):
 
 def test_a_fast_encoder_that_a_thread_builds_meanwhile_gives_the_same_ids():
     tokenizer = toy()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     tokenizer.begin_fast()
     tokenizer.begin_fast()  # it is begun once
     texts = [CHAT, "", "fine", "a\ud83db"]
     truth = tokenizer.encode_alone(texts)  # the reference is loaded and asked meanwhile
     assert tokenizer.use_fast(True)
-    assert threading.active_count() == threads, "its thread has ended"
+    assert set(threading.enumerate()) <= threads, "its thread has ended"
     assert tokenizer.check_fast(texts, truth)
     for found, ids in zip(tokenizer.encode_fast_batch(texts), truth, strict=True):
         assert found.tolist() == ids.tolist()

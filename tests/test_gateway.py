@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import socket
 import time
@@ -378,14 +379,14 @@ def test_a_stream_that_fails_ends_with_an_error_and_is_logged_as_broken_off(tmp_
 def test_a_client_that_goes_away_ends_its_generation(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     gateway, provider = make_gateway(log, [PLAIN, PLAIN, PLAIN], start_parser=plain)
-    provider.pause = 0.03
+    provider.stays_after = 8
     with served(gateway) as address:
         stream = client(address, "/s/left").chat.completions.create(model="toy", messages=[ASK], stream=True)
         for _ in range(4):
             next(iter(stream))
         stream.close()
         until(lambda: provider.closed_early == 1 and log.stat().st_size > 0)
-        provider.pause = 0.0
+        provider.stays_after = None
         client(address, "/s/left").chat.completions.create(model="toy", messages=[ASK])
     gone, whole = logged(log)
     assert gone["status"] == "client_gone"
@@ -399,15 +400,15 @@ def test_a_client_that_goes_away_ends_its_generation(tmp_path: Path) -> None:
 def test_a_client_that_does_not_wait_for_a_whole_answer_ends_its_generation(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     gateway, provider = make_gateway(log, [PLAIN, PLAIN], start_parser=plain)
-    provider.pause = 5.0
+    provider.pause = 600.0
     with served(gateway) as address:
-        started = time.monotonic()
-        with pytest.raises(openai.APITimeoutError):
-            client(address).with_options(timeout=0.3).chat.completions.create(model="toy", messages=[ASK])
+        wire = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+        wire.request("POST", "/v1/chat/completions", orjson.dumps({"messages": [ASK]}))
+        until(lambda: provider.prompts)
+        wire.close()
         until(lambda: "tito_audit_in_flight 1.0" in metrics_of(address))  # that of this very request
         provider.pause = 0.0
         client(address).chat.completions.create(model="toy", messages=[ASK])
-        assert time.monotonic() - started < 4
     assert provider.closed_early == 1
     (row,) = logged(log)
     assert row["status"] == "answered"
@@ -429,7 +430,7 @@ def test_a_key_may_be_any_bytes(tmp_path: Path) -> None:
                 assert wire.recv(200).split()[1] == status
 
 
-def until(holds: Any, seconds: float = 10) -> None:
+def until(holds: Any, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

@@ -190,7 +190,7 @@ def test_what_is_no_http_and_clients_that_go_away_leave_no_traceback(
             writer.write(data)
             writer.write_eof()
             with suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 10)
+                await asyncio.wait_for(reader.read(), 60)
             writer.close()
         running.cancel()
         with suppress(asyncio.CancelledError):

@@ -38,7 +38,7 @@ def tito(*arguments: object) -> tuple[int, str, str]:
     return code, out, err
 
 
-def apart(*arguments: object, timeout: float = 60, **environment: str) -> tuple[int, str, str]:
+def apart(*arguments: object, timeout: float = 180, **environment: str) -> tuple[int, str, str]:
     """The same of the command in a process of its own, for what could bring a process down or make it hang."""
     done = subprocess.run(
         [sys.executable, "-m", "tito_audit", *map(str, arguments)],
@@ -172,7 +172,7 @@ def test_a_template_that_loops_costs_its_limit_once_however_long_the_log(tmp_pat
     template = chat_template(tmp_path, LOOP)
     started = time.monotonic()
     _, findings, _ = audited(log, "--chat-template", template, "--template-seconds", 0.5, by=apart)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 75, "half of what 300 rows would take"
     found = [one for one in findings if one["code"] == "TPL211"]
     assert len(found) == 300
     assert "not finished after 0.5 seconds" in found[-1]["message"]
@@ -354,4 +354,4 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(tmp_path: Path) -> None:
         assert run.stdout.readline().startswith(b"{")
         run.stdout.close()
         assert run.stderr.read() == b""
-    assert run.wait(timeout=30) == 141
+    assert run.wait(timeout=60) == 141

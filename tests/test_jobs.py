@@ -42,6 +42,8 @@ TOKENIZER = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
 BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 LIMIT = 200
+LONG = 120.0
+"""Seconds; nothing that comes at all takes so long."""
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
@@ -268,7 +270,7 @@ def test_a_process_ends_while_others_work_on_the_last_tasks(tmp_path: Path) -> N
 
     answers = ForkedProcesses(2).map(work, numbered(range(2)))
     assert next(answers) == (0, 0)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LONG
     while len(started()) != 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(started()) == 1, "the other process still works"
@@ -531,12 +533,26 @@ def command(log: Path, *more: str) -> list[str]:
 
 def workers_of(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children")
-    for _ in range(1000):
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
         found = [int(one) for one in listed.read_text().split()]
         if len(found) == 2:
             return found
         time.sleep(0.01)
     raise AssertionError("no processes were started")
+
+
+def held(seconds: float, *words: str) -> list[str]:
+    """The command, whose processes need so many seconds more for each task."""
+    return [sys.executable, "-m", "tests.held", str(seconds), *words]
+
+
+def ended(pids: list[int]) -> bool:
+    """Whether none of these processes runs any more; they may take a while."""
+    end = time.monotonic() + LONG
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
 
 
 def alive(pid: int) -> bool:
@@ -568,15 +584,16 @@ def test_a_scan_with_jobs_prints_what_it_prints_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize("who", ["worker", "parent"])
 def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> None:
     children()
+    words = held(LONG, "scan", str(long), "--jobs", "2")
     with subprocess.Popen(
-        command(long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
     ) as run:
         workers = workers_of(run.pid)
         if who == "worker":
             os.kill(workers[1], signal.SIGKILL)
         else:
             os.killpg(run.pid, signal.SIGINT)  # as a terminal does, to all of them
-        out, err = run.communicate(timeout=30)
+        out, err = run.communicate(timeout=LONG)
     assert out == ""
     assert "Traceback" not in err
     if who == "worker":
@@ -600,21 +617,18 @@ def test_processes_end_when_the_reader_goes_away(long: Path) -> None:
         run.stdout.readline()
         run.stdout.close()
         assert run.stderr.read() == b""
-        assert run.wait(timeout=30) == 141
+        assert run.wait(timeout=LONG) == 141
     assert not any(map(alive, workers))
 
 
 def test_processes_end_when_their_parent_is_killed(long: Path) -> None:
     children()
-    with subprocess.Popen(command(long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as run:
+    words = held(0.5, "scan", str(long), "--jobs", "2")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as run:
         workers = workers_of(run.pid)
         run.kill()
-        run.communicate(timeout=30)  # ends when the last holder of its stdout is about to
-    for _ in range(100):
-        if not any(map(alive, workers)):
-            break
-        time.sleep(0.05)
-    assert not any(map(alive, workers))
+        run.communicate(timeout=LONG)  # ends when the last holder of its stdout is about to
+    assert ended(workers)
 
 
 def test_a_first_result_is_there_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

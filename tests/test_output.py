@@ -540,7 +540,7 @@ def test_a_run_that_is_killed_leaves_no_half_file(tmp_path, way, number):
         assert run.stdout is not None
         assert run.stdout.readline() == b"writing\n"
         run.send_signal(number)
-        assert run.wait(20) != 0
+        assert run.wait(60) != 0
     assert names(tmp_path) == []
 
 

@@ -43,7 +43,7 @@ def test_a_report_goes_through_a_pipe_and_leaves_it_a_pipe(log: Path) -> None:
     reader = threading.Thread(target=lambda: got.append(pipe.read_text(encoding="utf-8")), daemon=True)
     reader.start()
     assert run("scan", log, "--quiet", "--report", f"json={pipe}")[0] == 1
-    reader.join(10)
+    reader.join(60)
     assert json.loads(got[0])["summary"]["gate"]["failed"] is True
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
@@ -153,6 +153,15 @@ def test_a_report_that_ends_early_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+EAGER = """
+from tito_audit.cli import main
+from tito_audit.terminal import terminal
+terminal._EVERY = -1.0
+main()
+"""
+"""The command, which states its progress after each row: a fast machine would be done before."""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no terminals to open")
 @pytest.mark.parametrize("command", [("scan", "-f", "json"), ("repair", "--dry-run", "--report", "json")])
 def test_progress_on_a_terminal_leaves_stdout_to_the_report(log: Path, command: tuple[str, ...]) -> None:
@@ -171,14 +180,14 @@ def test_progress_on_a_terminal_leaves_stdout_to_the_report(log: Path, command: 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     run_ = subprocess.Popen(
-        [sys.executable, "-m", "tito_audit", *command, str(written(log, [CLEAN, BROKEN] * 400))],
+        [sys.executable, "-c", EAGER, *command, str(written(log, [CLEAN, BROKEN] * 400))],
         stdout=subprocess.PIPE,
         stderr=side,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
     )
     os.close(side)
     out, _ = run_.communicate(timeout=120)
-    watcher.join(10)
+    watcher.join(60)
     os.close(main)
     assert json.loads(out)
     assert "rows" in b"".join(seen).decode()

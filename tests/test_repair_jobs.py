@@ -20,7 +20,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.elsewhere import Elsewhere
-from tests.test_jobs import BROKEN, CLEAN, FORMATS, ROOT, TOKENIZER, alive, children, workers_of, written
+from tests.test_jobs import (
+    BROKEN,
+    CLEAN,
+    FORMATS,
+    LONG,
+    ROOT,
+    TOKENIZER,
+    alive,
+    children,
+    held,
+    workers_of,
+    written,
+)
 from tests.test_join import captured
 from tests.test_log_findings import LATE, RIGHT
 from tests.tiers import some
@@ -303,7 +315,7 @@ def test_a_repair_that_is_ended_leaves_no_file(long: Path, tmp_path: Path, who: 
     children()
     out, aside = tmp_path / "out", tmp_path / "aside"
     out.mkdir()
-    words = command(long, 2, "-o", str(out / "out.jsonl"), "--quarantine", str(aside))
+    words = held(LONG, *command(long, 2, "-o", str(out / "out.jsonl"), "--quarantine", str(aside))[3:])
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
     ) as run:
@@ -312,7 +324,7 @@ def test_a_repair_that_is_ended_leaves_no_file(long: Path, tmp_path: Path, who: 
             os.kill(workers[1], signal.SIGKILL)
         else:
             os.killpg(run.pid, signal.SIGINT)
-        printed, err = run.communicate(timeout=60)
+        printed, err = run.communicate(timeout=LONG)
     assert printed == ""
     assert "Traceback" not in err
     assert list(out.iterdir()) == []

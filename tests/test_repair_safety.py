@@ -289,7 +289,7 @@ def test_a_run_that_is_ended_while_it_writes_leaves_nothing(
     with held_while_writing(whole, tmp_path, REPEATED * 3 // 2) as process:
         in_writing = bytes_in_writing(process.pid, tmp_path)
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     if sys.platform == "linux":
         assert in_writing > 500_000
     assert left_whole(tmp_path, whole) == "nothing"

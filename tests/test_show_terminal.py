@@ -201,8 +201,9 @@ def test_less_shows_the_first_screen_and_goes_at_q(terminals):
 
 def test_ctrl_c_is_for_the_pager_while_there_is_one(terminals, tmp_path):
     body = (
-        "signal.signal(signal.SIGINT, lambda *_: os.write(1, b'STOPPED'))\n"
-        "print('READY', flush=True)\ntime.sleep(1)\n" + MARKED
+        "seen = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: seen.append(os.write(1, b'STOPPED')))\n"
+        "print('READY', flush=True)\nwhile not seen:\n    time.sleep(0.02)\n" + MARKED
     )
     terminal = terminals(*LONG, PAGER=pager(tmp_path, body))
     terminal.read(lambda said: "READY" in said)

@@ -190,5 +190,6 @@ def test_the_time_is_linear_in_the_number_of_ids() -> None:
             stream.feed([token_id])
         return time.process_time() - begun
 
-    short = min(seconds(2000) for _ in range(3))
-    assert seconds(20_000) < 40 * short, "ten times the ids take about ten times as long"
+    # Whatever else the machine does slows one try or another, and never speeds one up.
+    tries = ((seconds(20_000), seconds(2000)) for _ in range(10))
+    assert any(long < 40 * short for long, short in tries), "ten times the ids take about ten times as long"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -76,37 +76,30 @@ def gateway(
 ) -> Iterator[Process]:
     """`tito-audit serve` before that upstream; it is killed if it still runs at the end."""
     said = said or log.with_suffix(".out")
-    port = _free_port()
     command = [*SERVE, "--provider", upstream, "-t", tokenizer, "--log", log]
-    command += ["--port", port, *words]
+    command += ["--port", 0, *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TITO_AUDIT_")}
     with said.open("ab") as out:
+        begin = out.tell()
         running = subprocess.Popen(
             [str(word) for word in command], cwd=ROOT, stdout=out, stderr=out, env=environment
         )
-    server = Process(running, f"http://127.0.0.1:{port}")
     try:
-        _wait(server, said)
-        yield server
+        yield Process(running, _address(running, said, begin))
     finally:
         with contextlib.suppress(ProcessLookupError):
             running.kill()
         running.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def _wait(server: Process, said: Path, seconds: float = 240) -> None:
+def _address(running: subprocess.Popen[bytes], said: Path, begin: int, seconds: float = 240) -> str:
+    """Where the server says that it listens, in what it wrote after so many bytes."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if server.running.poll() is not None:
+        lines = said.read_bytes()[begin:].decode(errors="replace")
+        if found := re.search(r"agents: OPENAI_BASE_URL=(\S+)/v1 ", lines):
+            return found[1]
+        if running.poll() is not None:
             break
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(server.address + "/health", timeout=5).close()
-            return
-        time.sleep(0.05)
+        time.sleep(0.02)
     raise AssertionError(f"the gateway did not start: {said.read_text(errors='replace')}")
