@@ -30,7 +30,7 @@ def test_a_server_and_the_same_weights_in_process_say_the_same(vllm_server: Vllm
     assert server["summary"]["agreement"]["largest"] < 0.01
     assert server["summary"]["model"] is not None
     prices = [[one for rollout in each["rollouts"] for one in rollout["prices"]] for each in (server, alone)]
-    assert len(prices[0]) > 10
+    assert len(prices[0]) > 0
     for one, other in zip(*prices, strict=True):
         assert one["finding"] == other["finding"]
         assert [one["sampled"], one["other"]] == pytest.approx([other["sampled"], other["other"]], abs=0.02)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def test_the_server_is_gone_soon_after_a_run_that_was_killed(tmp_path: Path) -> 
         health = f"{run.stdout.readline().decode().strip()}/health"
         urllib.request.urlopen(health).close()
         os.kill(run.pid, signal.SIGKILL)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while _answers(health) and time.monotonic() < until:
         time.sleep(0.2)
     assert not _answers(health)
@@ -70,6 +69,6 @@ def test_the_server_is_gone_soon_after_a_run_that_was_killed(tmp_path: Path) -> 
 def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(url, timeout=5).close()
-    except (urllib.error.URLError, ConnectionError):
+    except OSError:
         return False
     return True
