@@ -109,7 +109,8 @@ def attack_of(seed: int, number: int, *, with_real: bool = True) -> Attack:
     drawn = dice(seed, number)
     command = _drawn(drawn)
     attack = _MADE[command](drawn, with_real)
-    return replace(attack, process=drawn.random() < 1 / 500)
+    spread = "-j" in attack.words  # starting processes takes its time
+    return replace(attack, process=drawn.random() < 1 / 500, seconds=attack.seconds + 20 * spread)
 
 
 def _logs(drawn: Random, with_real: bool) -> tuple[dict[str, bytes], list[str], Attack]:

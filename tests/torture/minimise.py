@@ -79,12 +79,13 @@ def _smaller(attack: Attack, name: str, accepted: Fails) -> None:
     def with_data(changed: bytes) -> bool:
         return accepted(attack.with_files(attack.files | {name: changed}))
 
+    if name.endswith(".parquet"):
+        _less_table(data, with_data)
+        return
     data = _without(data.splitlines(keepends=True), with_data)
     value = _value(data)
     if value is not None:
         _less_json(value, with_data, b"\n" if data.endswith(b"\n") else b"")
-    elif name.endswith(".parquet"):
-        _less_table(data, with_data)
     else:
         _without([data[at : at + 1] for at in range(len(data))], with_data)
 

@@ -23,6 +23,8 @@ __all__ = ["Room", "Trial"]
 
 SECONDS = 10.0
 """A run that takes longer hangs."""
+_STARVED = 6
+"""So many times the limit may pass while a worker waits for a processor that is busy with other things."""
 _RUNS = 3000
 """Runs of one worker."""
 _IDLE = 900 << 20
@@ -113,8 +115,7 @@ class Room:
         try:
             self._worker.stdin.write(json.dumps({"words": self.words(attack), "stdin": stdin}).encode() + b"\n")
             self._worker.stdin.flush()
-            ready = select.select([self._worker.stdout], [], [], limit)[0]
-            answer = self._worker.stdout.readline() if ready else None
+            answer = self._worker.stdout.readline() if _in_time(self._worker, limit) else None
         except BrokenPipeError:
             answer = b""
         if answer:
@@ -141,6 +142,8 @@ class Room:
             start_new_session=True,
         )
         self._runs = 0
+        assert self._worker.stdout is not None
+        self._worker.stdout.readline()  # once it has loaded the command
 
     def _alone(self, attack: Attack) -> Outcome:
         """The run as a process, as a shell starts it."""
@@ -188,6 +191,28 @@ class Room:
             with (self.folder / name).open("rb") as file:
                 read[name] = file.read(_MOST)
         return read
+
+
+def _in_time(process: subprocess.Popen[bytes], limit: float) -> bool:
+    """Whether a worker answers or ends within so many seconds, but for time that others have the processor."""
+    started = time.monotonic()
+    begun = _processor(process.pid)[1]
+    wait = limit
+    while not select.select([process.stdout], [], [], wait)[0]:
+        running, used = _processor(process.pid)
+        if not running or used - begun > limit or time.monotonic() - started > _STARVED * limit:
+            return False
+        wait = limit / 10
+    return True
+
+
+def _processor(number: int) -> tuple[bool, float]:
+    """Whether a process wants the processor, and the seconds for which it had it."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False, 0.0
+    return fields[0] == "R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

@@ -45,6 +45,8 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     folder = home / "work"
     environment = dict(os.environ)
+    answers.write("ready\n")
+    answers.flush()
     with command.loading_once():
         for order in orders:
             asked = json.loads(order)
