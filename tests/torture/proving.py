@@ -40,7 +40,7 @@ def logs() -> dict[str, list[Any]]:
         elif path.suffix in (".jsonl", ".json"):
             found[path.name] = list(_values(path.read_text(encoding="utf-8")))
     for calls in (False, True):
-        planted = rows_of(str(TOKENIZER), 1, 64, 300, 0.9, calls=calls)
+        planted = rows_of(str(TOKENIZER), 1, 64, 100, 0.9, calls=calls)
         found["planted calls" if calls else "planted rows"] = [_plain(row) for row, _ in planted]
     return found
 
@@ -141,7 +141,7 @@ def attempt(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
         return "input changed", ["the input changed"]
     if code == 2:
         word = "refused: " + (errors.splitlines()[0].split(": ", 2)[-1][:60] if errors else "?")
-        return word, [] if not target.exists() else ["refused, and a file is there"]
+        return word, ["refused, and a file is there"] if target.is_file() else []
     report = json.loads(said)
     found = [
         one for one_log in report["files"] for one in lost(Path(one_log["log"]), Path(one_log["written"]), report)
