@@ -52,9 +52,7 @@ class Block:
         texts = bytes.maketrans(_DIGITS, bytes(_DIGITS[at] for at in order))
         return [self._copied(row, number, at, ids, texts) for at, row in enumerate(self.rows)]
 
-    def _copied(
-        self, row: dict[str, Any], number: int, at: int, ids: Any, texts: bytes
-    ) -> dict[str, Any]:
+    def _copied(self, row: dict[str, Any], number: int, at: int, ids: Any, texts: bytes) -> dict[str, Any]:
         said = row["messages"].encode().translate(texts).decode()
         return {**row, "id": f"{number}-{at}", "messages": said, "token_ids": ids[row["token_ids"]]}
 
@@ -130,8 +128,12 @@ def write_parquet(path: Path, block: Block, size: int, group_copies: Sequence[in
         table = table_of(block, done, copies, image_bytes)
         codecs = {f"{name}.list.element": "zstd" for name in _kinds()} | {"messages": "zstd", "tools": "zstd"}
         if writer is None:
-            codecs |= {"id": "snappy", "image.bytes": "none", "image.path": "none"} if image_bytes else {"id": "snappy"}
-            writer = parquet.ParquetWriter(path, table.schema, compression=codecs, use_dictionary=[*tokens, "tools"])
+            codecs |= (
+                {"id": "snappy", "image.bytes": "none", "image.path": "none"} if image_bytes else {"id": "snappy"}
+            )
+            writer = parquet.ParquetWriter(
+                path, table.schema, compression=codecs, use_dictionary=[*tokens, "tools"]
+            )
         writer.write_table(table, row_group_size=len(table))
         done, at = done + copies, at + 1
     writer.close()

@@ -18,6 +18,9 @@ class _Absent:
     def __repr__(self) -> str:
         return "ABSENT"
 
+    def __reduce__(self) -> str:
+        return "ABSENT"  # the one of the process that reads it
+
 
 ABSENT: Final = _Absent()
 

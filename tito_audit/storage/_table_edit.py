@@ -38,7 +38,7 @@ class TableEdit:
         """The table with rows changed, forked and dropped; its first row is row `first` of the file."""
         import pyarrow as pa
 
-        self._check_names(table.column_names, changed)
+        self.check_names(table.column_names, changed)
         for name in self.added:
             if name not in table.column_names:
                 table = table.append_column(pa.field(name, pa.string()), pa.nulls(len(table), pa.string()))
@@ -81,7 +81,8 @@ class TableEdit:
                 "with a type that can hold the value, or as JSONL, or leave the repair out."
             ) from error
 
-    def _check_names(self, names: Sequence[str], changed: Mapping[int, Copies]) -> None:
+    def check_names(self, names: Sequence[str], changed: Mapping[int, Copies]) -> None:
+        """StorageError if a change is of a column that is not among these."""
         known = {*names, *self.added}
         for row, copies in changed.items():
             unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in known]

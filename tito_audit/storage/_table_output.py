@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage._arrow_edit import changes_between
 from tito_audit.storage._table_edit import Copies, TableEdit
@@ -59,6 +60,9 @@ class TableOutput(ABC):
         with self._source.open("rb") as source:
             shutil.copyfileobj(source, self._out)
 
+    def abandon(self) -> None:  # noqa: B027  most hold nothing
+        """Close what is open; nothing more is written."""
+
     @abstractmethod
     def _open(self) -> None:
         """Open the source and a writer with the same options."""
@@ -70,3 +74,12 @@ class TableOutput(ABC):
     @abstractmethod
     def _close(self) -> None:
         """Write the footer and close the source."""
+
+
+def unreadable_table(source: Path, what: str, error: Exception) -> StorageError:
+    """The error for a part of a table that cannot be read, so that the table cannot be written again."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return StorageError(
+        f"{source}: {what} cannot be read ({reason}), so the file cannot be written again with its repairs.\n"
+        "The copy is incomplete or damaged; copy it again, or write it again."
+    )

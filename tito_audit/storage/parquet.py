@@ -95,9 +95,7 @@ def in_pieces(path: Path, file: Any, **options: Any) -> Any:
     if all(chunk.total_compressed_size <= _WHOLE for chunk in _chunks(file)):
         return file
     file.close()
-    return parquet.ParquetFile(
-        path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False, **options
-    )
+    return parquet.ParquetFile(path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False, **options)
 
 
 def _open_remote(path: RemoteFile, quick: bool) -> Any:
@@ -193,9 +191,19 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
         yield _filled(file, batch) if left_out else batch
 
 
+def column_batches(file: Any, group: int, name: str) -> Iterator[Any]:
+    """One column of a row group in batches of about 32 MiB; raises Damaged if it cannot be read."""
+    about = file.metadata.row_group(group)
+    mine = (about.column(at) for at in range(about.num_columns))
+    size = sum(_size_of(one) for one in mine if one.path_in_schema.split(".")[0] == name)
+    rows = max(BATCH_BYTES // (size // max(about.num_rows, 1) + 1), 1)
+    batches = file.iter_batches(batch_size=min(rows, 1 << 16), row_groups=[group], columns=[name])
+    yield from _checked(batches, group)
+
+
 def _batch_rows(file: Any, about: Any) -> int:
     """How many rows of a row group to turn into a batch: of a remote file, the first are wanted soon."""
-    each = _decoded_size(about) // max(about.num_rows, 1) + 1
+    each = decoded_size(about) // max(about.num_rows, 1) + 1
     whole = REMOTE_BATCH_BYTES if hasattr(file, "remote_source") else BATCH_BYTES
     return int(min(max(whole // each, 1), BATCH_ROWS))
 
@@ -214,10 +222,14 @@ def _checked(batches: Iterator[Any], group: int) -> Iterator[Any]:
         yield batch
 
 
-def _decoded_size(about: Any) -> int:
+def decoded_size(about: Any) -> int:
     """About how many bytes a row group takes once it is read: repeated ids are stored in far fewer than eight."""
     columns = (about.column(number) for number in range(about.num_columns))
-    return sum(max(int(one.total_uncompressed_size), 8 * int(one.num_values)) for one in columns)
+    return sum(map(_size_of, columns))
+
+
+def _size_of(chunk: Any) -> int:
+    return max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values))
 
 
 def sampled_of_group(
