@@ -242,15 +242,16 @@ def _written(attack: Attack, outcome: Outcome, folder: Path) -> Iterator[Failure
     if attack.command == "convert" and path.name.endswith(".jsonl") and path.exists():
         for line in path.read_bytes().splitlines():
             try:
-                _parsed(line.decode())
+                json.loads(line.decode())  # with infinity as Python writes it, which logs hold
             except (ValueError, RecursionError) as error:
                 yield Failure("output", f"convert {type(error).__name__}", str(error))
     if attack.command != "repair" or len(attack.files) != 1:
         return
     if not path.exists() and "--diff" not in attack.words:
         yield Failure("output", f"repair exit {outcome.code} without its file", name)
-    elif path.exists():
-        yield from _proven(folder / "in" / next(iter(attack.files)), path, folder / "out" / "report.json")
+    report = folder / "out" / "report.json"
+    if path.exists() and report.exists():
+        yield from _proven(folder / "in" / next(iter(attack.files)), path, report)
 
 
 def _proven(original: Path, repaired: Path, report: Path) -> Iterator[Failure]:

@@ -140,11 +140,13 @@ def _same_entries(old: NDArray[Any], new: NDArray[Any]) -> bool:
     if old.dtype.kind in "iufb" and new.dtype.kind in "iufb":
         floats = old.dtype.kind == "f" and new.dtype.kind == "f"
         return bool(np.array_equal(old, new, equal_nan=floats))
-    pairs = zip(old.tolist(), new.tolist(), strict=True)
-    return len(old) == len(new) and all(_said(a) == _said(b) for a, b in pairs)
+    return len(old) == len(new) and _said(old) == _said(new)
 
 
 def _said(value: Any) -> Any:
+    """A value to compare: arrays as lists, NaN as None."""
+    if isinstance(value, np.ndarray | list):
+        return [_said(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return None if isinstance(value, float) and value != value else value
 
 

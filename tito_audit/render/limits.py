@@ -34,6 +34,8 @@ _MEMORY = 192 << 20
 """Bytes of memory that a rendering may take, and as many more as its largest value has characters."""
 _LOOK = 1 << 22
 """After so many characters the memory is looked at."""
+_LONGEST = 1e8
+"""Seconds that a timer can take; a longer limit is none."""
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _HELD = 8 << 20
 """Characters that a list or dict may be written with; more if the messages have more."""
@@ -139,7 +141,7 @@ def alarm(seconds: float) -> Iterator[None]:
 
     began = time.monotonic()
     handler = signal.signal(signal.SIGALRM, ring)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, min(_LONGEST, seconds))
     try:
         yield
     finally:

@@ -211,7 +211,7 @@ def make_renderer(
     `chat_template` is the source of a template that replaces the tokenizer's own.
     """
     sources = {"default": chat_template} if chat_template is not None else dict(tokenizer.chat_templates)
-    if chat_template is not None:
+    if chat_template is not None or not template_name:
         template_name = None
     _check_choice(tokenizer.name, sources, template_name)
     wanted = {name: text for name, text in sources.items() if name in (template_name, "default", "tool_use")}

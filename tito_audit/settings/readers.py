@@ -166,7 +166,7 @@ def json_or_text(text: str) -> Any:
     """The text parsed as JSON if it is JSON, else the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -37,11 +37,17 @@ class ArrowForm:
 
 
 def form_of(source: Any) -> ArrowForm:
-    """The form of the messages from here on, according to the first record batch."""
-    for message in _record_batches(source):
-        header = bytes(message.metadata)
-        return ArrowForm(_codec(header), int(message.metadata_version))
-    return ArrowForm()
+    """The form of the messages from here on, by the first record batch; the usual form if that cannot be read."""
+    try:
+        message = next(_record_batches(source), None)
+    except (
+        OSError,
+        ValueError,
+    ):  # an Arrow error is one of these; whoever reads the batch says that it is damaged
+        message = None
+    if message is None:
+        return ArrowForm()
+    return ArrowForm(_codec(bytes(message.metadata)), int(message.metadata_version))
 
 
 def lengths_of(source: Any) -> list[int]:

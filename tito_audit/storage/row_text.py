@@ -12,6 +12,7 @@ import orjson
 
 from tito_audit.format import Row
 
+_SIMPLE = {int, float, bool, str, type(None)}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -59,7 +60,7 @@ def _holds_infinity(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_holds_infinity, value.values()))
     if isinstance(value, list | tuple) and value:
-        if isinstance(value[0], Mapping | list | tuple | np.ndarray):
-            return any(map(_holds_infinity, value))
-        return np.inf in value or -np.inf in value
+        if {*map(type, value)} <= _SIMPLE:
+            return np.inf in value or -np.inf in value
+        return any(map(_holds_infinity, value))
     return False

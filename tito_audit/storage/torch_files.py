@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ def load_torch(path: Path) -> dict[str, Any]:
         )
     try:
         # Routing is dumped as numpy arrays; only numeric types are allowed.
-        with torch.serialization.safe_globals(_numpy_types()):
+        with torch.serialization.safe_globals(_numpy_types()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about the pickle; what matters is an error
             source = path.open("rb") if isinstance(path, RemoteFile) else path
             payload = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # of any type: damaged pickles raise all kinds
