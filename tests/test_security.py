@@ -25,6 +25,7 @@ from tests.command import run
 from tito_audit.errors import StorageError
 from tito_audit.storage import open_log
 from tito_audit.storage.remote import remote_file
+from tools.audit import said_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
@@ -231,3 +232,22 @@ def test_the_page_names_every_dependency_and_its_bounds_are_kept() -> None:
     for name, least in (("jinja2", "3.1.6"), ("orjson", "3.11.6"), ("aiohttp", "3.13.4"), ("torch", "2.10")):
         assert f">={least}," in lowest[name]
         assert least in listed
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        ("", None, "Nothing was audited"),
+        ('{"dependencies": [{"name": "a", "skip_reason": "not found"}]}', None, "Nothing was audited"),
+        ('{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}', 0, "1 packages were audited"),
+        (
+            '{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}, '
+            '{"name": "b", "skip_reason": "not found"}]}',
+            1,
+            "a 1: X-1, fixed in 2",
+        ),
+    ],
+)
+def test_an_audit_of_nothing_is_never_clean(found: str, code: int | None, words: str) -> None:
+    lines, ended = said_of(found, "pypi")
+    assert (ended, words in lines[0]) == (code, True)

@@ -35,7 +35,7 @@ from tito_audit.run.repair_replay import (
 )
 from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
 from tito_audit.run.resume import states_of
-from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, fails, strategies
+from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
 from tito_audit.run.scan import Scan, conclude, once_of, testimony_of
 from tito_audit.settings.model import RepairSettings, Settings
@@ -159,7 +159,7 @@ class Repairs(ShownRepairs):
                 self.before.seconds = time.perf_counter() - started
                 for result in outcome.after if self.dry else ():
                     self.after.add(result)
-                    self.failing += _failing(flow, result.place.file, result)
+                    self.failing += failing(flow, result.place.file, result)
                 yield outcome
         write_dataset_metadata(list(map(str, self.logs)), targets, overwrite=writes.replaces, sealed=writes.sealed)
         flow.say_joined(self.before)
@@ -182,7 +182,7 @@ class Repairs(ShownRepairs):
         self.before.add(result)
         if self.dry:
             self.after.add(result)
-            self.failing += _failing(flow, str(file), result)
+            self.failing += failing(flow, str(file), result)
 
     def _journal(self, place: Path, stack: ExitStack) -> Journal:
         """The journal, open until `stack` closes; it may be beside a folder that is yet to be made."""
@@ -237,7 +237,7 @@ class Repairs(ShownRepairs):
         scan.standing_for = {target: log for log, target in self.written}
         logs = {str(target): str(log) for log, target in self.written}
         self.after = scan.summary
-        self.failing += sum(_failing(flow, logs[result.place.file], result) for result in scan)
+        self.failing += sum(failing(flow, logs[result.place.file], result) for result in scan)
 
 
 @dataclass(slots=True)
@@ -398,8 +398,3 @@ def repair_rollouts(
     run = Repairs(found.names, out, settings, repairs, progress, resume=resume)
     run.in_memory.together = found.together
     return run
-
-
-def _failing(flow: RowFlow, file: str, result: Result) -> int:
-    """How many findings of a result fail the run under its log's settings."""
-    return sum(1 for _ in fails(flow.groups[file].settings, result))

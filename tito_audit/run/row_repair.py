@@ -26,6 +26,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.apply_repairs import Applied, AppliedRow, Audited, RepairTerms, apply_repairs
 from tito_audit.run.auditor import Auditor, counts_of, unreadable
 from tito_audit.run.check import check
+from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup, ReadRow
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage.row import RawRow
@@ -225,6 +226,11 @@ class RowRepair:
 
     def _failing(self, results: Sequence[Result]) -> list[Finding]:
         return [finding for result in results for finding in fails(self.settings, result)]
+
+
+def failing(flow: RowFlow, file: str, result: Result) -> int:
+    """How many findings of a result fail the run under its log's settings."""
+    return sum(1 for _ in fails(flow.groups[file].settings, result))
 
 
 def fails(settings: Settings, result: Result) -> Iterator[Finding]:
