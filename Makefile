@@ -9,6 +9,7 @@
 # make bench-gateway  latency that the gateway adds, with 500 sessions and 200 requests in flight; QUICK=1
 # make planted        scan logs with planted faults by both engines; TOKENS=200000000
 # make vllm           install a real vLLM server into .cache/vllm (2 GB) and run every test that needs one
+# make torture        attack every command with broken logs, kills and full disks; MUTANTS=, KILLS=, SEED=, JOBS=
 # make lint           style and types only
 # make package        build the wheel and the sdist into build/dist and test them; ADDRESS=https://github.com/OWNER/tito-audit
 # make sizes          measure the installed sizes in docs/install.md
@@ -27,7 +28,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: audit demo test deep vllm bench bench-joining bench-batch bench-ray planted lint torch docs package sizes pictures
+.PHONY: demo test deep vllm bench bench-joining bench-batch bench-ray planted torture lint torch docs package sizes pictures
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, written by hand, with planted faults. The findings below are those faults:"
@@ -102,6 +103,13 @@ bench-gateway: $(VENV)/.installed-dev $(VENV)/.installed-bench
 planted: $(VENV)/.installed
 	@tests/real_tokenizers.sh >/dev/null
 	$(BIN)/python -m benchmarks.planted --tokens $(or $(TOKENS),20000000) $(PLANTED)
+
+# 10,000 mutants take about five minutes of one core; failures are minimised into build/torture (docs/torture.md).
+torture: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.torture --mutants $(or $(MUTANTS),10000) --seed $(or $(SEED),1) --jobs $(or $(JOBS),1) \
+		--keep build/torture; mutants=$$?; \
+	$(BIN)/python -m tests.torture.processes --kills $(or $(KILLS),100) --seed $(or $(SEED),1) --jobs $(or $(JOBS),1) \
+		&& exit $$mutants
 
 # Warnings and unresolved references are errors. Needs no network.
 docs: $(VENV)/.installed-docs
