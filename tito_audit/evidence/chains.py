@@ -60,7 +60,6 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     if not turns:
         return _NO_CALLS
     seen = tuple(turn.seen_ids for turn in turns)
-    indices = tuple(turn.message_index for turn in turns)
     links: list[Link] = []
     regions: list[tuple[Region, ...]] = []
     differences: list[Difference] = []
@@ -81,7 +80,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                     f"turn {k} saw the {_other(stretch)} tokens",
                     regions=regions[link.parent],
                     turn=link.parent,
-                    message_indices=indices,
+                    turns=turns,
                     later_turn=k,
                 )
                 for stretch in found

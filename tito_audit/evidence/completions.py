@@ -94,7 +94,7 @@ def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference
             _HARMLESS,
             regions=(region,),
             turn=answer.turn,
-            message_indices=tuple(call.message_index for call in rollout.turns),
+            turns=rollout.turns,
         )
         for stretch in stretches(recorded, canonical, align(recorded, canonical))
         if stretch.end > start

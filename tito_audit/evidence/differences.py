@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import AROUND, Pieces
@@ -11,6 +14,7 @@ from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Difference, TextS
 from tito_audit.evidence.narrowed import narrowed
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
+from tito_audit.record.rollout import Turn
 
 _WINDOW = 4 * AROUND
 """About how many bytes the text around one difference takes."""
@@ -75,7 +79,7 @@ def difference(
     regions: tuple[Region, ...],
     turn: int | None,
     where: Where = Where.PROMPT,
-    message_indices: tuple[int | None, ...] = (),
+    turns: Sequence[Turn] = (),
     later_turn: int | None = None,
 ) -> Difference:
     """A stretch as a difference, placed in the completion that it touches, else in `where` of `turn`.
@@ -88,7 +92,7 @@ def difference(
     if region is not None:
         start, end = max(start - region.start, 0), min(end, region.end) - region.start
         where, turn = Where.COMPLETION, region.turn
-        index = message_indices[region.turn] if region.turn < len(message_indices) else None
+        index = turns[region.turn].message_index if turns else None
     return Difference(
         against,
         stretch.kind,
@@ -107,14 +111,15 @@ def difference(
     )
 
 
-def region_of(stretch: Stretch, regions: tuple[Region, ...]) -> Region | None:
-    """The completion that a stretch touches; an empty stretch belongs to one that starts or continues there."""
-    for region in regions:
-        if stretch.start < region.end and stretch.end > region.start:
-            return region
-        if stretch.start == stretch.end and region.start <= stretch.start < region.end:
-            return region
-    return None
+def region_of(stretch: Stretch, regions: Sequence[Region]) -> Region | None:
+    """The first of these completions, in order, that a stretch touches; an empty one belongs to one that starts or
+    continues there."""
+    at = bisect_right(regions, stretch.start, key=attrgetter("end"))
+    if at == len(regions):
+        return None
+    region = regions[at]
+    touches = region.start < stretch.end or region.start <= stretch.start == stretch.end
+    return region if touches else None
 
 
 def equal_around(

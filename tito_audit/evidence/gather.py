@@ -13,6 +13,7 @@ from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, re
 from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
+from tito_audit.evidence.known_differences import KnownDifferences
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.own_date import date_formats
@@ -76,11 +77,12 @@ def gather(
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
     differences = _without_doubles([*chains.differences, *more])
     if reference is not None:
+        known = KnownDifferences(differences)
         for answer in answers:
-            differences += _uncovered(reencoded_differences(rollout, answer, reference), differences)
+            known.add(reencoded_differences(rollout, answer, reference))
         if texts:
-            differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
-        differences = _without_expansions(differences, reference)
+            known.add(rendered_differences(rollout, chains, texts, reference))
+        differences = _without_expansions(known.every, reference)
         if differences:
             differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
@@ -212,26 +214,6 @@ def _without_expansions(differences: list[Difference], reference: Reference) -> 
     """The differences that are not just images expanded by a processor."""
     tokens = image_tokens(reference.vocabulary) if differences else None
     return differences if tokens is None else [one for one in differences if not is_expansion(one, tokens)]
-
-
-def _uncovered(new: list[Difference], known: list[Difference]) -> list[Difference]:
-    """Those of `new` that no known difference of the same sequence covers.
-
-    One that only spells the same text in other tokens does not cover a difference in text.
-    """
-    return [
-        one
-        for one in new
-        if not any(
-            one.where is old.where
-            and one.turn == old.turn
-            and old.start <= one.start
-            and one.end <= old.end
-            and (one.start < one.end or old.start < one.start < old.end or old.start == old.end)
-            and (old.recorded.data != old.canonical.data or one.recorded.data == one.canonical.data)
-            for old in known
-        )
-    ]
 
 
 def _present(

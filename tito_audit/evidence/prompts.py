@@ -235,7 +235,6 @@ def rendered_differences(
     said: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
     pieces = PiecesCache(reference)
-    indices = tuple(turn.message_index for turn in rollout.turns)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
         parent = link.parent if link and link.kind is LinkKind.CONTINUES else None
@@ -264,7 +263,7 @@ def rendered_differences(
                     _KEPT if kept else _OFF_TEMPLATE,
                     regions=regions,
                     turn=k,
-                    message_indices=indices,
+                    turns=rollout.turns,
                 )
             )
     return out + _last_answer(rollout, chains, texts, reference, said)
@@ -310,7 +309,7 @@ def _last_answer(
             "harmless as logged: a later prompt would hold what the template writes",
             regions=(own,),
             turn=last,
-            message_indices=tuple(turn.message_index for turn in rollout.turns),
+            turns=rollout.turns,
         )
         for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True))
         if own.start <= stretch.start < len(recorded) and _is_new(stretch, said[last])

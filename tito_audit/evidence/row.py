@@ -56,7 +56,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
                 "the trainer would learn from tokens that were not sampled",
                 regions=chains.regions[leaf],
                 turn=leaf,
-                message_indices=tuple(turn.message_index for turn in rollout.turns),
+                turns=rollout.turns,
             )
             key = (one.where, one.turn, one.start, one.end, stretch.canonical.ids.tobytes())
             if key not in keys:
@@ -128,8 +128,9 @@ class _RowColumns:
             if start < regions[-1].end and not self.claimed(first, last):
                 self.drifted[first:last] = True
         unclaimed = self.turn[held] < 0
-        for region in regions:
-            inside = (recorded >= region.start) & (recorded < region.end) & unclaimed
+        bounds = recorded.searchsorted([(region.start, region.end) for region in regions])
+        for region, (first, last) in zip(regions, bounds.tolist(), strict=True):
+            inside = np.flatnonzero(unclaimed[first:last]) + first
             where, offset = held[inside], recorded[inside] - region.start
             self.turn[where] = region.turn
             self.offset[where] = offset

@@ -105,9 +105,7 @@ def _all_tokens(row: Row, targets: Ids) -> Ids:
     inputs = np.concatenate([chunk for chunk, _ in chunks]) if chunks else np.empty(0, np.int32)
     is_text = np.concatenate([np.full(len(chunk), text) for chunk, text in chunks]) if chunks else inputs > 0
     if len(inputs) != len(targets):
-        raise RecordError(
-            f"model_input holds {len(inputs)} tokens, but {_TARGETS} {len(targets)}: each input needs one target"
-        )
+        raise _apart(len(inputs), len(targets))
     differ = np.flatnonzero((inputs[1:] != targets[:-1]) & is_text[1:])
     if len(differ):
         at = int(differ[0])
@@ -116,6 +114,10 @@ def _all_tokens(row: Row, targets: Ids) -> Ids:
             "are the same token of the sequence, so one of them is wrong"
         )
     return np.concatenate([inputs[:1], targets])
+
+
+def _apart(inputs: int, targets: int) -> RecordError:
+    return RecordError(f"model_input holds {inputs} tokens, but {_TARGETS} {targets}: each input needs one target")
 
 
 def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
@@ -130,6 +132,9 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     if known.count(None) > 1:
         raise RecordError("model_input holds several images and does not say how many tokens each stands for")
     rest = max(count - sum(size for size in known if size is not None), 0)
+    total = sum(rest if size is None else size for size in known)
+    if total != count:  # before room is made for what an image only claims
+        raise _apart(total, count)
     return [
         (np.zeros(rest if size is None else size, np.int32), False)
         if chunk.get("tokens") is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,13 +20,18 @@ _SHOWN = 8
 """Tokens of each side that a finding holds where no difference says how far it reaches."""
 
 
-def _causes_of(link: Link, evidence: Evidence) -> list[Explained]:
+def _causes_of(link: Link, evidence: Evidence) -> Sequence[Explained]:
     """The differences that broke a link, each with the rule it belongs to."""
-    return [
-        one
-        for one in evidence.explained
-        if one.difference.against is Against.NEXT_PROMPT and one.difference.later_turn == link.turn
-    ]
+    return evidence.once("causes of links", _causes).get(link.turn, ())
+
+
+def _causes(evidence: Evidence) -> dict[int | None, list[Explained]]:
+    """The differences that broke links, by the turn whose prompt is broken."""
+    causes: dict[int | None, list[Explained]] = {}
+    for one in evidence.explained:
+        if one.difference.against is Against.NEXT_PROMPT:
+            causes.setdefault(one.difference.later_turn, []).append(one)
+    return causes
 
 
 def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:

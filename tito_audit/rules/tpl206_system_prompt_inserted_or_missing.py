@@ -63,4 +63,4 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
 
 def _holds_system(data: bytes) -> bool:
     """Whether the text holds a system or developer header."""
-    return re.search(rb"(^|[>\n|])\s*(system|developer)\b", data) is not None or b"<<SYS>>" in data
+    return re.search(rb"(^|[>\n|])[^\S\n]*(system|developer)\b", data) is not None or b"<<SYS>>" in data
