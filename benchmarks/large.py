@@ -2,23 +2,31 @@
 
     python -m benchmarks.large --parquet 50000000000 --jsonl 20000000000 --scratch FOLDER
 
-A block of rows with planted faults is repeated with other digits in its texts and tokens, so each row trains
-something else and copies of a row have the same findings. Beside tokens and messages, rows have an image, as rows of
-vision models do.
+A block of rows with planted faults is repeated with other digits in its texts and tokens, so that each row trains
+something else and all copies of a row have the same findings. Beside tokens and messages a row has an image, as rows
+of vision models do. The logs are removed when they are checked.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from benchmarks.measure import TOY
+from benchmarks.measure import ROOT, TOY
 from benchmarks.planter import rows_of
 
 ROWS = 300
@@ -27,6 +35,15 @@ RATE = 0.2
 _DIGITS = b"123456789"
 _POOL = 16
 _PATTERN = 4096
+WATCH = 0.2
+KINDS = {
+    "token_ids": "int64",
+    "loss_mask": "int64",
+    "logprobs": "float64",
+    "trainer_logprobs": "float64",
+    "token_versions": "int64",
+}
+"""Lists of numbers and their types, as `datasets` writes them."""
 
 
 class Block:
@@ -39,10 +56,14 @@ class Block:
         digits = [vocabulary.ids_of_bytes(bytes([digit]))[0] for digit in _DIGITS]
         self._digits = np.array(digits)
         self._size = vocabulary.size
-        made = list(rows_of(tokenizer, 7, 0, ROWS, RATE, calls=False))
+        made = [one for one in rows_of(tokenizer, 7, 0, ROWS, RATE, calls=False) if self._varies(one[0])]
         self.rows = [row for row, _ in made]
         self.faults = [fault for _, fault in made]
         """The fault of each row, or ""."""
+
+    def _varies(self, row: dict[str, Any]) -> bool:
+        """Whether other digits make another row of it."""
+        return len(np.intersect1d(row["token_ids"], self._digits)) > 5
 
     def copy(self, number: int) -> list[dict[str, Any]]:
         """Copy `number` of all rows, whose messages are JSON text."""
@@ -79,30 +100,18 @@ def table_of(block: Block, first: int, copies: int, image_bytes: int) -> Any:
         "id": pa.array([row["id"] for row in rows]),
         "messages": pa.array([row["messages"] for row in rows]),
         "tools": pa.array(words),
-        **{name: _lists(rows, name, kind) for name, kind in _kinds().items()},
+        **{name: _lists(rows, name, kind) for name, kind in KINDS.items()},
     }
     if image_bytes:
         columns["image"] = _images(len(rows), image_bytes)
     return pa.table(columns)
 
 
-def _kinds() -> dict[str, Any]:
-    import pyarrow as pa
-
-    return {
-        "token_ids": pa.int32(),
-        "loss_mask": pa.int8(),
-        "logprobs": pa.float32(),
-        "trainer_logprobs": pa.float32(),
-        "token_versions": pa.int32(),
-    }
-
-
-def _lists(rows: Sequence[dict[str, Any]], name: str, kind: Any) -> Any:
+def _lists(rows: Sequence[dict[str, Any]], name: str, kind: str) -> Any:
     import pyarrow as pa
 
     values = [row.get(name) for row in rows]
-    return pa.array(values, pa.list_(kind))
+    return pa.array(values, pa.list_(getattr(pa, kind)()))
 
 
 def _images(rows: int, size: int) -> Any:
@@ -113,29 +122,25 @@ def _images(rows: int, size: int) -> Any:
     return pa.chunked_array([pool[at % _POOL] for at in range(rows)], kind)
 
 
-def write_parquet(path: Path, block: Block, size: int, group_copies: Sequence[int], image_bytes: int) -> int:
+def write_parquet(path: Path, block: Block, size: int, image_bytes: int, large: int) -> int:
     """Write a Parquet file of about `size` bytes; returns how many copies of the block it has.
 
-    Row groups have these many copies, in turn.
+    A row group is one copy, and one is large: about `large` bytes.
     """
     from pyarrow import parquet
 
-    done = at = 0
-    tokens = [f"{name}.list.element" for name in _kinds()]
-    writer = None
+    done, writer, each = 0, None, 1
+    tokens = [f"{name}.list.element" for name in KINDS]
     while writer is None or path.stat().st_size < size:
-        copies = group_copies[at % len(group_copies)]
+        copies = large // max(each, 1) if done == 2 else 1
         table = table_of(block, done, copies, image_bytes)
-        codecs = {f"{name}.list.element": "zstd" for name in _kinds()} | {"messages": "zstd", "tools": "zstd"}
         if writer is None:
-            codecs |= (
-                {"id": "snappy", "image.bytes": "none", "image.path": "none"} if image_bytes else {"id": "snappy"}
-            )
-            writer = parquet.ParquetWriter(
-                path, table.schema, compression=codecs, use_dictionary=[*tokens, "tools"]
-            )
+            codecs = {"messages": "zstd", "tools": "zstd", "id": "snappy"}
+            codecs = {name: codecs.get(name, "none") for name in (*table.column_names, *tokens)}
+            writer = parquet.ParquetWriter(path, table.schema, compression=codecs, use_dictionary=["tools"])
         writer.write_table(table, row_group_size=len(table))
-        done, at = done + copies, at + 1
+        done += copies
+        each = path.stat().st_size // done
     writer.close()
     return done
 
@@ -157,3 +162,88 @@ def line_of(row: dict[str, Any]) -> bytes:
     """A row as JSON; messages that are not JSON break the whole line."""
     rest = orjson.dumps({**row, "messages": None}, option=orjson.OPT_SERIALIZE_NUMPY)
     return rest.replace(b'"messages":null', b'"messages":' + row["messages"].encode(), 1)
+
+
+# Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of the command."""
+
+    name: str
+    megabytes: tuple[float, ...]
+    """The peak of each process, the command's own first."""
+    seconds: float
+    cpu: float
+    report: dict[str, Any]
+    bytes: int
+    """Of the log."""
+
+
+def command(name: str, log: Path, *options: str) -> Ran:
+    """Scan or repair a log, and watch the memory of each process."""
+    with tempfile.TemporaryDirectory(dir=log.parent) as folder:
+        report = Path(folder) / "report.json"
+        words = [sys.executable, "-m", "tito_audit", name, str(log), "-t", str(TOY), "--quiet", "--fail-on", "never"]
+        words += ["--report", f"json={report}", *options]
+        started, before = time.perf_counter(), os.times()
+        process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "TITO_AUDIT_CACHE": "off"})
+        peaks: dict[int, float] = {}
+        while process.poll() is None:
+            for pid in family(process.pid):
+                peaks[pid] = max(peaks.get(pid, 0.0), high_water(pid))
+            time.sleep(WATCH)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with exit code {process.returncode}")
+        after = os.times()
+        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+        said = orjson.loads(report.read_bytes())
+    wall = time.perf_counter() - started
+    return Ran(name, tuple(peaks.values()), wall, cpu, said, log.stat().st_size)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all its descendants, on Linux."""
+    found = [pid]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, task.read_text().split())
+    return found
+
+
+def high_water(pid: int) -> float:
+    """The most megabytes that a process has held so far; 0.0 if it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+# Checks
+
+
+def counts(summary: dict[str, Any]) -> Counter[str]:
+    """Findings by code and severity."""
+    found: Counter[str] = Counter()
+    for code, of_code in summary["findings"].items():
+        for severity in ("error", "warning", "note"):
+            found[f"{code} {severity}"] = of_code.get(severity, 0)
+    return Counter({name: count for name, count in found.items() if count})
+
+
+def expected(small: Sequence[Counter[str]], copies: int) -> Counter[str]:
+    """The counts of a log of so many copies, from those of logs of 1, 2 and 3 copies: a part of each is per log."""
+    one, two, three = small
+    names = {*one, *two, *three}
+    uneven = {name for name in names if three[name] - two[name] != two[name] - one[name]}
+    if uneven:
+        raise RuntimeError(f"copies differ in {sorted(uneven)}")
+    return Counter({name: one[name] + (copies - 1) * (two[name] - one[name]) for name in names})
+
+
+def different(found: Counter[str], wanted: Counter[str]) -> list[str]:
+    """Counts that are not as expected, in words."""
+    return [f"{name}: {found[name]}, not {wanted[name]}" for name in sorted({*found, *wanted}) if found[name] != wanted[name]]
