@@ -21,6 +21,10 @@ from tests.torture.minimise import minimised
 from tests.torture.runner import Room, Trial
 
 
+_SPOKEN = 1000
+"""After so many numbers a campaign says how far it is."""
+
+
 @dataclass
 class Tally:
     """Counts of a campaign."""
@@ -102,6 +106,8 @@ def campaign(chosen: argparse.Namespace, aside: Path) -> int:
                 if number < chosen.first:
                     continue
                 where = f"{chosen.seed}:{number}"
+                if number and not number % _SPOKEN:
+                    print(f"{number:,} mutants, {time.monotonic() - started:.0f} s", flush=True)
                 for failure in tally.add(where, attack, room.attempt(attack)):
                     print(f"{where} {failure}", flush=True)
                     if chosen.keep:

@@ -51,7 +51,7 @@ def _many_messages(dice: Random, source: Source) -> Mutant:
 def _bomb(dice: Random, source: Source) -> Mutant:
     """A small packed file that grows a thousandfold, as one line."""
     suffix = dice.choice((".gz", ".zst"))
-    size = dice.choice((2**29, 2**30, 2**31))
+    size = dice.choice((2**29, 2**30, 2**31, 10 * 2**30))
     return Mutant(f"log.jsonl{suffix}", bomb(size, suffix), f"a packed line of {size} bytes", seconds=size / 2**26)
 
 
