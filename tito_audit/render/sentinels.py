@@ -21,7 +21,8 @@ _FIRST = 0xF0000
 _PLANE = 0xFFFE  # the last two code points of a plane are not characters
 _MOST = _PLANE  # how many pairs both planes hold together
 _MARK = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
-_THOUGHT = re.compile(r"(?P<before>.*?<think>)?(?P<thought>.*?)(?P<middle></think>\s*)(?P<rest>.*)", re.DOTALL)
+_OPEN, _CLOSE = "<think>", "</think>"
+_SPACE = re.compile(r"\s*")
 
 
 class SpanKind(StrEnum):
@@ -121,12 +122,17 @@ def _marked(
 
 def _marked_content(content: str, index: int, marker: _Marker, answer: bool) -> str:
     """Content with one pair of marks, or two if it includes reasoning, since templates cut between them."""
-    match = _THOUGHT.fullmatch(content) if answer and "</think>" in content else None
-    if match is None:
+    if not answer or _CLOSE not in content:
         return marker.around(content, index, SpanKind.CONTENT)
-    before, thought, middle, rest = match.group("before", "thought", "middle", "rest")
-    thought = marker.around(thought, index, SpanKind.REASONING)
-    return f"{before or ''}{thought}{middle}{marker.around(rest, index, SpanKind.CONTENT)}"
+    start = content.find(_OPEN) + len(_OPEN)
+    if start < len(_OPEN) or content.find(_CLOSE, start) < 0:
+        start = 0
+    end = content.find(_CLOSE, start)
+    space = _SPACE.match(content, end + len(_CLOSE))
+    assert space is not None
+    thought = marker.around(content[start:end], index, SpanKind.REASONING)
+    rest = marker.around(content[space.end() :], index, SpanKind.CONTENT)
+    return f"{content[:start]}{thought}{content[end : space.end()]}{rest}"
 
 
 def _marked_part(part: Any, index: int, marker: _Marker) -> Any:

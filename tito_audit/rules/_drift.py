@@ -13,6 +13,7 @@ from tito_audit.record.finding import Hit
 from tito_audit.rule import hit_of
 
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
+_THOUGHT_END = b"</think>"
 _SPACE_AFTER = re.compile(rb"\s*")
 
 
@@ -28,6 +29,12 @@ def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
             yield hit_of(one, evidence, one.difference.severity)
 
 
+def thoughts(data: bytes) -> Iterator[re.Match[bytes]]:
+    """The reasoning blocks in a text; group 1 is what is between the markers."""
+    # What opens after the last end is looked for in vain, each time to the end of the text.
+    return _THOUGHT.finditer(data, 0, data.rfind(_THOUGHT_END) + len(_THOUGHT_END))
+
+
 def repeats(difference: Difference, evidence: Evidence) -> bool:
     """Whether the recorded tokens of a difference occur once more directly before or after it."""
     ids = evidence.sequence(difference.where, difference.turn)
@@ -35,9 +42,9 @@ def repeats(difference: Difference, evidence: Evidence) -> bool:
     if ids is None or not size:
         return False
     # A repetition can be aligned at any of its tokens.
-    places = range(max(difference.start - size, 0), difference.start + 1)
-    pairs = ((ids[at : at + size], ids[at + size : at + 2 * size]) for at in places)
-    return any(np.array_equal(one, other) for one, other in pairs)
+    around = ids[max(difference.start - size, 0) : difference.start + 2 * size]
+    equal = np.concatenate(([0], np.cumsum(around[:-size] == around[size:])))
+    return bool((equal[size:] - equal[:-size] == size).any())
 
 
 def bare(data: bytes) -> bytes:
@@ -88,7 +95,7 @@ def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
 
 def _block_at(text: bytes, start: int, end: int) -> bytes | None:
     """The text of the reasoning block that contains a range of bytes, markers included; None if there is none."""
-    for found in _THOUGHT.finditer(text):
+    for found in thoughts(text):
         if found.start() <= start and end <= found.end() + len(_SPACE_AFTER.match(text, found.end())[0]):  # type: ignore[index]
             return found[1].strip()
     return None

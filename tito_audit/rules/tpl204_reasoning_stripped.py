@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, holding_mark
+from tito_audit.rules._drift import changed_thought, holding_mark, thoughts
 
 
 @cause(
@@ -54,6 +52,6 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     analysis = b"<|channel|>analysis" in difference.recorded.data
     if canonical or not (recorded or analysis):
         return None
-    inside = re.search(rb"<think>(.*?)</think>", difference.recorded.data, re.DOTALL)
+    inside = next(thoughts(difference.recorded.data), None)
     word = "empty reasoning" if inside and not inside[1].strip() else "reasoning"
     return Reason(f"{word} stripped", f"{word} is stripped")

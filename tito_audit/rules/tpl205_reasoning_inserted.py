@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, holding_mark
+from tito_audit.rules._drift import changed_thought, holding_mark, thoughts
 
 
 @cause(
@@ -53,6 +51,6 @@ def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | N
     recorded, canonical = holding_mark(difference, b"think>")
     if recorded or not canonical:
         return None
-    inside = re.search(rb"<think>(.*?)</think>", difference.canonical.data, re.DOTALL)
+    inside = next(thoughts(difference.canonical.data), None)
     word = "reasoning" if inside and inside[1].strip() else "empty reasoning"
     return Reason(f"{word} inserted", f"{word} is inserted")

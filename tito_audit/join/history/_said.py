@@ -58,7 +58,8 @@ def without_reasoning(text: str) -> str:
         text = _ANALYSIS.sub("", text)
     if _THOUGHT_END not in text:
         return text
-    text = _THOUGHT.sub("", text)
+    said, end, rest = text.rpartition(_THOUGHT_END)
+    text = _THOUGHT.sub("", said + end) + rest
     return text.rpartition(_THOUGHT_END)[2]
 
 
