@@ -672,7 +672,7 @@ print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 def peak_memory(log: Path, out: Path) -> int:
     """MB that a run took at most, measured by a process as small as can be: a child starts with its parent's."""
-    start = [sys.executable, "-c", MEASURED, *command(log, "-o", out, "--quiet")]
+    start = [sys.executable, "-c", MEASURED, *command(log, "-o", out, "--quiet", "--jobs", 2)]
     done = subprocess.run(start, cwd=ROOT, capture_output=True, text=True, check=True)
     code, used = map(int, done.stdout.split())
     assert code in (0, 1), done.stderr
