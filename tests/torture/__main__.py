@@ -20,7 +20,6 @@ from tests.torture.keep import keep, kept
 from tests.torture.minimise import minimised
 from tests.torture.runner import Room, Trial
 
-
 _SPOKEN = 1000
 """After so many numbers a campaign says how far it is."""
 
