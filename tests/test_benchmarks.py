@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import batch, engines, floors, joining, logs, measure, planted, stages  # noqa: E402
+from benchmarks import batch, engines, floors, joining, logs, measure, planted, stages, studies  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.budget import Budget, budget_section  # noqa: E402
 from benchmarks.call_logs import call_log  # noqa: E402
@@ -208,9 +208,13 @@ def test_a_run_writes_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out" / "RESULTS.md"
-    studies = ["sizes", "cold", *(["compare", "budget", "users", "lengths"] if DEEP else [])]
-    asked = ["--quick", "--max-tokens", "4000", "--studies", *studies, "--tokenizer", str(TOY)]
+    wanted = ["sizes", "cold", *(["compare", "budget", "users", "lengths"] if DEEP else [])]
+    asked = ["--quick", "--max-tokens", "4000", "--studies", *wanted, "--tokenizer", str(TOY)]
     monkeypatch.setattr(measure, "knows_jobs", lambda: DEEP)
+    if not DEEP:  # each of these starts a process
+        first = studies.Studies._first
+        monkeypatch.setattr(studies, "_STARTS", {studies.LOADING: studies._STARTS[studies.LOADING]})
+        monkeypatch.setattr(studies.Studies, "_first", lambda *given: {"JSONL": first(*given)["JSONL"]})
     main([*asked, "--scratch", str(tmp_path / "scratch"), "--output", str(output)])
     text = output.read_text(encoding="utf-8")
     assert text == capsys.readouterr().out.removesuffix("\n")
