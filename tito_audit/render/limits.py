@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from traceback import clear_frames
 from types import FrameType
 from typing import Any
 
@@ -30,15 +31,42 @@ _GRACE = 0.5
 interrupt the handling of the first, and the caller's timer would not be restored."""
 
 
-_MEMORY = 192 << 20
+_MEMORY = 128 << 20
 """Bytes of memory that a rendering may take, and as many more as its largest value has characters."""
 _LOOK = 1 << 22
 """After so many characters the memory is looked at."""
 _LONGEST = 1e8
 """Seconds that a timer can take; a longer limit is none."""
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_HELD = 8 << 20
+_HELD = 4 << 20
 """Characters that a list or dict may be written with; more if the messages have more."""
+
+
+_OUTPUT = 1 << 19
+_VALUE = 1 << 22
+_FOR_EACH = 16
+"""Characters that a template may write, and that one value may have; more for each that the template is given."""
+
+
+_BUSY = 3
+"""On a busy machine a template may take this many times its limit, if it does not get the processor."""
+
+
+class _Clock:
+    """How much of a time limit is left, in this thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._used = time.thread_time()
+
+    def left(self) -> float:
+        """The seconds that are left; 0 or less if the time is up."""
+        passed = time.monotonic() - self._began
+        if passed >= self._seconds * _BUSY:
+            return 0
+        left = self._seconds - (time.thread_time() - self._used)
+        return 0 if left <= 0 else max(left, 0.01)
 
 
 class Budget:
@@ -46,21 +74,25 @@ class Budget:
 
     def __init__(self, size_limit: int, seconds: float, given: Any = None) -> None:
         self.size_limit = size_limit
+        """Characters of one value."""
         self._given = given
         self._left = size_limit * _WORK
         self._until_look = _LOOK
         self._memory: int | None = None
         self._known: dict[int, Measured] = {}
+        self._given_size: int | None = None
         self._most_held: int | None = None
-        self._deadline = time.monotonic() + seconds + _GRACE
+        self._clock = _Clock(seconds + _GRACE)
+        self._look_at = time.monotonic() + seconds + _GRACE
 
     def spend(self, size: int) -> None:
         """Account for a value of `size` characters or elements that is about to be made."""
-        if size > self.size_limit:
-            raise LimitReached(
-                f"the template makes a value of {size:,} characters or elements, past the limit of "
-                f"{self.size_limit:,}"
-            )
+        if size > _VALUE or size > self.size_limit:
+            most = min(self.size_limit, _VALUE + _FOR_EACH * self._size_given())
+            if size > most:
+                raise LimitReached(
+                    f"the template makes a value of {size:,} characters or elements, past the limit of {most:,}"
+                )
         self._left -= size
         if self._left < 0:
             raise LimitReached(
@@ -69,8 +101,23 @@ class Budget:
         self._until_look -= size
         if self._until_look < 0:
             self._look(size)
-        if time.monotonic() > self._deadline:
-            raise TimeUp
+        if time.monotonic() > self._look_at:
+            left = self._clock.left()
+            if left <= 0:
+                raise TimeUp
+            self._look_at = time.monotonic() + left
+
+    def close(self) -> None:
+        """Let go of the values of the rendering, which has ended."""
+        self._known.clear()
+        self._given = None
+
+    def written(self, size: int) -> None:
+        """LimitReached if the output of this size is far larger than what the template was given."""
+        if size > _OUTPUT or size > self.size_limit:
+            most = min(self.size_limit, _OUTPUT + _FOR_EACH * self._size_given())
+            if size > most:
+                raise LimitReached(f"the template writes more than {most:,} characters")
 
     def hold(self, value: Any) -> Any:
         """The value; LimitReached if it is a list, tuple or dict that would be very large when written out."""
@@ -78,6 +125,8 @@ class Budget:
             size, deep = written_size(value, self._known)
             if deep > DEEPEST:
                 raise LimitReached(f"the template nests values more than {DEEPEST:,} deep")
+            self._until_look -= 64 + 8 * len(value)  # bytes: what was measured is kept
+            self.spend(len(value))
             if size > _HELD and size > self._most():
                 raise LimitReached(
                     f"the template makes a list or dict of {size:,} characters, past the limit of {self._most():,}"
@@ -87,8 +136,13 @@ class Budget:
     def _most(self) -> int:
         """The limit of a container, by what the template was given."""
         if self._most_held is None:
-            self._most_held = _HELD + 4 * written_size(self._given)[0]
+            self._most_held = _HELD + 4 * self._size_given()
         return self._most_held
+
+    def _size_given(self) -> int:
+        if self._given_size is None:
+            self._given_size = written_size(self._given)[0]
+        return self._given_size
 
     def _look(self, size: int) -> None:
         """LimitReached if the process has taken much memory since the first look."""
@@ -110,6 +164,29 @@ def _resident() -> int:
 
 
 _given_up: set[tuple[int, float]] = set()
+_wasted: dict[tuple[int, float], float] = {}
+_FREE = 0.05
+_CHARACTERS_A_SECOND = 100_000
+"""A rendering may take this time, and more by what it is given; published templates take a hundredth of it."""
+
+
+@contextmanager
+def charged(source: str, seconds: float, given: Any) -> Iterator[None]:
+    """Give a template up once its renderings have together wasted the time limit of one.
+
+    Otherwise a template that always stays a little below its limit would take hours for a log. The time is that
+    of the processor, so a busy machine does not count.
+    """
+    began = time.thread_time()
+    try:
+        yield
+    finally:
+        taken = time.thread_time() - began - _FREE
+        if taken > 0 and (taken := taken - written_size(given)[0] / _CHARACTERS_A_SECOND) > 0:
+            key = hash(source), seconds
+            _wasted[key] = _wasted.get(key, 0.0) + taken
+            if _wasted[key] > seconds:
+                give_up(source, seconds)
 
 
 def give_up(source: str, seconds: float) -> None:
@@ -122,13 +199,22 @@ def is_given_up(source: str, seconds: float) -> bool:
     return (hash(source), seconds) in _given_up
 
 
+def let_go(error: BaseException) -> None:
+    """Free the values in the frames that an error passed through: Jinja makes circles of them, and large values
+    would pile up until the garbage collector runs."""
+    one: BaseException | None = error
+    while one is not None:
+        clear_frames(one.__traceback__)
+        one.__traceback__, one = None, one.__context__
+
+
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
     """Raise TimeUp inside the block when the time is up, whatever it is doing.
 
-    This needs a signal, which only the main thread of a Unix process can have. Elsewhere the block runs until the
-    Budget ends it, from which every call, operator and piece of output spends. The caller's timer is restored with
-    its remaining time.
+    The time is that of the processor, within `_BUSY`. This needs a signal, which only the main thread of a Unix
+    process can have. Elsewhere the block runs until the Budget ends it, from which every call, operator and piece
+    of output spends. The caller's timer is restored with its remaining time.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -136,10 +222,14 @@ def alarm(seconds: float) -> Iterator[None]:
     armed = True
 
     def ring(number: int, frame: FrameType | None) -> None:
-        if armed:
+        if not armed:
+            return
+        left = clock.left()
+        if left <= 0:
             raise TimeUp
+        signal.setitimer(signal.ITIMER_REAL, left)
 
-    began = time.monotonic()
+    began, clock = time.monotonic(), _Clock(seconds)
     handler = signal.signal(signal.SIGALRM, ring)
     left, interval = signal.setitimer(signal.ITIMER_REAL, min(_LONGEST, seconds))
     try:

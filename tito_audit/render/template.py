@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.render.facts import Facts, Known, LookedFor, read_facts
 from tito_audit.render.globals import Refused
-from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm, give_up, is_given_up
+from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm, charged, give_up, is_given_up, let_go
 from tito_audit.tokens.cache import Store
 
 if TYPE_CHECKING:
@@ -224,22 +224,29 @@ class _Reference:
         pieces: list[str] = []
         written = 0
         try:
-            with alarm(self._time_limit):
+            with charged(self._source, self._time_limit, variables), alarm(self._time_limit):
                 for piece in self._compiled.generate(variables):
                     written += len(piece)
-                    if written > self._size_limit:
-                        raise LimitReached(f"the template writes more than {self._size_limit:,} characters")
+                    budget.written(written)
                     budget.spend(len(piece))
                     pieces.append(piece)
-        except TimeUp:
+            return "".join(pieces)
+        except TimeUp as error:
+            let_go(error)
             self._timed_out = True
             give_up(self._source, self._time_limit)
-            raise RenderError(self._too_slow()) from None
+            reason = self._too_slow()
         except Exception as error:  # a template can raise anything
-            raise RenderError(_reason(error)) from error
-        return "".join(pieces)
+            reason = _reason(error)
+            let_go(error)
+        finally:
+            budget.close()
+        # Raised here, so that it does not keep the template's values alive.
+        raise RenderError(reason)
 
     def _too_slow(self) -> str:
+        if not self._timed_out:
+            return "chat template: too slow for what it is given; it is not run again"
         return f"chat template: not finished after {self._time_limit:g} seconds; it is not run again"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 
-from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm, give_up, is_given_up
+from tito_audit.render.limits import Budget, TimeUp, alarm, charged, give_up, is_given_up, let_go
 from tito_audit.render.sandbox import ChatEnvironment
 
 _BEGINS = ("block_begin", "variable_begin")
@@ -125,15 +125,17 @@ class Tracer:
         self._environment.budget = Budget(size, seconds, variables)
         self._notes, self._counts, self._turned = _Notes(), Counter(), turned
         try:
-            with alarm(seconds):
-                return tuple(self._pieces(variables, size))
-        except TimeUp:
-            give_up(self._source, seconds)
+            with charged(self._source, seconds, variables), alarm(seconds):
+                return tuple(self._pieces(variables))
+        except (Exception, TimeUp) as error:
+            if isinstance(error, TimeUp):
+                give_up(self._source, seconds)
+            let_go(error)
             return None
-        except Exception:
-            return None
+        finally:
+            self._environment.budget.close()
 
-    def _pieces(self, variables: Mapping[str, Any], size: int) -> Iterator[Piece]:
+    def _pieces(self, variables: Mapping[str, Any]) -> Iterator[Piece]:
         assert self._compiled is not None
         at = 0
         for text in self._compiled.generate(variables):
@@ -143,8 +145,7 @@ class Tracer:
             for part in _parts(text, notes):
                 yield Piece(at, part.text, self._tag(part.line), tuple(map(self._decision, part.decisions)))
                 at += len(part.text)
-            if at > size:
-                raise LimitReached("too long to trace")
+            self._environment.budget.written(at)
 
     def _decision(self, noted: _Noted) -> Decision:
         number, occurrence, held = noted

@@ -110,7 +110,10 @@ def check_definition(content: bytes, file: Path) -> str | None:
     for token in parts.get("added_tokens") or ():
         if isinstance(token, Mapping):
             check_token(token.get("content"), file)
-    return unknown_step(parts)
+    try:
+        return unknown_step(parts)
+    except ValueError as error:
+        raise TokenizerError(f"{file}: {error}.\nNo sampler has such a tokenizer. Download it again.") from None
 
 
 def check_token(text: object, file: Path) -> None:

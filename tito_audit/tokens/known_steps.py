@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 _MOST_STEPS = 16
+MOST_STEPS = 64
+"""No part has more steps."""
 _GROWTH = 8
 """How many times longer all replacements together may make a text."""
 _SHORT = 64
@@ -94,12 +96,15 @@ _INNER = ("normalizers", "pretokenizers", "processors")
 def unknown_step(parts: Mapping[str, Any]) -> str | None:
     """The first step of a tokenizer that is not known to be quick, in a few words; None if all are.
 
-    `parts` has its `normalizer`, `pre_tokenizer` and `post_processor` as JSON values.
+    `parts` has its `normalizer`, `pre_tokenizer` and `post_processor` as JSON values. ValueError for a part with
+    more steps than any tokenizer can need.
     """
     growth = 1.0
     for name in ("normalizer", "pre_tokenizer", "post_processor"):
         steps = list(_flat(parts.get(name)))
         if len(steps) > _MOST_STEPS:
+            if len(steps) > MOST_STEPS:
+                raise ValueError(f"its {name} has {len(steps):,} steps, and none may have more than {MOST_STEPS}")
             return f"a {name} of {len(steps):,} steps"
         for step in steps:
             grown = _growth_of(step)

@@ -24,9 +24,9 @@ import numpy as np
 if TYPE_CHECKING:
     import tokenizers
 
-LOADING_SECONDS = 5.0
+LOADING_SECONDS = 4.0
 """Time to load a definition, and more for large ones."""
-ENCODING_SECONDS = 4.0
+ENCODING_SECONDS = 3.0
 """Time to encode texts, and more for long ones."""
 _CHARACTERS_A_SECOND = 200_000
 _BYTES_A_SECOND = 4_000_000

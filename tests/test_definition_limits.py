@@ -1,0 +1,205 @@
+"""Tokenizer files and chat templates from strangers: bounded in depth, size and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.command import written
+from tests.test_render import CHAT, render
+from tito_audit.cli import app
+from tito_audit.errors import RenderError, SetupError, TokenizerError
+from tito_audit.render.sizes import DEEPEST, written_size
+from tito_audit.tokens.known_steps import branches_of, unknown_step
+from tito_audit.tokens.limited import is_limited
+from tito_audit.tokens.load import load_tokenizer
+
+TOYS = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers"
+TOY = TOYS / "toy_bpe"
+
+
+def changed(folder: Path, **parts: object) -> str:
+    """A toy tokenizer with other parts."""
+    whole = json.loads((TOY / "tokenizer.json").read_text(encoding="utf-8"))
+    whole |= parts
+    (folder / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
+    return str(folder)
+
+
+def split(*regexes: str) -> dict[str, object]:
+    """A pre-tokenizer that splits by regexes, then into bytes."""
+    steps: list[dict[str, object]] = [
+        {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False} for one in regexes
+    ]
+    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [*steps, last]}
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
+def test_known_tokenizers_run_in_this_process(name: str) -> None:
+    assert not is_limited(load_tokenizer(str(TOYS / name)).backend)
+
+
+def test_a_tokenizer_that_is_not_known_gives_the_same_ids_in_a_process_of_its_own(tmp_path: Path) -> None:
+    known = load_tokenizer(str(TOY))
+    before = json.loads((TOY / "tokenizer.json").read_text(encoding="utf-8"))["pre_tokenizer"]["pretokenizers"]
+    regex = before[0]["pattern"]["Regex"]
+    other = load_tokenizer(changed(tmp_path, pre_tokenizer=split(f"(?:{regex})")))
+    assert is_limited(other.backend)
+    texts = ["", "Hello  world's\n\n 123", "é中\ud83d", "<|im_start|>user\nhi<|im_end|>"]
+    for text, ids in zip(texts, known.encode_batch(texts), strict=True):
+        assert np.array_equal(other.encode(text), ids)
+        assert np.array_equal(other.encode_alone([text])[0], ids)
+    assert not other.use_fast()
+
+
+@pytest.mark.parametrize(
+    ("parts", "text", "reason"),
+    [
+        ({"pre_tokenizer": split(r"(a+)+$")}, "a" * 40 + "b", "retry-limit"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 60}}, "a", "memory|finished"),
+    ],
+)
+def test_what_takes_for_ever_is_one_line(tmp_path: Path, parts: dict[str, object], text: str, reason: str) -> None:
+    folder = changed(tmp_path, **parts)
+    with pytest.raises(TokenizerError, match=reason) as raised:
+        load_tokenizer(folder).encode(text)
+    assert "cannot encode a text of" in str(raised.value)
+
+
+def test_a_scan_with_such_a_tokenizer_ends_with_one_message(tmp_path: Path) -> None:
+    row = {"prompt": "a" * 40 + "b", "prompt_ids": [1, 2], "completion": "a" * 40 + "b", "completion_ids": [3, 4]}
+    log = written(tmp_path / "log.jsonl", [row])
+    folder = changed(tmp_path, pre_tokenizer=split(r"(a+)+$"))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    result = CliRunner().invoke(app, ["scan", str(log), "-t", folder, "--no-config"])
+    assert "Traceback" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit | TokenizerError)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"added_tokens": [{"id": 2**31 - 1, "content": "<x>", "special": True}]}, "not a tokenizer|an id of"),
+        ({"added_tokens": [{"id": 10**18, "content": "<x>", "special": True}]}, "not a tokenizer"),
+        (
+            {"added_tokens": [{"id": 5000, "content": "x" * 10_000, "special": True}]},
+            "a token of 10,000 characters",
+        ),
+        ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 100}}, "has 100 steps"),
+        ({"pre_tokenizer": split("(")}, "not a tokenizer"),
+        ({"pre_tokenizer": 3}, "not a tokenizer"),
+    ],
+)
+def test_what_no_tokenizer_needs_is_refused(tmp_path: Path, parts: dict[str, object], says: str) -> None:
+    with pytest.raises(TokenizerError, match=says):
+        load_tokenizer(changed(tmp_path, **parts))
+
+
+def test_a_huge_id_in_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    whole = json.loads((TOY / "tokenizer.json").read_text(encoding="utf-8"))
+    whole["model"]["vocab"]["a"] = 2**31 - 2
+    with pytest.raises(TokenizerError, match="an id of"):
+        load_tokenizer(changed(tmp_path, model=whole["model"]))
+
+
+def test_a_part_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    text = (TOY / "tokenizer.json").read_text(encoding="utf-8").rstrip().removesuffix("}")
+    (tmp_path / "tokenizer.json").write_text(text + ', "added_tokens": []}', encoding="utf-8")
+    with pytest.raises(TokenizerError, match="`added_tokens` is there more than once"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pipe_or_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    changed(tmp_path)
+    for make in (os.mkfifo, os.mkdir):
+        (tmp_path / name).unlink(missing_ok=True)
+        make(tmp_path / name)
+        if make is os.mkfifo or name != "tokenizer_config.json":
+            with pytest.raises(TokenizerError, match=r"not a plain file|Is a directory"):
+                load_tokenizer(str(tmp_path))
+        (tmp_path / name).unlink() if make is os.mkfifo else (tmp_path / name).rmdir()
+
+
+def test_regexes_are_known_by_their_branches() -> None:
+    assert branches_of(r"a|[|)]|(b|c)|\||d") == ["a", "[|)]", "(b|c)", r"\|", "d"]
+    assert unknown_step({"pre_tokenizer": split(r"\p{N}{1,3}|\s+(?!\S)|\s+")}) is None
+    assert unknown_step({"pre_tokenizer": split(r"\s*[\r\n]+|\s+")}) is None
+    assert unknown_step({"pre_tokenizer": split(r"\s*[\r\n]+")}) is not None
+    assert unknown_step({"pre_tokenizer": split(r"\s+$")}) is not None
+    assert unknown_step({"normalizer": REPLACE}) is None
+    assert "8 times" not in str(unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 3}}))
+    assert unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 4}}) is not None
+
+
+# Templates
+
+
+def test_a_value_is_measured_as_it_would_be_written() -> None:
+    value: object = "ab"
+    for _ in range(60):
+        value = [value, value]
+    size, deep = written_size(value)
+    assert size > 2**60
+    assert deep == 60
+    assert written_size(["abc", {"k": "v"}])[1] == 2
+    cycle: list[object] = []
+    cycle.append(cycle)
+    assert written_size(cycle)[1] > DEEPEST
+
+
+def loop(step: str, end: str, times: int = 99) -> str:
+    """A template that sets a value again and again, then reads it."""
+    steps = "{% for i in range(" + str(times) + ") %}{% set n.s = " + step + " %}{% endfor %}"
+    return "{% set n = namespace(s='xx') %}" + steps + end
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        loop("[n.s, n.s]", "{{ n.s }}"),
+        loop("(n.s, n.s)", "{{ {n.s: 1} }}"),
+        loop("{'a': n.s, 'b': n.s}", "{{ n.s | tojson }}"),
+        loop("dict(a=n.s, b=n.s)", "{{ n.s == n.s | list }}"),
+        loop("[n.s, n.s] | tojson", "{{ n.s }}"),
+        loop("(n.s,)", "{{ {n.s: 1} }}", 5000),
+        "{% set n = namespace(s=1) %}{% macro f() %}{% set n.s = varargs %}{% endmacro %}"
+        "{% for i in range(99) %}{% set x = f(n.s, n.s) %}{% endfor %}{{ n.s }}",
+        "{{ strftime_now('%Y' * 999999) }}",
+        "{{ 'ab' * 1000000 }}",
+        "{{ ('<' * 999999) | e | e | e }}",
+    ],
+)
+def test_parts_that_are_shared_cannot_multiply(template: str) -> None:
+    began = time.thread_time()
+    with pytest.raises(RenderError):
+        render(template)
+    assert time.thread_time() - began < 2
+
+
+def test_what_a_template_is_given_may_be_large() -> None:
+    chat = [{"role": "user", "content": "word " * 400_000}] * 3
+    assert len(render("{% for m in [messages, messages][0] %}{{ m.content }}{% endfor %}", chat)) == 6_000_000
+
+
+def test_a_failure_keeps_no_value_of_the_template() -> None:
+    with pytest.raises(RenderError) as raised:
+        render("{% set x = 'a' * 999999 %}{{ raise_exception('no') }}", CHAT)
+    assert raised.value.__cause__ is None
+    assert raised.value.__context__ is None
+
+
+def test_a_source_of_megabytes_is_no_template() -> None:
+    with pytest.raises(SetupError, match="past the limit of 262,144"):
+        render("x" * 300_000)
