@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +22,7 @@ from tests.torture import proving
 from tests.torture.forms_tables import joined_parquet
 from tests.torture.proof import lost
 from tests.torture.proof_text import members
+from tito_audit.convert.compare import _same_entries
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -199,3 +201,17 @@ def test_nothing_is_lost_in_odd_forms(number: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         word, found = proving.attempt(7, number, Path(place))
     assert found == [], word
+
+
+# Conversions
+
+
+def test_columns_of_lists_are_compared_after_a_conversion() -> None:
+    pairs = np.empty(2, object)
+    pairs[:] = [np.array([1, 0]), np.array([2, 0])]
+    lists = np.empty(2, object)
+    lists[:] = [[1, 0], [2, 0]]
+    assert _same_entries(pairs, lists)
+    assert not _same_entries(pairs, lists[:1])
+    lists[1] = [2, 1]
+    assert not _same_entries(pairs, lists)

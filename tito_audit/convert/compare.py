@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,15 +110,19 @@ def same_messages(before: Sequence[Message], after: Sequence[Message]) -> bool:
 
 
 def _same_message(old: Message, new: Message) -> bool:
-    if old.wire == new.wire:
+    if old.wire is new.wire:
         return True
     keys = {*old.wire, *new.wire}
     return all(_text(old.wire.get(key)) == _text(new.wire.get(key)) for key in keys)
 
 
 def _text(value: Any) -> Any:
-    """A value with arrays as lists, as in JSON."""
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    """A value with arrays as lists at any depth, as in JSON."""
+    if isinstance(value, np.ndarray):
+        return _text(value.tolist()) if value.dtype.kind == "O" else value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _text(entry) for key, entry in value.items()}
+    return [_text(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _lost_columns(before: TrainingRow, after: TrainingRow) -> Iterator[str]:
@@ -144,10 +148,7 @@ def _same_entries(old: NDArray[Any], new: NDArray[Any]) -> bool:
 
 
 def _said(value: Any) -> Any:
-    """A value to compare: arrays as lists, NaN as None."""
-    if isinstance(value, np.ndarray | list):
-        return [_said(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    return None if isinstance(value, float) and value != value else value
+    return None if isinstance(value, float) and value != value else _text(value)
 
 
 def _lost_of_turn(old: Turn, new: Turn, messages: Sequence[Message]) -> Iterator[str]:
