@@ -456,7 +456,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the number to begin with")
     parser.add_argument("--jobs", type=int, default=1, help="workers")
-    parser.add_argument("--seconds", type=float, default=10, help="a run hangs if it takes longer; more on a busy machine")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="a run hangs if it takes longer; more on a busy machine"
+    )
     chosen = parser.parse_args()
     kinds: Counter[str] = Counter()
     codes: Counter[int] = Counter()
@@ -487,7 +489,9 @@ def main() -> int:
             one.result()
     exits = ", ".join(f"exit {code}: {many:,}" for code, many in sorted(codes.items()))
     print(f"{chosen.mutants:,} mutants of seed {chosen.seed} in {time.monotonic() - began:.0f} s; {exits}")
-    print(f"longest {slowest[0]:.1f} s of the processor ({slowest[1]}), most memory {largest[0] >> 20:,} MB ({largest[1]})")
+    print(
+        f"longest {slowest[0]:.1f} s of the processor ({slowest[1]}), most memory {largest[0] >> 20:,} MB ({largest[1]})"
+    )
     for kind, many in kinds.most_common():
         print(f"{many:7,}  {kind}")
     return int(bool(kinds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -206,6 +207,8 @@ def let_go(error: BaseException) -> None:
     while one is not None:
         clear_frames(one.__traceback__)
         one.__traceback__, one = None, one.__context__
+    if isinstance(error, LimitReached | TimeUp | MemoryError):
+        gc.collect()  # the frames that Jinja replaced
 
 
 @contextmanager
