@@ -85,7 +85,7 @@ class LargeParquetOutput(TableOutput):
             self._schema = self._edit.schema(self._file.schema_arrow)
             self._names = self._schema.names
             self._old = len(self._file.schema_arrow)
-            self._options = writer_options(self._source, self._file, self._edit.added)
+            self._options = writer_options(self._source, self._file, self._schema, self._edit.added)
             if self._options.pop("sorting_columns") is not None or not self._is_plain():
                 self._stack.close()
                 return False
