@@ -86,7 +86,7 @@ ODD_VALUES = (
     TypeError,
     ValueError,
 )
-"""What Python raises where code meets a value that it does not expect, too deep a nesting (RecursionError) included."""
+"""What Python raises where code meets a value that it does not expect; RecursionError is a RuntimeError."""
 
 
 def in_words(error: BaseException) -> str:
@@ -94,10 +94,7 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "its values are nested too deeply"
     said = str(error).partition("\n")[0][:200]
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in Path(frame.filename).parents
-    ]
-    where = (
-        f" in {Path(frames[-1].filename).relative_to(_PACKAGE).as_posix()} ({frames[-1].name})" if frames else ""
-    )
+    files = [(Path(frame.filename), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [(file.relative_to(_PACKAGE).as_posix(), name) for file, name in files if _PACKAGE in file.parents]
+    where = f" in {ours[-1][0]} ({ours[-1][1]})" if ours else ""
     return f"{type(error).__name__}{' ' if said else ''}{said}{where}"
