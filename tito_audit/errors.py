@@ -6,13 +6,14 @@
     ├── StorageError    a file that cannot be opened, or is not what it claims to be (exit 2)
     ├── RecordError     a row that fits no format, or whose values make no sense (REC001)
     ├── RenderError     a chat template that cannot render the messages (TPL211)
+    ├── PluginError     a rule, repair or report that fails: a bug of the tool, never of the log (exit 2)
     ├── ProviderError   a model or server that refuses a call, fails, or returns something else (exit 2)
     ├── ChoiceError     an API answer without logprobs or without ids; also a ValueError
     └── SpliceError     a prompt with no place for the sampled tokens; also a ValueError
 
-`SetupError` and `StorageError` end a run. `RecordError` and `RenderError` never do: they become findings.
-`SpliceError` and `ChoiceError` come only from functions that a program calls itself, and are for it to catch. A
-message says where, what, why it matters and what to do.
+`SetupError`, `StorageError` and `PluginError` end a run. `RecordError` and `RenderError` never do: they become
+findings. `SpliceError` and `ChoiceError` come only from functions that a program calls itself, and are for it to
+catch. A message says where, what, why it matters and what to do.
 
 To add one, subclass the branch with the same exit code and document it here.
 """
@@ -56,6 +57,10 @@ class RenderError(TitoAuditError):
     """A chat template that cannot render these messages; becomes finding TPL211."""
 
 
+class PluginError(TitoAuditError):
+    """A rule, repair or report that failed on a row: a bug, told with the row and how to go on."""
+
+
 class ChoiceError(TitoAuditError, ValueError):
     """An API response that cannot become a rollout: it has no logprobs, no tokens, or no ids for them."""
 
@@ -86,7 +91,7 @@ ODD_VALUES = (
     TypeError,
     ValueError,
 )
-"""What Python raises where code meets a value that it does not expect; RecursionError is a RuntimeError."""
+"""What Python raises where code meets a value that it does not expect, or too deep a nesting (RecursionError)."""
 
 
 def in_words(error: BaseException) -> str:

@@ -23,6 +23,7 @@ MEMORY = 1 << 30
 """A run that takes more than this over what the process held before fails."""
 _FRAME = re.compile(r'File "([^"]+)", line \d+,? in (.+)')
 _WARNING = re.compile(r"^(\S*?):\d+: (\w*Warning): (.*)", re.MULTILINE)
+_BUG = re.compile(r" failed: (\w+).* in (\S+) \((\w+)\)\.\nThis is a bug in tito-audit")
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN = ("text", "concise", "github", "markdown")
 _VALIDATED = 8
@@ -80,6 +81,9 @@ def _ended(attack: Attack, outcome: Outcome, errors: str) -> Iterator[Failure]:
         yield Failure("died", f"{attack.command} {name} {_first_of_ours(errors)}", errors[-2000:])
     if "Traceback (most recent call last)" in errors:
         yield Failure("traceback", _innermost(errors), errors[-4000:])
+    bug = _BUG.search(errors)
+    if bug:
+        yield Failure("bug", f"{bug.group(2)}:{bug.group(3)} {bug.group(1)}", errors[-2000:])
     for path, kind, text in _WARNING.findall(errors):
         short = "/".join(Path(path).parts[-2:])
         yield Failure("warning", f"{short} {kind} {re.sub('[0-9]+', 'N', text)[:60]}", errors[-2000:])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from tito_audit.cli._ends import complain, give_up_stdout, reader_gone
 from tito_audit.cli._inputs import files_of, key_of, read_as
 from tito_audit.cli._outs import is_stdout, is_url, opened
-from tito_audit.errors import SetupError, StorageError
+from tito_audit.errors import PluginError, SetupError, StorageError
 from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted
                 for _ in results:
                     pass
             elif len(wanted) == 1:
-                wanted[0].report.write(results, summary, outs[0], choices[0])
+                _write(wanted[0], results, summary, outs[0], choices[0])
             else:
                 _tee(results, summary, list(zip(wanted, outs, choices, strict=True)))
             sys.stdout.flush()
@@ -212,15 +212,37 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted
             out.flush()
 
 
+def _write(
+    wanted: Wanted, results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions
+) -> None:
+    """Write one report; PluginError if it fails, and whatever the results raise as it is."""
+    from tito_audit.run.guard import guarded
+
+    name = wanted.report.name
+    followed = results if isinstance(results, _Followed) else _Followed(results)
+    try:
+        with guarded(f"report `{name}`", None, "choose another report: `-f NAME` or `--report NAME=FILE`"):
+            wanted.report.write(followed, summary, out, options)
+    except PluginError:
+        if followed.error is not None:
+            raise followed.error from None
+        raise
+
+
 class _Followed:
-    """Results, and whether all of them were taken."""
+    """Results, and how they ended: all were taken, or with an error."""
 
     def __init__(self, results: Iterable[Result]) -> None:
         self._results = results
         self.complete = False
+        self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[Result]:
-        yield from self._results
+        try:
+            yield from self._results
+        except Exception as error:
+            self.error = error
+            raise
         self.complete = True
 
 
@@ -254,7 +276,7 @@ class _Branch:
 
     def _run(self, summary: Summary, wanted: Wanted, out: TextIO, options: ReportOptions) -> None:
         try:
-            wanted.report.write(self._pulled(), summary, out, options)
+            _write(wanted, self._pulled(), summary, out, options)
         except BaseException as error:
             self.error = error
 

@@ -297,7 +297,7 @@ def _is_filler(outside: NDArray[Any]) -> bool:
     """Whether all entries of untrained tokens are null or zero."""
     if outside.dtype.kind in "iufb":
         return bool(((outside == 0) | (outside != outside)).all())
-    return all(value is None or value != value for value in outside.tolist())
+    return all(value is None or (isinstance(value, float) and value != value) for value in outside.tolist())
 
 
 def _turn(

@@ -157,7 +157,7 @@ def _scattered_at_once(evidence: Evidence) -> bool:
     for turn in evidence.rollout.turns:
         if turn.completion_logprobs is not None:
             return _scattered(turn.completion_logprobs[:_FIRST])
-    if row is None or row.logprobs is None:
+    if row is None or row.logprobs is None or not len(row.logprobs):
         return True
     if evidence.row is not None and evidence.row.spans:
         first = evidence.row.spans[0]

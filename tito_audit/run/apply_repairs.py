@@ -19,6 +19,7 @@ from tito_audit.record.rollout import Rollout, TrainingRow, visible_part
 from tito_audit.repair import Proposal, Repair, Safety
 from tito_audit.rule import Rule
 from tito_audit.run.check import explain
+from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.settings.model import RepairChoices
 
 
@@ -200,14 +201,17 @@ def _of_item(before: AppliedRow, after: list[AppliedRow], item: int) -> tuple[Ap
 
 
 def _proposals(written: AppliedRow, repair: Repair, terms: RepairTerms, applied: Applied) -> dict[int, Proposal]:
-    """The proposals of the repair, by item of the rollout in its row."""
+    """The proposals of the repair, by item of the rollout in its row; PluginError if it fails."""
+    without = f"name the repairs to make, without this one: `--with NAME`, or {LEAVE_OUT}"
     proposals: dict[int, Proposal] = {}
     for one in written.audited:
         findings = tuple(f for f in one.result.findings if _acts_on(f, repair, terms))
         if not findings and not repair.chosen(terms.choices):
             continue
         try:
-            proposal = repair.mend(explain(one.evidence, terms.rules), findings, terms.choices)
+            with guarded(f"repair `{repair.name}`", one.rollout.place, without):
+                evidence = explain(one.evidence, terms.rules, terms.selected)
+                proposal = repair.mend(evidence, findings, terms.choices)
         except RecordError as error:
             applied.declined.setdefault(repair.name, str(error))
             continue

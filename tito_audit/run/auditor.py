@@ -30,6 +30,7 @@ from tito_audit.run.adopt import Adopted
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
 from tito_audit.run.fold import SINGLE
+from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.tokens.encoders import ReferenceEncoder
@@ -115,9 +116,15 @@ READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 
 
 def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
-    """The audit of one rollout; with `viewed`, also what a viewer shows of it."""
+    """The audit of one rollout; with `viewed`, also what a viewer shows of it. PluginError if any of it fails."""
+    with guarded("the audit", rollout.place, LEAVE_OUT):
+        return _audited(rollout, auditor, viewed)
+
+
+def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Result:
     renderer = auditor.renderer_for(rollout)
-    evidence = explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
+    evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers)
+    evidence = explain(evidence, auditor.rules, auditor.codes)
     findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs, SINGLE)
     findings = _in_their_rows(findings, rollout)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 
+from tito_audit.errors import PluginError
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.model import Difference, Evidence, Explained, Sound
 from tito_audit.evidence.needs import Needs, applies
@@ -14,15 +16,17 @@ from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, hit_of, missing
 from tito_audit.run.fold import Findings, Spot
+from tito_audit.run.guard import guarded
 from tito_audit.run.headlines import linked
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
 
 
-def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
+def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] | None = None) -> Evidence:
     """The evidence, with each difference explained by the rule of lowest precedence that has a reason for it.
 
-    All rules take part, selected or not, so deselecting a rule never changes the code of a difference.
+    All rules take part, selected or not, so deselecting a rule never changes the code of a difference, unless
+    the rule fails. PluginError if a rule fails that is selected (None: all are).
     """
     if not evidence.differences and not evidence.explained:
         return evidence  # nothing to explain, so its cache stays valid
@@ -34,7 +38,13 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
             explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
         for rule, reason_for in _owners(tuple(rules)):
-            reason = reason_for(difference, evidence)
+            try:
+                with _guarded(rule, evidence):
+                    reason = reason_for(difference, evidence)
+            except PluginError:
+                if selected is None or rule.code in selected:
+                    raise
+                continue
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.what))
                 break
@@ -48,13 +58,15 @@ def check(
     rules: Sequence[Rule],
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
+    ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """The findings of the selected codes, in code order, and the rules that had to be skipped.
 
     With `repairs`, each finding above a note names the first repair that fits it; `repairs` is called only if
-    there is such a finding.
+    there is such a finding. PluginError if a rule fails; one that is `ignored` is skipped instead.
     """
-    return check_explained(explain(evidence, rules), rules, selected, repairs)
+    explained = explain(evidence, rules, selected - ignored)
+    return check_explained(explained, rules, selected, repairs, ignored=ignored)
 
 
 def check_explained(
@@ -63,6 +75,7 @@ def check_explained(
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
     single: int | None = None,
+    ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """The same for evidence returned by `explain`.
 
@@ -79,7 +92,13 @@ def check_explained(
             skips.append(skip)
             continue
         if rule.check is not None:
-            found.take(rule.code, rule.severity, rule.check(evidence))
+            try:
+                with _guarded(rule, evidence):
+                    found.take(rule.code, rule.severity, rule.check(evidence))
+            except PluginError as error:
+                if rule.code not in ignored:
+                    raise
+                skips.append(Skip(rule.code, str(error)))
         for one in mine or () if rule.check is None else ():
             severity = min(rule.severity, one.difference.severity)
             if found.wants(rule.code, severity, Spot.of_difference(one)):
@@ -90,6 +109,10 @@ def check_explained(
     codes = {finding.code for finding in findings if finding.severity is not Severity.NOTE}
     offers = {code: _offers(code, repairs()) for code in codes}
     return tuple(_with_repair(one, evidence, offers) for one in findings), tuple(skips)
+
+
+def _guarded(rule: Rule, evidence: Evidence) -> AbstractContextManager[None]:
+    return guarded(f"rule {rule.code}", evidence.rollout.place, f"turn the rule off: `--ignore {rule.code}`")
 
 
 @lru_cache(maxsize=64)
@@ -141,7 +164,8 @@ def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequ
     """The finding with the name of the repair that fits it; a note gets none."""
     if finding.severity is Severity.NOTE:
         return finding
-    name = next((repair.name for repair in offers[finding.code] if repair.fits(evidence, finding)), None)
-    if name is None:
-        return finding
-    return replace(finding, repair=name)
+    for repair in offers[finding.code]:
+        with guarded(f"repair `{repair.name}`", finding.place, f"turn its rule off: `--ignore {finding.code}`"):
+            if repair.fits(evidence, finding):
+                return replace(finding, repair=repair.name)
+    return finding

@@ -26,6 +26,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.apply_repairs import Applied, AppliedRow, Audited, RepairTerms, apply_repairs
 from tito_audit.run.auditor import Auditor, counts_of, unreadable
 from tito_audit.run.check import check
+from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup, ReadRow
 from tito_audit.settings.model import RepairSettings, Settings
@@ -204,12 +205,14 @@ class RowRepair:
     ) -> list[Audited]:
         """The rollouts of a row with the findings of all rules."""
         audited = []
+        ignored = self.all_codes - self.codes
         for rollout in read.rollouts:
             again = of_run.of(rollout)
             renderer = auditor.renderer_for(rollout)
-            evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, log_reading, again)
-            findings, skips = check(evidence, self.rules, self.all_codes, all_repairs)
-            result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
+            with guarded("the audit", rollout.place, LEAVE_OUT):
+                evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, log_reading, again)
+                findings, skips = check(evidence, self.rules, self.all_codes, all_repairs, ignored)
+                result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
             audited.append(Audited(evidence, result))
         return audited
 

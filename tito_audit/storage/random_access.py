@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,7 +158,7 @@ def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_
     """The row of one line of an uncompressed file, with its text."""
     index, at = ticket
     file.seek(at)
-    data = file.readline(limit + 2)
+    data = file.readline(min(limit + 2, sys.maxsize))
     line = data.removesuffix(b"\n")
     if len(line) > limit:
         return too_long(index, len(line), limit)
