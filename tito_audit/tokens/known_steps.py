@@ -186,7 +186,8 @@ def _quick(pattern: Mapping[str, Any]) -> bool:
         return isinstance(pattern["String"], str) and bool(pattern["String"])
     if set(pattern) != {"Regex"} or not isinstance(pattern["Regex"], str):
         return False
-    branches = set(branches_of(pattern["Regex"]))
+    # Some files have the line breaks themselves where others have their escapes.
+    branches = set(branches_of(pattern["Regex"].replace("\r", r"\r").replace("\n", r"\n")))
     if branches & _LINES and r"\s+" not in branches:
         return False
     return branches <= _KNOWN_BRANCHES | _LINES
