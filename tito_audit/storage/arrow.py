@@ -11,6 +11,7 @@ from typing import Any
 from tito_audit.errors import StorageError
 from tito_audit.storage._arrow_checks import is_sound
 from tito_audit.storage._arrow_form import ArrowForm, form_of, lengths_of
+from tito_audit.storage._same_names import refuse_same_names
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
@@ -141,11 +142,11 @@ class ArrowFile:
 
 
 def open_arrow(path: Path) -> ArrowFile:
-    """The open file; StorageError if it cannot be opened."""
+    """The open file; StorageError if it cannot be opened, or if two of its columns have the same name."""
     if not path.is_file():
         raise StorageError(f"{path}: an Arrow file cannot be read from a pipe; save it to a file first.")
     try:
-        return ArrowFile(path)
+        file = ArrowFile(path)
     except Exception as error:
         if not _is_of_arrow(error):
             raise
@@ -153,6 +154,8 @@ def open_arrow(path: Path) -> ArrowFile:
             f"{path}: an Arrow file whose schema cannot be read ({first_line(error)}).\n"
             "The copy is incomplete, or the writer was stopped as soon as it began; write it again."
         ) from None
+    refuse_same_names(path, file.schema)
+    return file
 
 
 def rows_of_arrow(

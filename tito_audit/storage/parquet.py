@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
+from tito_audit.storage._same_names import refuse_same_names
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
@@ -69,7 +70,7 @@ def _one_row(file: Any, wanted: int, limit: int) -> Iterator[RawRow]:
 
 
 def open_parquet(path: Path, *, quick: bool = False) -> Any:
-    """The open file; StorageError if it cannot be opened.
+    """The open file; StorageError if it cannot be opened, or if two of its columns have the same name.
 
     With `quick`, large binary columns of a remote file, which no format looks into, are not fetched: each of their
     values is b"".
@@ -79,13 +80,17 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
 
     try:
         if isinstance(path, RemoteFile):
-            return _open_remote(path, quick)
-        return in_pieces(path, parquet.ParquetFile(path))
+            file = _open_remote(path, quick)
+        else:
+            file = in_pieces(path, parquet.ParquetFile(path))
+        schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{path}: a Parquet file whose footer cannot be read ({first_line(error)}).\n"
             "The copy is incomplete, or the writer was stopped before it closed the file; write it again."
         ) from None
+    refuse_same_names(path, schema)
+    return file
 
 
 def in_pieces(path: Path, file: Any, **options: Any) -> Any:
