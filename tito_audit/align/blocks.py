@@ -58,6 +58,10 @@ class Blocks:
 
     def differing(self) -> list[tuple[BlockKind, int, int, int, int]]:
         """(kind, recorded start, end, canonical start, end) of every block that is not SAME."""
+        return [(BlockKind(kind), r, r_end, c, c_end) for kind, r, r_end, c, c_end in self.columns().tolist()]
+
+    def columns(self) -> NDArray[np.int64]:
+        """`[D, 5]` the same as columns."""
         where = np.flatnonzero(self.kind != BlockKind.SAME)
         columns = (
             self.kind[where],
@@ -66,8 +70,7 @@ class Blocks:
             _starts(self.canonical_end, where),
             self.canonical_end[where],
         )
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [(BlockKind(kind), r, r_end, c, c_end) for kind, r, r_end, c, c_end in rows]
+        return np.column_stack(columns).astype(np.int64, copy=False)
 
     def matched(self) -> tuple[Offsets, Offsets]:
         """Positions of the tokens in SAME blocks, recorded and canonical, `[N]` each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
 from operator import or_
@@ -14,6 +15,7 @@ from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.known_differences import KnownDifferences
+from tito_audit.evidence.many import ManyDifferences
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.own_date import date_formats
@@ -75,8 +77,10 @@ def gather(
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
-    differences = _without_doubles([*chains.differences, *more])
-    if reference is not None:
+    differences: Sequence[Difference] = more
+    if chains.differences or answers or texts or not isinstance(more, ManyDifferences):
+        differences = _without_doubles([*chains.differences, *more])
+    if reference is not None and not isinstance(differences, ManyDifferences):
         known = KnownDifferences(differences)
         for answer in answers:
             known.add(reencoded_differences(rollout, answer, reference))
@@ -95,7 +99,7 @@ def gather(
         _present(rollout, reference, row, rendered, renderer),
         bos_id=tokenizer.bos_id if tokenizer else None,
         end_ids=reference.end_ids() if reference else frozenset(),
-        differences=tuple(differences),
+        differences=differences if isinstance(differences, ManyDifferences) else tuple(differences),
         links=chains.links,
         row=row,
         rendered=compared,
@@ -111,7 +115,7 @@ def gather(
 
 def _row(
     rollout: Rollout, chains: Chains, reference: Reference | None
-) -> tuple[RowView | None, list[Difference], str | None]:
+) -> tuple[RowView | None, Sequence[Difference], str | None]:
     """The training row compared with the best evidence in the log: calls, else messages, else itself."""
     if rollout.training_row is None:
         return None, [], None
@@ -132,7 +136,7 @@ def _row(
 
 def _padded(
     rollout: Rollout, row: TrainingRow, part: tuple[int, int], chains: Chains, reference: Reference | None
-) -> tuple[RowView | None, list[Difference], str | None]:
+) -> tuple[RowView | None, Sequence[Difference], str | None]:
     """The same for a row's tokens without padding, with positions in the whole row."""
     start, end = part
     cut = replace(
@@ -145,11 +149,17 @@ def _padded(
         hidden=None,
     )
     view, found, error = _row(replace(rollout, training_row=cut), chains, reference)
-    moved = [
-        replace(one, start=one.start + start, end=one.end + start) if one.where is Where.ROW else one
+    return None if view is None else _widened(view, start, len(row.token_ids) - end), _moved(found, start), error
+
+
+def _moved(found: Sequence[Difference], tokens: int) -> Sequence[Difference]:
+    """The differences with those of the row this many tokens later."""
+    if isinstance(found, ManyDifferences):
+        return found.further(tokens)
+    return [
+        replace(one, start=one.start + tokens, end=one.end + tokens) if one.where is Where.ROW else one
         for one in found
     ]
-    return None if view is None else _widened(view, start, len(row.token_ids) - end), moved, error
 
 
 def _widened(view: RowView, before: int, after: int) -> RowView:

@@ -179,8 +179,8 @@ class Evidence:
     end_ids: frozenset[int] = frozenset()
     """Ids that end a turn: the tokenizer's end tokens and the control tokens that the template closes
     a turn with."""
-    differences: tuple[Difference, ...] = ()
-    explained: tuple[Explained, ...] = ()
+    differences: Sequence[Difference] = ()
+    explained: Sequence[Explained] = ()
     links: tuple[Link, ...] = ()
     """One for every turn after the first whose prompt is known."""
     row: RowView | None = None

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import Blocks
+from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
+from tito_audit.evidence.many import MANY, ManyDifferences
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan, Sound
 from tito_audit.evidence.reference import Reference, pieces_of
@@ -25,7 +26,7 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 
-Found = tuple[RowView | None, list[Difference]]
+Found = tuple[RowView | None, Sequence[Difference]]
 
 
 def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> Found:
@@ -261,19 +262,24 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
     if np.array_equal(encoded, row.token_ids):
         return _view_by_roles(held, rollout, reference), []
     canonical = reference.pieces(encoded)
-    out = [
-        difference(
-            stretch,
-            Against.REENCODED,
-            Severity.NOTE,
-            "harmless if it was sampled this way, but would drift if the text were re-encoded",
-            regions=(),
-            turn=None,
-            where=Where.ROW,
+    return _view_by_roles(held, rollout, reference), _reencoded(held, canonical)
+
+
+def _reencoded(held: Pieces, canonical: Pieces) -> Sequence[Difference]:
+    """Where a row differs from its re-encoding."""
+
+    def made(stretch: Stretch) -> Difference:
+        harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
+        return difference(
+            stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW
         )
-        for stretch in stretches(held, canonical, align(held, canonical))
-    ]
-    return _view_by_roles(held, rollout, reference), out
+
+    blocks = align(held, canonical)
+    if int((blocks.kind != BlockKind.SAME).sum()) < MANY:
+        return [made(stretch) for stretch in stretches(held, canonical, blocks)]
+    some = slice(int((blocks.kind != BlockKind.SAME).argmax()) + 1)
+    shown = Blocks(blocks.recorded_end[some], blocks.canonical_end[some], blocks.kind[some])
+    return ManyDifferences.of(made(stretches(held, canonical, shown)[0]), held, canonical, blocks)
 
 
 def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:

@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 
-from tito_audit.errors import PluginError
+import numpy as np
+
 from tito_audit.evidence.judgement import JUDGEMENT
+from tito_audit.evidence.many import ManyDifferences, ManyExplained
 from tito_audit.evidence.model import Difference, Evidence, Explained, Sound
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import Finding, Severity, Skip
@@ -20,6 +22,7 @@ from tito_audit.run.guard import guarded
 from tito_audit.run.headlines import linked
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
+_Owners = tuple[tuple[Rule, _Explain], ...]
 
 
 def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] | None = None) -> Evidence:
@@ -30,27 +33,41 @@ def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] 
     """
     if not evidence.differences and not evidence.explained:
         return evidence  # nothing to explain, so its cache stays valid
-    explained = []
-    for difference in evidence.differences:
-        construction = difference.construction
-        # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
-        if construction is not None:
-            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
-            continue
-        for rule, reason_for in _owners(tuple(rules)):
-            try:
-                with _guarded(rule, evidence):
-                    reason = reason_for(difference, evidence)
-            except PluginError:
-                if selected is None or rule.code in selected:
-                    raise
-                continue
-            if reason is not None:
-                explained.append(Explained(difference, rule.code, reason.cause, reason.what))
-                break
+    owners = _owners(tuple(rules))
+    explained: Sequence[Explained] = tuple(
+        Explained(one, *reason)
+        for one in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
+        if (reason := _reason(one, evidence, owners)) is not None
+    )
+    if isinstance(evidence.differences, ManyDifferences):
+        explained = _explained(evidence.differences, evidence, owners)
     # The judgement of the row does not depend on why it differs.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
-    return replace(evidence, explained=tuple(explained), memo=memo)
+    return replace(evidence, explained=explained, memo=memo)
+
+
+def _reason(difference: Difference, evidence: Evidence, owners: _Owners) -> tuple[str, str, str] | None:
+    """The code that owns a difference, its cause and what it is; None if no rule has a reason."""
+    construction = difference.construction
+    # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
+    if construction is not None:
+        return construction.code, construction.cause, construction.what
+    for rule, reason_for in owners:
+        reason = reason_for(difference, evidence)
+        if reason is not None:
+            return rule.code, reason.cause, reason.what
+    return None
+
+
+def _explained(differences: ManyDifferences, evidence: Evidence, owners: _Owners) -> ManyExplained:
+    """Very many differences with their reasons, each reason held once."""
+    reasons: dict[tuple[str, str, str] | None, int] = {}
+    numbers = np.fromiter(
+        (reasons.setdefault(_reason(one, evidence, owners), len(reasons)) for one in differences),
+        np.int32,
+        len(differences),
+    )
+    return ManyExplained.of(differences, reasons, numbers)
 
 
 def check(
@@ -116,7 +133,7 @@ def _guarded(rule: Rule, evidence: Evidence) -> AbstractContextManager[None]:
 
 
 @lru_cache(maxsize=64)
-def _owners(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, _Explain], ...]:
+def _owners(rules: tuple[Rule, ...]) -> _Owners:
     """The rules that explain differences, by precedence, each with its function."""
     owners = [(rule, rule.explain) for rule in rules if rule.explain is not None]
     return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
@@ -146,8 +163,10 @@ def _asked(
     )
 
 
-def _owned(evidence: Evidence) -> dict[str, list[Explained]]:
+def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
     """The explained differences by the code of their rule."""
+    if isinstance(evidence.explained, ManyExplained):
+        return evidence.explained.by_code()
     owned: dict[str, list[Explained]] = {}
     for one in evidence.explained:
         owned.setdefault(one.code, []).append(one)

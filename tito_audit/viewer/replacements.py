@@ -19,6 +19,7 @@ from tito_audit.record.rollout import Rollout
 
 Key = tuple[Where, int | None]
 """A recorded sequence: its kind and its turn (None for the training row)."""
+_Place = tuple[Where, int | None, int, int, bytes]
 
 SEEN = "what was seen"
 """What a prompt that breaks its history is compared with: prompt and completion of the previous call."""
@@ -65,15 +66,20 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
     with other tokens than the calls generated with those.
     """
     found: dict[Key, list[Replaced]] = {}
-    codes = {id(one.difference): one.code for one in evidence.explained}
+    codes = {_place(one.difference): one.code for one in evidence.explained}
     for difference in evidence.differences:
         key = (difference.where, None if difference.where is Where.ROW else difference.turn)
-        found.setdefault(key, []).append(_of(difference, codes.get(id(difference), ""), evidence.rollout))
+        found.setdefault(key, []).append(_of(difference, codes.get(_place(difference), ""), evidence.rollout))
     for turn, one in _of_history(evidence, findings):
         found.setdefault((Where.PROMPT, turn), []).append(one)
     for one in _of_row(evidence, codes):
         found.setdefault((Where.ROW, None), []).append(one)
     return {key: _apart(several) for key, several in found.items()}
+
+
+def _place(one: Difference) -> _Place:
+    """What no two differences of a rollout share."""
+    return one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes()
 
 
 def same_as(evidence: Evidence, key: Key) -> str:
@@ -150,7 +156,7 @@ def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tup
             yield link.turn, Replaced(start, end, stretch.recorded.ids, finding.code, SEEN, finding.severity)
 
 
-def _of_row(evidence: Evidence, codes: Mapping[int, str]) -> Iterator[Replaced]:
+def _of_row(evidence: Evidence, codes: Mapping[_Place, str]) -> Iterator[Replaced]:
     """The tokens in the training row that replace what the calls sampled, if their position is certain."""
     row, known = evidence.rollout.training_row, evidence.row
     if row is None or known is None or not known.proven:
@@ -166,7 +172,7 @@ def _of_row(evidence: Evidence, codes: Mapping[int, str]) -> Iterator[Replaced]:
         start = _start_in_row(places[turn], difference, len(held))
         if start is None or not np.array_equal(row.token_ids[start : start + len(held)], held):
             continue
-        code, severity = codes.get(id(difference), ""), difference.severity
+        code, severity = codes.get(_place(difference), ""), difference.severity
         yield Replaced(start, start + len(held), difference.recorded.ids, code, SAMPLED, severity)
 
 
