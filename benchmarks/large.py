@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +185,18 @@ def command(name: str, log: Path, *options: str) -> Ran:
     """Scan or repair a log, and watch the memory of each process."""
     with tempfile.TemporaryDirectory(dir=log.parent) as folder:
         report = Path(folder) / "report.json"
-        words = [sys.executable, "-m", "tito_audit", name, str(log), "-t", str(TOY), "--quiet", "--fail-on", "never"]
+        words = [
+            sys.executable,
+            "-m",
+            "tito_audit",
+            name,
+            str(log),
+            "-t",
+            str(TOY),
+            "--quiet",
+            "--fail-on",
+            "never",
+        ]
         words += ["--report", f"json={report}", *options]
         started, before = time.perf_counter(), os.times()
         process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "TITO_AUDIT_CACHE": "off"})
@@ -246,4 +257,8 @@ def expected(small: Sequence[Counter[str]], copies: int) -> Counter[str]:
 
 def different(found: Counter[str], wanted: Counter[str]) -> list[str]:
     """Counts that are not as expected, in words."""
-    return [f"{name}: {found[name]}, not {wanted[name]}" for name in sorted({*found, *wanted}) if found[name] != wanted[name]]
+    return [
+        f"{name}: {found[name]}, not {wanted[name]}"
+        for name in sorted({*found, *wanted})
+        if found[name] != wanted[name]
+    ]

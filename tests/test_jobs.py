@@ -32,7 +32,7 @@ from tito_audit.storage.chunk import Reading
 from tito_audit.storage.chunks import chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
-from tito_audit.terminal.terminal import RunProgress, _shown, compute_first, with_progress
+from tito_audit.terminal.terminal import RunProgress, _counted, _paced, compute_first, with_progress
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 
@@ -659,9 +659,11 @@ def test_the_pace_leaves_out_what_went_before_the_first_rows(monkeypatch: pytest
     assert pace.rates(100.0) == (0.0, 0.0)
     pace(50, 3000, 9000)
     assert pace.rates(104.0) == (10.0, 500.0)
-    assert _shown(7, "rollouts", pace, 90.0, 104.0) == {
+    assert _paced(pace, 104.0) == {
         "completed": 3000,
         "total": 9000,
         "words": " 33% · 50 rows · 10 rows/s · 0.0 MB/s · 0:12 left",
     }
-    assert _shown(70, "rows", None, 90.0, 100.0) == {"completed": 70, "words": "70 rows · 7/s"}
+    assert _counted(70, "rows", 10.0) == "70 rows · 7/s"
+    pace.enter("scanning the result")
+    assert _paced(pace, 105.0) == {"completed": 0, "total": None, "words": "scanning the result · 0 rows"}

@@ -51,8 +51,9 @@ def repair(
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
     from tito_audit.run.executor import all_cores
+    from tito_audit.run.progress import REPAIRING
     from tito_audit.run.repair import repair_rollouts
-    from tito_audit.terminal.terminal import colors, page_width, with_progress
+    from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 
     if out is None and not dry_run and not diff:
         raise SetupError(
@@ -74,7 +75,8 @@ def repair(
 
         settings, how = scored(logs, settings, how, provider, silent=quiet)
     tally = Tally(Severity.bar(settings.fail_on), settings)
-    run = repair_rollouts(logs, target, settings, how, resume=place)
+    pace = RunProgress(phase=REPAIRING)
+    run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = worst if diff else 0
     run.before.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]
     page = ReportOptions(
@@ -82,7 +84,7 @@ def repair(
     )
     # Lines printed one by one and the progress line would overwrite each other.
     silent = quiet or (diff and sys.stdout.isatty())
-    with closing(with_progress(run, silent=silent, counted="rows")) as outcomes:
+    with closing(with_progress(run, silent=silent, counted="rows", pace=pace)) as outcomes:
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
             tally.add(outcome)
     say_resumed(run.resumed, len(run.before.files), place, silent=quiet)

@@ -28,6 +28,7 @@ from tito_audit.run.auditor import (
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.executor import Executor, InProcess, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
+from tito_audit.run.garbage import Garbage
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.reading_flags import joining_flags, reading_flags
 from tito_audit.run.rewriting import CODE as REWRITING
@@ -146,8 +147,10 @@ class RowFlow:
             summary.files.append(str(file))
             group = self.groups[str(file)]
             wanted = group.settings.row
-            log, before = group.open_quick(file), counted.left_out
+            log, before, at, garbage = group.open_quick(file), counted.left_out, 0, Garbage()
             for raw in group.rows(log):
+                garbage.passed(log.position - at)
+                at = log.position
                 if counted.full(group.settings.limit, summary):
                     return
                 counted.rows += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -178,6 +179,7 @@ class _AuditChunk:
         if reading.sample is not None:
             found.left_out.append(reading.sample.left_out)
             found.last = reading.sample.last
+        gc.collect(1)  # as Garbage does
         found.size, found.damage, found.encoders = reading.size, reading.damage, self.flow.encoders.here()
         return found
 

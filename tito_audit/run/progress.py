@@ -10,6 +10,17 @@ from tito_audit.summary import Sampled, Summary
 Progress = Callable[[int, int, int], None]
 """Called with the rows audited, the bytes read and the total bytes, over all logs."""
 
+REPAIRING, CHECKING = "repairing", "scanning the result"
+"""The phases of a repair."""
+
+
+def entered(progress: Progress | None, phase: str) -> Progress | None:
+    """The progress of a run's next phase, whose rows and bytes count from 0 again."""
+    enter: Callable[[str], None] | None = getattr(progress, "enter", None)
+    if enter is not None:
+        enter(phase)
+    return progress
+
 
 @dataclass(slots=True)
 class Counted:

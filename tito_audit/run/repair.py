@@ -21,7 +21,7 @@ from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
-from tito_audit.run.progress import Progress
+from tito_audit.run.progress import CHECKING, Progress, entered
 from tito_audit.run.repair_in_memory import InMemory, repaired_rows
 from tito_audit.run.repair_output import Writes, opened_quarantine, targets_of, write_row
 from tito_audit.run.repair_replay import (
@@ -231,7 +231,7 @@ class Repairs(ShownRepairs):
 
     def _scan_again(self, flow: RowFlow, journal: Journal | None) -> None:
         """Scan the written files for `after`."""
-        scan = Scan([target for _, target in self.written], every_row(self.settings))
+        scan = Scan([one for _, one in self.written], every_row(self.settings), entered(self.progress, CHECKING))
         scan.journal = journal
         scan.loader = flow.loader
         scan.standing_for = {target: log for log, target in self.written}

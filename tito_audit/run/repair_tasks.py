@@ -12,6 +12,7 @@ import numpy as np
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.run.encoders import Encoded
+from tito_audit.run.garbage import Garbage
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import bare
@@ -116,6 +117,7 @@ class RepairBatch:
     bare: bool
     """Whether rollouts of unchanged rows keep only their place and format."""
     _by_group: dict[str, RowRepair] = field(default_factory=dict)
+    _garbage: Garbage = field(default_factory=Garbage)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RepairBatch, (self.flow, self.repairs, self.writes, self.bare)
@@ -123,7 +125,10 @@ class RepairBatch:
     def __call__(self, task: Task) -> Repaired:
         """Every row of the task, repaired."""
         self.flow.check_seen(task.file)
-        rows = [self.row(task.file, raw, task.known, task.again.get(raw.index, {})) for raw in task.rows]
+        rows = []
+        for raw in task.rows:
+            rows.append(self.row(task.file, raw, task.known, task.again.get(raw.index, {})))
+            self._garbage.passed(_size(raw))
         return Repaired(rows, self.flow.encoders.here())
 
     def row(self, file: Path, raw: RawRow, known: Proven | None, again: Again) -> RepairedRow | None:
@@ -156,12 +161,16 @@ def _batches(rows: Any, size: int) -> Iterator[list[RawRow]]:
     held, bytes_ = [], 0
     for raw in rows:
         held.append(raw)
-        bytes_ += len(raw.text) if raw.text is not None else _weight(raw.value)
+        bytes_ += _size(raw)
         if bytes_ >= size:
             yield held
             held, bytes_ = [], 0
     if held:
         yield held
+
+
+def _size(raw: RawRow) -> int:
+    return len(raw.text) if raw.text is not None else _weight(raw.value)
 
 
 def _weight(value: Any) -> int:

@@ -26,6 +26,7 @@ _UNLIMITED = 1 << 62
 def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
     """The file in chunks of about `size` bytes."""
     remote = isinstance(log.path, RemoteFile)
+    held = _SmallGroups(log)
     with open_parquet(log.path, quick=log.quick) as file:
         total, read = max(file.metadata.num_rows, 1), 0
         for group in range(file.num_row_groups):
@@ -36,8 +37,11 @@ def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
 
             if about.total_byte_size <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
                 first, read = read, read + about.num_rows
-                yield _Group(log.path, log.max_row_bytes, done(read), group, first, log.quick, share=log.share)
+                held.add(group, first, about, done(read))
+                if held.bytes >= size or remote:
+                    yield from held.chunk()
                 continue
+            yield from held.chunk()
             try:
                 for batch in batches_of(file, group):
                     if log.share is None:
@@ -49,6 +53,33 @@ def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
             except Damaged as damage:
                 yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
                 return
+    yield from held.chunk()
+
+
+class _SmallGroups:
+    """Row groups that go into one chunk."""
+
+    def __init__(self, log: Log) -> None:
+        self.bytes = 0
+        self._log = log
+        self._first: tuple[int, int] | None = None
+        """The first row group, and its first row."""
+        self._next = self._done = 0
+
+    def add(self, group: int, first: int, about: Any, done: int) -> None:
+        """Add the next row group."""
+        self._first = self._first or (group, first)
+        self._next, self._done = group + 1, done
+        self.bytes += about.total_byte_size
+
+    def chunk(self) -> Iterator[Chunk]:
+        """All of them as a chunk, if there are any; starts the next one empty."""
+        log = self._log
+        if self._first is not None:
+            group, first = self._first
+            groups = range(group, self._next)
+            yield _Groups(log.path, log.max_row_bytes, self._done, groups, first, log.quick, share=log.share)
+        self.bytes, self._first = 0, None
 
 
 def chunks_of_arrow(log: Log, size: int) -> Iterator[Chunk]:
@@ -119,26 +150,27 @@ def _chunks_of_large_batch(log: Log, batch: Any, taken: Any, size: int, done: in
 
 
 @dataclass(slots=True)
-class _Group(Chunk):
-    """A row group of a Parquet file."""
+class _Groups(Chunk):
+    """Consecutive row groups of a Parquet file."""
 
-    group: int
+    groups: range
     first: int
-    """Its first row, counted in the file."""
+    """Their first row, counted in the file."""
     quick: bool
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """Its rows, batch by batch."""
+        """Their rows, batch by batch."""
         with open_parquet(self.path, quick=self.quick) as file:
-            if reading.sample is not None:
-                sample = reading.sample
-                yield from sampled_of_group(file, self.group, 0, self.first, self.limit, sample, threads=False)
-                reading.size = file.metadata.row_group(self.group).num_rows
-                return
-            for batch in batches_of(file, self.group, threads=False):
-                numbers = range(reading.size, reading.size + batch.num_rows)
-                yield from rows_of_batch(batch, numbers, self.limit)
-                reading.size += batch.num_rows
+            for group in self.groups:
+                if reading.sample is not None:
+                    at, sample = self.first + reading.size, reading.sample
+                    yield from sampled_of_group(file, group, reading.size, at, self.limit, sample, threads=False)
+                    reading.size += file.metadata.row_group(group).num_rows
+                    continue
+                for batch in batches_of(file, group, threads=False):
+                    numbers = range(reading.size, reading.size + batch.num_rows)
+                    yield from rows_of_batch(batch, numbers, self.limit)
+                    reading.size += batch.num_rows
 
 
 @dataclass(slots=True)

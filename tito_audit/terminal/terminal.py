@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -50,6 +50,10 @@ class RunProgress:
     """When the line of a first pass was drawn last."""
     draws: bool = False
     """Whether the line is drawn here, because there is no bar yet."""
+    phase: str = ""
+    """What the run is doing, in words; "" if it does one thing only."""
+    show: Callable[[], None] | None = None
+    """Draws the bar anew, once there is one."""
 
     def __call__(self, rows: int, done: int, total: int) -> None:
         """Record how far the run has come."""
@@ -59,6 +63,14 @@ class RunProgress:
             self.drawn = time.monotonic()
             sys.stderr.write(f"\r{rows:,} rows read, to join calls{_TO_END}")
             sys.stderr.flush()
+        elif self.show is not None and time.monotonic() - self.drawn > _EVERY:
+            self.drawn = time.monotonic()
+            self.show()
+
+    def enter(self, phase: str) -> None:
+        """Go on to another phase of the run, which reads other files from their start."""
+        self.phase, self.first = phase, None
+        self.rows = self.done = self.total = 0
 
     def begin(self) -> None:
         """Wipe the line of a first pass: the bar follows."""
@@ -112,10 +124,15 @@ def with_progress(
     )
     with bar as progress:
         task = progress.add_task("", total=None, words="")
+        if pace is not None:
+            pace.show = lambda: progress.update(task, **_paced(pace, time.monotonic()))
         for count, result in enumerate(chain(first, source), 1):
+            if pace is not None:
+                yield result
+                continue
             now = time.monotonic()
             if now - shown > _EVERY:
-                progress.update(task, **_shown(count, counted, pace, started, now))
+                progress.update(task, completed=count, words=_counted(count, counted, now - started))
                 shown = now
             yield result
 
@@ -129,16 +146,18 @@ def _columns(pace: RunProgress | None) -> list[ProgressColumn]:
     return [SpinnerColumn(), BarColumn(bar_width=24), words]
 
 
-def _shown(count: int, counted: str, pace: RunProgress | None, started: float, now: float) -> dict[str, Any]:
+def _counted(count: int, counted: str, seconds: float) -> str:
+    return f"{count:,} {counted} · {count / seconds:,.0f}/s"
+
+
+def _paced(pace: RunProgress, now: float) -> dict[str, Any]:
     """What the line says now, as fields of a rich task."""
-    if pace is None:
-        return {"completed": count, "words": f"{count:,} {counted} · {count / (now - started):,.0f}/s"}
     rows, data = pace.rates(now)
-    words = f"{pace.rows:,} rows"
+    words = f"{pace.phase} · {pace.rows:,} rows" if pace.phase else f"{pace.rows:,} rows"
     if data:
         words += f" · {rows:,.0f} rows/s · {data / 1e6:,.1f} MB/s"
     if not pace.total:
-        return {"words": words}
+        return {"completed": 0, "total": None, "words": words}
     if data:
         words += f" · {_clock((pace.total - pace.done) / data)} left"
     return {"completed": pace.done, "total": pace.total, "words": f"{pace.done / pace.total:4.0%} · {words}"}
