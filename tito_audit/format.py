@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from tito_audit.errors import ODD_VALUES, RecordError, TitoAuditError, in_words
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
@@ -21,7 +23,10 @@ SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sources]]
 @dataclass(frozen=True, slots=True)
 class Format:
     """One log format; each file of `formats/` defines one. Its functions are pure: storage has done the
-    reading."""
+    reading.
+
+    They are guarded: a row with values that they do not expect ends in RecordError, or does not match.
+    """
 
     name: str
     title: str
@@ -51,3 +56,37 @@ class Format:
     """The key that reliably names each call's conversation; "" if only the history shows it."""
     open_object: str = ""
     """The key of the object that takes arbitrary keys, if the row itself does not; "" if it does."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matches", partial(_matches, self.matches))
+        for name in ("read", "sources", "update"):
+            object.__setattr__(self, name, partial(_guarded, self, getattr(self, name)))
+
+
+def _matches(matches: Callable[[Row], bool], row: Row) -> bool:
+    try:
+        return matches(row)
+    except ODD_VALUES:
+        return False
+
+
+def _guarded(format: Format, work: Callable[..., Any], row: Row, rest: Any) -> Any:
+    """What a function of a format returns; RecordError with the reason if it fails in any way."""
+    try:
+        return work(row, rest)
+    except TitoAuditError:
+        raise
+    except ODD_VALUES as error:
+        raise RecordError(_reason(format, row, error)) from error
+
+
+def _reason(format: Format, row: Row, error: Exception) -> str:
+    if not format.matches(row):
+        what = f"it has no {error.args[0]!r}" if type(error) is KeyError else "its columns hold other values"
+        return f"it is not a row of {format.name}, which was asked for: {what}"
+    if isinstance(error, RecursionError):
+        return f"it cannot be read as {format.name}: {in_words(error)}"
+    return (
+        f"it cannot be read as {format.name}: a part of it is missing or holds something else than it should "
+        f"({in_words(error)})"
+    )

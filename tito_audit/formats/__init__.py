@@ -12,7 +12,6 @@ from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS,
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, SEGMENTS, STALE
 from tito_audit.formats._detection import Detection, Near, near_formats, told_by, wrapped_at
 from tito_audit.formats._facts import calls_unknown_tools
-from tito_audit.formats._guard import guarded
 from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_columns
 from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
 from tito_audit.formats._own_names import PARAMETER, in_snake_case, no_loss_mask_by_name, no_tokens_by_name
@@ -64,7 +63,7 @@ _SHAPES = 256
 def all_formats() -> tuple[Format, ...]:
     """Every format, in the order they are tried."""
     found = plugins(__name__, Format, lambda format: format.name)
-    return tuple(sorted(map(guarded, found), key=lambda format: (format.precedence, format.name)))
+    return tuple(sorted(found, key=lambda format: (format.precedence, format.name)))
 
 
 def pick_format(row: Row) -> Format:
