@@ -476,13 +476,6 @@ def test_row_groups_without_rows_are_kept_and_all_rows_may_be_left_out(tmp_path)
     assert pq.ParquetFile(none).schema_arrow.equals(table_of(path).schema, check_metadata=True)
 
 
-def test_of_columns_with_one_name_the_last_is_edited(tmp_path):
-    table = pa.table([pa.array([1, 2]), pa.array(["a", "b"]), pa.array([3, 4])], names=["n", "t", "n"])
-    path = store(tmp_path / "a.parquet", table)
-    after = pq.ParquetFile(rewritten(path, put(1, "n", value=9), added=())).read()
-    assert [column.to_pylist() for column in after.columns] == [[1, 2], ["a", "b"], [3, 9]]
-
-
 def test_rows_that_cannot_be_read_go_through_untouched(tmp_path):
     data = pa.array([b"fine", b"\xff\xfe", b"end"]).view(pa.string())
     path = store(tmp_path / "a.parquet", pa.table({"t": data, "n": [1, 2, 3]}))

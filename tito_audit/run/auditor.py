@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tito_audit.errors import SetupError
+from tito_audit.errors import ODD_VALUES, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
@@ -30,7 +30,7 @@ from tito_audit.run.adopt import Adopted
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
 from tito_audit.run.fold import SINGLE
-from tito_audit.run.guard import LEAVE_OUT, guarded
+from tito_audit.run.guard import LEAVE_OUT, failed
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.tokens.encoders import ReferenceEncoder
@@ -117,8 +117,12 @@ READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 
 def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
     """The audit of one rollout; with `viewed`, also what a viewer shows of it. PluginError if any of it fails."""
-    with guarded("the audit", rollout.place, LEAVE_OUT):
+    try:
         return _audited(rollout, auditor, viewed)
+    except TitoAuditError:
+        raise
+    except ODD_VALUES as error:
+        raise failed("the audit", rollout.place, LEAVE_OUT, error) from error
 
 
 def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Result:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
-
+from tito_audit.errors import ODD_VALUES, PluginError, in_words
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.many import ManyDifferences, ManyExplained
 from tito_audit.evidence.model import Difference, Evidence, Explained, Sound
@@ -18,7 +16,7 @@ from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, hit_of, missing
 from tito_audit.run.fold import Findings, Spot
-from tito_audit.run.guard import guarded
+from tito_audit.run.guard import failed, guarded
 from tito_audit.run.headlines import linked
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
@@ -33,14 +31,23 @@ def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] 
     """
     if not evidence.differences and not evidence.explained:
         return evidence  # nothing to explain, so its cache stays valid
-    owners = _owners(tuple(rules))
-    explained: Sequence[Explained] = tuple(
-        Explained(one, *reason)
-        for one in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
-        if (reason := _reason(one, evidence, owners)) is not None
-    )
-    if isinstance(evidence.differences, ManyDifferences):
-        explained = _explained(evidence.differences, evidence, owners)
+    explained = []
+    for difference in evidence.differences:
+        construction = difference.construction
+        # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
+        if construction is not None:
+            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
+            continue
+        for rule, reason_for in _owners(tuple(rules)):
+            try:
+                reason = reason_for(difference, evidence)
+            except ODD_VALUES as error:
+                if selected is None or rule.code in selected:
+                    raise _failed(rule, evidence, error) from error
+                continue
+            if reason is not None:
+                explained.append(Explained(difference, rule.code, reason.cause, reason.what))
+                break
     # The judgement of the row does not depend on why it differs.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=explained, memo=memo)
@@ -110,12 +117,11 @@ def check_explained(
             continue
         if rule.check is not None:
             try:
-                with _guarded(rule, evidence):
-                    found.take(rule.code, rule.severity, rule.check(evidence))
-            except PluginError as error:
+                found.take(rule.code, rule.severity, rule.check(evidence))
+            except ODD_VALUES as error:
                 if rule.code not in ignored:
-                    raise
-                skips.append(Skip(rule.code, str(error)))
+                    raise _failed(rule, evidence, error) from error
+                skips.append(Skip(rule.code, f"it failed: {in_words(error)}"))
         for one in mine or () if rule.check is None else ():
             severity = min(rule.severity, one.difference.severity)
             if found.wants(rule.code, severity, Spot.of_difference(one)):
@@ -128,8 +134,9 @@ def check_explained(
     return tuple(_with_repair(one, evidence, offers) for one in findings), tuple(skips)
 
 
-def _guarded(rule: Rule, evidence: Evidence) -> AbstractContextManager[None]:
-    return guarded(f"rule {rule.code}", evidence.rollout.place, f"turn the rule off: `--ignore {rule.code}`")
+def _failed(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:
+    place, code = evidence.rollout.place, rule.code
+    return failed(f"rule {code}", place, f"turn the rule off: `--ignore {code}`", error)
 
 
 @lru_cache(maxsize=64)

@@ -23,8 +23,13 @@ def guarded(what: str, place: Place | None, go_on: str) -> Iterator[None]:
     except TitoAuditError:
         raise
     except ODD_VALUES as error:
-        where = "" if place is None else f"{place}: "
-        raise PluginError(
-            f"{where}{what} failed: {in_words(error)}.\n"
-            f"This is a bug in tito-audit, not a fault of the log. To go on, {go_on}."
-        ) from error
+        raise failed(what, place, go_on, error) from error
+
+
+def failed(what: str, place: Place | None, go_on: str, error: Exception) -> PluginError:
+    """The error for a plugin that raised one by mistake; for loops in which a block for each costs too much."""
+    where = "" if place is None else f"{place}: "
+    return PluginError(
+        f"{where}{what} failed: {in_words(error)}.\n"
+        f"This is a bug in tito-audit, not a fault of the log. To go on, {go_on}."
+    )
