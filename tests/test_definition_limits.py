@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from tests.command import written
+from tests.command import run, written
 from tests.test_render import CHAT, render
-from tito_audit.cli import app
 from tito_audit.errors import RenderError, SetupError, TokenizerError
 from tito_audit.render.sizes import DEEPEST, written_size
+from tito_audit.render.template import compile_template
 from tito_audit.tokens.known_steps import branches_of, unknown_step
 from tito_audit.tokens.limited import is_limited
 from tito_audit.tokens.load import load_tokenizer
@@ -76,14 +75,25 @@ def test_what_takes_for_ever_is_one_line(tmp_path: Path, parts: dict[str, object
     assert "cannot encode a text of" in str(raised.value)
 
 
+def test_a_limit_is_not_waited_for_again(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(changed(tmp_path, pre_tokenizer=split(r"(a+)+$")))
+    for text in ("a" * 40 + "b", "Hello"):
+        with pytest.raises(TokenizerError, match="retry-limit"):
+            tokenizer.encode(text)
+    other = load_tokenizer(str(tmp_path))
+    assert len(other.encode("Hello"))
+
+
 def test_a_scan_with_such_a_tokenizer_ends_with_one_message(tmp_path: Path) -> None:
-    row = {"prompt": "a" * 40 + "b", "prompt_ids": [1, 2], "completion": "a" * 40 + "b", "completion_ids": [3, 4]}
+    chat = [{"role": "user", "content": "a" * 40 + "b"}, {"role": "assistant", "content": "aaaa"}]
+    row = {"messages": chat, "prompt_ids": [1, 2], "completion_ids": [3, 4]}
     log = written(tmp_path / "log.jsonl", [row])
     folder = changed(tmp_path, pre_tokenizer=split(r"(a+)+$"))
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
-    result = CliRunner().invoke(app, ["scan", str(log), "-t", folder, "--no-config"])
-    assert "Traceback" not in result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit | TokenizerError)
+    code, out, err = run("scan", str(log), "-t", folder, "--no-config")
+    assert code == 2, out + err
+    assert "cannot encode a text of" in err
+    assert "Traceback" not in out + err
 
 
 @pytest.mark.parametrize(
@@ -136,13 +146,14 @@ def test_regexes_are_known_by_their_branches() -> None:
     assert branches_of(r"a|[|)]|(b|c)|\||d") == ["a", "[|)]", "(b|c)", r"\|", "d"]
     assert unknown_step({"pre_tokenizer": split(r"\p{N}{1,3}|\s+(?!\S)|\s+")}) is None
     assert unknown_step({"pre_tokenizer": split(r"\s*[\r\n]+|\s+")}) is None
-    assert unknown_step({"pre_tokenizer": split("[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|\\s*[\r\n]+|\\s+")}) is None
+    assert unknown_step({"pre_tokenizer": split(" ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]|\\s+")}) is None
     assert unknown_step({"pre_tokenizer": split(r"\s*[\r\n]+")}) is not None
     assert unknown_step({"pre_tokenizer": split("\\s*[\r\n]+")}) is not None
     assert unknown_step({"pre_tokenizer": split(r"\s+$")}) is not None
     assert unknown_step({"normalizer": REPLACE}) is None
-    assert "8 times" not in str(unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 3}}))
-    assert unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 4}}) is not None
+    assert unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 3}}) is None
+    grown = unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 4}})
+    assert grown == "a normalizer that makes texts 16 times longer"
 
 
 # Templates
@@ -200,6 +211,54 @@ def test_a_failure_keeps_no_value_of_the_template() -> None:
         render("{% set x = 'a' * 999999 %}{{ raise_exception('no') }}", CHAT)
     assert raised.value.__cause__ is None
     assert raised.value.__context__ is None
+
+
+def test_a_template_that_passes_limits_again_and_again_is_given_up() -> None:
+    template = compile_template("{% set x = 'ab' * 999999999 %}{# again #}", "here", time_limit=3.0)
+    said = []
+    for _ in range(5):
+        with pytest.raises(RenderError) as raised:
+            template.run({"messages": CHAT})
+        said.append(str(raised.value))
+    assert ["past the limit" in one for one in said] == [True] * 3 + [False] * 2
+    assert "it is not run again" in said[-1]
+
+
+def test_large_conversations_that_pass_a_limit_do_not_give_the_template_up() -> None:
+    template = compile_template("{% if messages | length > 1 %}{{ messages[0] * 99999 }}{% endif %}ok", "here")
+    for _ in range(5):
+        with pytest.raises(RenderError, match="past the limit"):
+            template.run({"messages": ["x" * 200_000] * 2})
+    assert template.run({"messages": []}) == "ok"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("command", [["scan", "LOG", "-t", str(TOY)], ["template"], ["template", str(TOY)]])
+def test_a_template_that_is_no_plain_file_is_refused_at_once(tmp_path: Path, command: list[str]) -> None:
+    row = {"prompt": "a", "prompt_ids": [1], "completion": "b", "completion_ids": [2]}
+    log = written(tmp_path / "log.jsonl", [row])
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as huge:
+        huge.truncate(1 << 33)
+    for name, says in (("pipe", "not a plain file"), ("huge", "none may have more than")):
+        code, out, err = run(
+            *(log if word == "LOG" else word for word in command),
+            "--chat-template",
+            tmp_path / name,
+            "--no-config",
+        )
+        assert code == 2, out + err
+        assert says in err
+        assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="the system has no links")
+def test_links_to_tokenizers_and_templates_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").symlink_to(TOY)
+    (tmp_path / "file").write_text("{{ messages[0].content }}", encoding="utf-8")
+    (tmp_path / "template").symlink_to("file")
+    code, _, err = run("template", tmp_path / "tokenizer", "--chat-template", tmp_path / "template", "--no-config")
+    assert code in (0, 1), err
 
 
 def test_a_source_of_megabytes_is_no_template() -> None:

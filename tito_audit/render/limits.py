@@ -167,6 +167,8 @@ def _resident() -> int:
 _given_up: set[tuple[int, float]] = set()
 _wasted: dict[tuple[int, float], float] = {}
 _FREE = 0.05
+_FINE = 0.4
+"""What passing another limit costs, as a share of the time limit."""
 _CHARACTERS_A_SECOND = 100_000
 """A rendering may take this time, and more by what it is given; published templates take a hundredth of it."""
 
@@ -176,13 +178,16 @@ def charged(source: str, seconds: float, given: Any) -> Iterator[None]:
     """Give a template up once its renderings have together wasted the time limit of one.
 
     Otherwise a template that always stays a little below its limit would take hours for a log. The time is that
-    of the processor, so a busy machine does not count.
+    of the processor, so a busy machine does not count; passing a limit of size counts as time too.
     """
-    began = time.thread_time()
+    began, fine = time.thread_time(), 0.0
     try:
         yield
+    except (LimitReached, MemoryError):
+        fine = _FINE * seconds
+        raise
     finally:
-        taken = time.thread_time() - began - _FREE
+        taken = time.thread_time() - began - _FREE + fine
         if taken > 0 and (taken := taken - written_size(given)[0] / _CHARACTERS_A_SECOND) > 0:
             key = hash(source), seconds
             _wasted[key] = _wasted.get(key, 0.0) + taken

@@ -246,7 +246,7 @@ class _Reference:
 
     def _too_slow(self) -> str:
         if not self._timed_out:
-            return "chat template: too slow for what it is given; it is not run again"
+            return "chat template: too slow or too large for what it is given; it is not run again"
         return f"chat template: not finished after {self._time_limit:g} seconds; it is not run again"
 
 

@@ -33,6 +33,7 @@ from tito_audit.run.fold import SINGLE
 from tito_audit.run.guard import LEAVE_OUT, failed
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
+from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -335,7 +336,7 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
     if settings.chat_template:
         path = Path(settings.chat_template)
         try:
-            source = path.read_text(encoding="utf-8")
+            source = read_template(path)
         except (OSError, UnicodeDecodeError) as error:
             raise SetupError(
                 f"{path}: the chat template cannot be read ({error}).\n"

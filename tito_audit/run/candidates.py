@@ -14,6 +14,7 @@ from tito_audit.identify.ids_alone import id_sequences
 from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.fit import names_of_log
+from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.hub_cache import HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ def candidates_for(
 
 def _source(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_template(Path(file))
     except (OSError, ValueError) as error:
         raise SetupError(
             f"{file}: the chat template cannot be read ({error}).\n"

@@ -18,6 +18,7 @@ from tito_audit.run.first_rows import first_rows
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
 from tito_audit.templates import Probe
+from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.tokenizer import Tokenizer
 
 NO_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -53,7 +54,7 @@ def _of_file(settings: Settings) -> OpenedTemplate:
         )
     path = Path(settings.chat_template)
     try:
-        source = path.read_text(encoding="utf-8")
+        source = read_template(path)
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(
             f"{path}: the chat template cannot be read ({error}).\nPass the path of a Jinja file in UTF-8."
