@@ -28,7 +28,7 @@ from tito_audit.record.nesting import DEEPEST, TooDeep, is_too_deep, parsed_by_p
 from tito_audit.record.rollout import Place
 from tito_audit.storage.row import parse_row
 from tito_audit.storage.row_text import dump_row
-from tito_audit.storage.table_rows import named_twice, plain_decimal, plain_values, take_rows
+from tito_audit.storage.table_rows import plain_decimal, plain_values, take_rows
 
 FORMATS = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
 CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
@@ -235,42 +235,6 @@ def test_a_value_that_python_cannot_hold_is_a_finding_of_its_row(tmp_path: Path)
     messages = [one["message"] for one in json.loads(out_text)["findings"] if one["code"] == "REC001"]
     assert (code, err, len(messages)) == (1, "", 2)
     assert all("column 'when' holds a value of type sparse_union" in message for message in messages)
-
-
-@pytest.mark.parametrize(
-    ("schema", "twice"),
-    [
-        (pa.schema([("a", pa.int8()), ("b", pa.int8()), ("a", pa.int8())]), "a"),
-        (pa.schema([("a", pa.struct([("b", pa.int8()), ("b", pa.string())]))]), "a.b"),
-        (pa.schema([("a", pa.list_(pa.struct([("b", pa.int8()), ("b", pa.int8())])))]), "a.b"),
-        (pa.schema([("a", pa.map_(pa.string(), pa.struct([("c", pa.int8()), ("c", pa.int8())])))]), "a.value.c"),
-        (pa.schema([("a", pa.struct([("a", pa.int8())])), ("b", pa.map_(pa.string(), pa.string()))]), None),
-    ],
-)
-def test_a_name_that_two_columns_have_is_found_at_any_depth(schema: Any, twice: str | None) -> None:
-    assert named_twice(schema) == twice
-
-
-@pytest.mark.parametrize("name", ["log.parquet", "log.arrow"])
-def test_rows_of_a_table_with_two_columns_of_one_name_are_findings(tmp_path: Path, name: str) -> None:
-    columns = [*CLEAN.items(), ("loss_mask", [1, 1, 0, 0])]
-    table = pa.Table.from_arrays(
-        [pa.array([value] * 2) for _, value in columns], names=[key for key, _ in columns]
-    )
-    log = tmp_path / name
-    if log.suffix == ".parquet":
-        pq.write_table(table, log)
-    else:
-        with pa.ipc.new_stream(log, table.schema) as out:
-            out.write_table(table)
-    for more in ((), ("--sample", 0.99), ("--jobs", 2)):
-        code, text, err = command.run("scan", log, "--report", "json", *more)
-        report = json.loads(text)
-        assert (code, err) == (1, "")
-        assert {one["row"] for one in report["findings"]} <= {0, 1}
-        assert all("two of its columns are named 'loss_mask'" in one["message"] for one in report["findings"])
-    code, text, err = command.run("show", log, "--row", 0)
-    assert "named 'loss_mask'" in text + err
 
 
 # Values that JSON has no place for

@@ -50,11 +50,6 @@ def take_rows(batch: Any, taken: NDArray[np.int64]) -> Any:
 
 def rows_of_batch(batch: Any, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
     """The rows of one batch, with these numbers."""
-    twice = named_twice(batch.schema)
-    if twice is not None:
-        said = f"two of its columns are named {twice!r}, and a row can hold only one; rename or drop one of them"
-        yield from (RawRow(number, None, said) for number in numbers)
-        return
     if batch.nbytes <= limit:
         try:
             columns = [plain_values(column) for column in batch.columns]
@@ -68,26 +63,6 @@ def rows_of_batch(batch: Any, numbers: Sequence[int], limit: int) -> Iterator[Ra
             return
     for offset, number in enumerate(numbers):
         yield _single_row(batch.slice(offset, 1), number, limit)
-
-
-def named_twice(kind: Any) -> str | None:
-    """The first name that a schema or type gives to two fields of one object, with its path; None if none does."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.BaseExtensionType):
-        return named_twice(kind.storage_type)
-    # The two fields of a map are its keys and values, and a union's are never looked up by name.
-    many = isinstance(kind, pa.Schema) or pa.types.is_struct(kind)
-    fields = [kind.field(i) for i in range(len(kind.names) if isinstance(kind, pa.Schema) else kind.num_fields)]
-    seen: set[str] = set()
-    for field in fields:
-        if many and field.name in seen:
-            return str(field.name)
-        seen.add(field.name)
-        inner = named_twice(field.type)
-        if inner is not None:
-            return f"{field.name}.{inner}" if many else inner
-    return None
 
 
 def _single_row(batch: Any, index: int, limit: int) -> RawRow:
