@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -206,6 +207,8 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
         return times(kind, values)
     if is_number(kind):
         return numbers(kind, values, nan_is_null=False)
+    if pa.types.is_decimal(kind):
+        return pa.array([Decimal(repr(one) if isinstance(one, float) else one) for one in values], type=kind)
     return pa.array(values, type=kind)
 
 
