@@ -3,8 +3,8 @@
     python -m benchmarks.large --parquet 50000000000 --jsonl 20000000000 --scratch FOLDER
 
 A block of rows with planted faults is repeated with other digits in its texts and tokens, so that each row trains
-something else and all copies of a row have the same findings. Beside tokens and messages a row has an image, as rows
-of vision models do. The logs are removed when they are checked.
+something else and all copies of a row have the same findings. Beside tokens and messages a row has an image, as
+rows of vision models do. The logs are removed when they are checked.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def counts(summary: dict[str, Any]) -> Counter[str]:
 
 
 def expected(small: Sequence[Counter[str]], copies: int) -> Counter[str]:
-    """The counts of a log of so many copies, from those of logs of 1, 2 and 3 copies: a part of each is per log."""
+    """The counts of a log of so many copies, from those of 1, 2 and 3 copies: a part of each is per log."""
     one, two, three = small
     names = {*one, *two, *three}
     uneven = {name for name in names if three[name] - two[name] != two[name] - one[name]}

@@ -74,7 +74,7 @@ def test_one_column_changes_and_all_others_keep_their_bytes(tmp_path: Path, opti
     path = store(tmp_path / "a.parquet", rich_table(3), rows_per_group=4, **options)
     after = rewritten(path, put(6, "ids", value=[7, 8, 9]))
     table = assert_only_changed(path, after, {"ids"})
-    ids = [value for value in open_log(path)]
+    ids = list(open_log(path))
     assert [list(v) if v is not None else v for v in table["ids"].to_pylist()][6] == [7, 8, 9]
     assert len(ids) == len(table)
     for name in table.column_names:
@@ -132,12 +132,17 @@ def test_a_file_that_claims_an_order_or_old_times_is_left_to_the_plain_output(tm
 
 def test_a_value_that_does_not_fit_is_one_clear_error_and_closes_all_files(tmp_path: Path) -> None:
     path = store(tmp_path / "a.parquet", rich_table())
-    held = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    open_files = Path("/proc/self/fd")
+    held = len(list(open_files.iterdir())) if open_files.is_dir() else 0
     with (tmp_path / "out").open("wb") as out:
         output, log = parquet_output(path, out, ()), open_log(path)
-        with pytest.raises(StorageError, match="row 0, column 'ids': the repaired value does not fit"):
+
+        def all_replaced() -> None:
             for raw in log:
                 output.replace(raw, [{**raw.value, "ids": ["text"]}])
             output.finish(log)
+
+        with pytest.raises(StorageError, match="row 0, column 'ids': the repaired value does not fit"):
+            all_replaced()
         output.abandon()
-    assert not held or len(os.listdir("/proc/self/fd")) == held
+    assert not held or len(list(open_files.iterdir())) == held
