@@ -7,6 +7,7 @@
 # make bench-batch    time of an audit in a training loop, for each row of a batch; QUICK=1
 # make bench-ray      a scan on a Ray cluster of this machine against processes; QUICK=1
 # make bench-gateway  latency that the gateway adds, with 500 sessions and 200 requests in flight; QUICK=1
+# make bench-large    a 50 GB Parquet file and a 20 GB JSONL.gz, scanned and repaired: memory of each process; QUICK=1: 1 GB
 # make planted        scan logs with planted faults by both engines; TOKENS=200000000
 # make vllm           install a real vLLM server into .cache/vllm (2 GB) and run every test that needs one
 # make torture        attack every command with broken logs, kills and full disks; MUTANTS=, KILLS=, SEED=, JOBS=
@@ -28,7 +29,8 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test deep vllm bench bench-joining bench-batch bench-ray planted torture lint torch docs package sizes pictures
+.PHONY: audit demo test deep vllm bench bench-joining bench-batch bench-ray bench-large planted torture lint torch docs package sizes \
+	pictures
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, written by hand, with planted faults. The findings below are those faults:"
@@ -90,6 +92,10 @@ bench-joining: $(VENV)/.installed-bench
 
 bench-batch: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.batch $(if $(QUICK),--quick) $(BENCH)
+
+# Needs room for two copies of the larger log: BENCH="--scratch FOLDER"; BENCH="--help" lists all options.
+bench-large: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.large $(if $(QUICK),--quick) --page benchmarks/LARGE.md $(BENCH)
 
 # Starts clusters of one and two nodes on this machine.
 bench-ray: $(VENV)/.installed-dev $(VENV)/.installed-bench

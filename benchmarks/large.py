@@ -9,6 +9,7 @@ rows of vision models do. The logs are removed when they are checked.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import gzip
 import os
@@ -262,3 +263,91 @@ def different(found: Counter[str], wanted: Counter[str]) -> list[str]:
         for name in sorted({*found, *wanted})
         if found[name] != wanted[name]
     ]
+
+
+def missed(block: Block, copies: int, report: dict[str, Any]) -> int:
+    """How many planted faults have no finding in their row."""
+    found = {finding["row"] for finding in report["findings"]}
+    places = [at for at, fault in enumerate(block.faults) if fault]
+    return sum(copy * len(block.rows) + at not in found for copy in range(copies) for at in places)
+
+
+def differing(log: Path, repaired: Path, changed: Sequence[dict[str, Any]]) -> list[str]:
+    """Columns of the repaired table with a change that the report does not name, by pyarrow alone."""
+    from pyarrow import parquet
+
+    named: dict[str, set[int]] = {}
+    for kind in changed:
+        rows = {row for start, stop in kind["rows"] for row in range(start, stop)}
+        for column in kind["columns"]:
+            named.setdefault(column.split(".")[0].split("[")[0], set()).update(rows)
+    files = [parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) for path in (log, repaired)]
+    wrong = [] if len({file.num_row_groups for file in files}) == 1 else ["row groups"]
+    for name in files[0].schema_arrow.names:
+        row = 0
+        batches = [file.iter_batches(64, columns=[name], use_threads=False) for file in files]
+        for old, new in zip(*batches, strict=True):
+            apart = () if old.equals(new) else range(len(old))
+            if any(row + at not in named.get(name, ()) and old[name][at] != new[name][at] for at in apart):
+                wrong.append(name)
+                break
+            row += len(old)
+    return wrong
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the logs, scan and repair them, check the results, and print a page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.large", description=main.__doc__)
+    parser.add_argument("--parquet", type=int, default=50_000_000_000, help="bytes of the Parquet file")
+    parser.add_argument("--jsonl", type=int, default=20_000_000_000, help="bytes of the JSONL.gz file")
+    parser.add_argument("--quick", action="store_true", help="logs of 1 GB")
+    parser.add_argument("--scratch", type=Path, default=ROOT / "build", help="a folder with room for both copies")
+    parser.add_argument("--jobs", default="2")
+    parser.add_argument("--page", type=Path, help="write the page here")
+    asked = parser.parse_args(argv)
+    sizes = (1_000_000_000, 1_000_000_000) if asked.quick else (asked.parquet, asked.jsonl)
+    block, lines = Block(), [*_HEAD]
+    asked.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=asked.scratch) as folder:
+        for name, size in zip(("large.parquet", "large.jsonl.gz"), sizes, strict=True):
+            log, out = Path(folder) / name, Path(folder) / f"out-{name}"
+            if log.suffix == ".parquet":
+                copies = write_parquet(log, block, size, 340_000, size // 9)
+            else:
+                copies = write_gzip(log, block, size, 190_000)
+            scanned = command("scan", log, "-j", asked.jobs)
+            repaired = command("repair", log, "-o", str(out), "-j", asked.jobs)
+            lost = missed(block, copies, scanned.report)
+            same = counts(scanned.report["summary"]) == counts(repaired.report["before"])
+            wrong = differing(log, out, repaired.report["changed"]) if log.suffix == ".parquet" else []
+            planted = copies * sum(map(bool, block.faults))
+            right = f"{planted - lost:,} of {planted:,}" + ("" if same else ", and repair sees others")
+            lines += [_line(name, ran, right, wrong) for ran in (scanned, repaired)]
+            log.unlink()
+            out.unlink()
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if asked.page is not None:
+        asked.page.write_text(text)
+
+
+_HEAD = (
+    "# Very large logs",
+    "",
+    "`make bench-large` writes a Parquet file with one large row group and a JSONL file of many gzip members, scans",
+    "and repairs both, and compares the repaired Parquet file with the log by pyarrow alone. A row has an image",
+    "beside its tokens. Memory is the peak of the largest process (VmHWM).",
+    "",
+    "| log | run | GB | largest process | minutes | CPU minutes | planted faults found | changed unasked |",
+    "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+)
+
+
+def _line(name: str, ran: Ran, right: str, wrong: Sequence[str]) -> str:
+    peak, minutes, cpu = f"{max(ran.megabytes):,.0f} MB", f"{ran.seconds / 60:.1f}", f"{ran.cpu / 60:.1f}"
+    cells = (name, ran.name, f"{ran.bytes / 1e9:.1f}", peak, minutes, cpu, right, ", ".join(wrong) or "none")
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()

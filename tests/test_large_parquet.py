@@ -15,6 +15,7 @@ from tests.test_parquet_output import (
     form_of,
     put,
     rich_table,
+    same_values,
     store,
     table_of,
 )
@@ -36,7 +37,7 @@ def small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def rewritten(path: Path, change: Change, added: tuple[str, ...] = ()) -> Path:
     """The file with `change` made to every row, written beside it."""
-    target = path.with_name("out.parquet")
+    target = path.with_name(f"out-{path.name}")
     with target.open("wb") as out:
         output, log = parquet_output(path, out, added), open_log(path)
         assert isinstance(output, LargeParquetOutput)
@@ -44,6 +45,12 @@ def rewritten(path: Path, change: Change, added: tuple[str, ...] = ()) -> Path:
             output.replace(raw, change(raw.index, raw.value))
         output.finish(log)
     return target
+
+
+def open_files() -> int:
+    """How many files this process has open; 0 where the system does not say."""
+    places = Path("/proc/self/fd")
+    return sum(1 for _ in places.iterdir()) if places.is_dir() else 0
 
 
 def stored(path: Path, name: str) -> list[bytes]:
@@ -73,14 +80,11 @@ def test_one_column_changes_and_all_others_keep_their_bytes(tmp_path: Path, opti
     path = store(tmp_path / "a.parquet", rich_table(3), rows_per_group=4, **options)
     after = rewritten(path, put(6, "ids", value=[7, 8, 9]))
     table = assert_only_changed(path, after, {"ids"})
-    ids = list(open_log(path))
     assert [list(v) if v is not None else v for v in table["ids"].to_pylist()][6] == [7, 8, 9]
-    assert len(ids) == len(table)
     for name in table.column_names:
         old, new = stored(path, name), stored(after, name)
         assert (old == new) == (name != "ids"), name
         assert old[0] == new[0], "a row group without changes is copied"
-    assert [group[4:] for group in form_of(path)[:0]] == []
     codecs = [[(c[0], c[2]) for c in group] for group in form_of(path)[3]]
     assert [[(c[0], c[2]) for c in group] for group in form_of(after)[3]] == codecs
 
@@ -111,7 +115,7 @@ def test_rows_are_left_out_and_forked_as_without_large_row_groups(tmp_path: Path
         output.finish(log)
     plain = table_of(tmp_path / "plain.parquet")
     assert mine["place"].to_pylist() == plain["place"].to_pylist() == [0, 2, 50, *range(3, 15)]
-    assert all(str(mine[name].to_pylist()) == str(plain[name].to_pylist()) for name in plain.column_names)
+    assert all(same_values(mine[name], plain[name]) for name in plain.column_names)
     assert [group[0] for group in form_of(ours)[4]] == [8, 7]
 
 
@@ -131,17 +135,15 @@ def test_a_file_that_claims_an_order_or_old_times_is_left_to_the_plain_output(tm
 
 def test_a_value_that_does_not_fit_is_one_clear_error_and_closes_all_files(tmp_path: Path) -> None:
     path = store(tmp_path / "a.parquet", rich_table())
-    open_files = Path("/proc/self/fd")
-    held = len(list(open_files.iterdir())) if open_files.is_dir() else 0
+    held = open_files()
     with (tmp_path / "out").open("wb") as out:
         output, log = parquet_output(path, out, ()), open_log(path)
-
-        def all_replaced() -> None:
-            for raw in log:
-                output.replace(raw, [{**raw.value, "ids": ["text"]}])
+        for raw in log:
+            output.replace(raw, [{**raw.value, "ids": ["text"]}])
+        with pytest.raises(StorageError, match="row 0, column 'ids': the repaired value does not fit"):
             output.finish(log)
 
         with pytest.raises(StorageError, match="row 0, column 'ids': the repaired value does not fit"):
             all_replaced()
         output.abandon()
-    assert not held or len(list(open_files.iterdir())) == held
+    assert open_files() == held

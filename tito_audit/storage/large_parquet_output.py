@@ -26,10 +26,12 @@ from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Damaged
 
-LARGE = 256 << 20
+LARGE = 128 << 20
 """A file with a row group of this size, decoded, is written by LargeParquetOutput."""
 _PART = 128 << 20
 """How much of a changed column is encoded at once."""
+_NULLS = 1 << 20
+"""Rows of a new column that are made at once."""
 _ABOUT = 32 << 20
 """How much of the footer is kept in memory."""
 _NO_HEADER_SIZE = (b"parquet-mr version 1.0", b"parquet-mr version 1.1.", b"parquet-mr version 1.2.")
@@ -242,9 +244,8 @@ class LargeParquetOutput(TableOutput):
             for batch in column_batches(self._file, self._group, self._names[place]):
                 yield pa.Table.from_batches([batch])
             return
-        for start in range(0, rows, _PART >> 4):
-            size = min(rows - start, _PART >> 4)
-            yield pa.table([pa.nulls(size, pa.string())], schema=self._one(place))
+        for start in range(0, rows, _NULLS):
+            yield pa.table([pa.nulls(min(rows - start, _NULLS), pa.string())], schema=self._one(place))
 
     def _edited(self, table: Any, first: int, waiting: ChangedRows) -> Any:
         name = table.column_names[0]

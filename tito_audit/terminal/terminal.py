@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-_EVERY = 0.1
+_EVERY = 0.25
+"""Seconds between two drawings of the line."""
 _TO_END = "\x1b[K"
 """Erases the rest of a line."""
 _Item = TypeVar("_Item")
@@ -120,12 +121,17 @@ def with_progress(
         pace.begin()
     # Rich would redirect what is printed meanwhile to stderr, but a report belongs on stdout.
     bar = Progress(
-        *_columns(pace), console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
+        *_columns(pace),
+        console=Console(stderr=True),
+        auto_refresh=pace is None,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
     with bar as progress:
         task = progress.add_task("", total=None, words="")
         if pace is not None:
-            pace.show = lambda: progress.update(task, **_paced(pace, time.monotonic()))
+            pace.show = lambda: progress.update(task, refresh=True, **_paced(pace, time.monotonic()))
         for count, result in enumerate(chain(first, source), 1):
             if pace is not None:
                 yield result
