@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._same_names import refuse_same_names
+from tito_audit.storage._parquet_checks import check_chunks
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
@@ -80,10 +81,10 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
 
     try:
         if isinstance(path, RemoteFile):
-            file = _open_remote(path, quick)
-        else:
-            file = in_pieces(path, parquet.ParquetFile(path))
-        schema = file.schema_arrow
+            return _open_remote(path, quick)
+        file = parquet.ParquetFile(path)
+        check_chunks(file.metadata, path.stat().st_size)
+        return in_pieces(path, file)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{path}: a Parquet file whose footer cannot be read ({first_line(error)}).\n"
@@ -109,6 +110,7 @@ def _open_remote(path: RemoteFile, quick: bool) -> Any:
 
     source = path.open("rb", 0)
     file = parquet.ParquetFile(source, buffer_size=_PAGES, pre_buffer=False)
+    check_chunks(file.metadata, source.seek(0, os.SEEK_END))
     file.remote_source = source
     file.left_out = _large_binary(file) if quick else frozenset()
     return file
@@ -120,10 +122,13 @@ def _large_binary(file: Any) -> frozenset[str]:
 
     kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     found = set()
+    stored = {one.path: one.physical_type for one in map(file.schema.column, range(len(file.schema)))}
     for field in file.schema_arrow:
         if any(kind(field.type) for kind in kinds) and file.schema_arrow.names.count(field.name) == 1:
             chunks = [chunk for chunk in _chunks(file) if chunk.path_in_schema == field.name]
-            counted = [chunk.statistics.null_count if chunk.is_stats_set else None for chunk in chunks]
+            # Asking for statistics of another type than the column's would end the process.
+            told = all(one.is_stats_set and one.physical_type == stored[field.name] for one in chunks)
+            counted = [one.statistics.null_count for one in chunks] if told else [None]
             whole = not field.nullable or all(count == 0 for count in counted)
             if whole and sum(chunk.total_compressed_size for chunk in chunks) >= _LARGE:
                 found.add(field.name)
