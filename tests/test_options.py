@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.command import run
 from tito_audit.cli import _given as options
 from tito_audit.errors import SetupError
 from tito_audit.rule import selected
@@ -113,3 +114,9 @@ def test_a_code_of_extend_select_that_there_is_not_ends_the_run() -> None:
         options.settings_of(extend_select=["LPR,TOKK"])
     with pytest.raises(SetupError, match="No rule matches 'TOKK'"):
         list(scan_rollouts([], Settings(extend_select=("TOKK",))))
+
+
+@pytest.mark.parametrize("word", ["nan", "-NaN"])
+def test_a_number_that_is_none_is_refused_in_one_line(word: str) -> None:
+    refused = (2, "", "tito-audit: --template-seconds nan: it takes a number.\n")
+    assert run("scan", "log.jsonl", "--template-seconds", word) == refused

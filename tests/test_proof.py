@@ -41,6 +41,17 @@ def found(folder: Path, before: bytes, after: bytes, changed: Any = NAMED, suffi
 
 # Text
 
+
+def test_a_mask_may_be_spelled_otherwise_only_where_the_report_names_its_style(tmp_path: Path) -> None:
+    log, written = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
+    log.write_bytes(b'{"loss_mask": [0, 1], "weights": [0, 1]}\n')
+    written.write_bytes(b'{"loss_mask": [0.0, 1.0], "weights": [0.0, 1.0]}\n')
+    report = report_of(log, written, [{"columns": ["loss_mask", "weights"], "into": 1, "rows": [[0, 1]]}])
+    assert len(lost(log, written, report)) == 4
+    report["notes"] = [{"text": "loss_mask is written as float, not binary"}]
+    assert lost(log, written, report) == [f"row 0: weights: {n} is written as {n}.0" for n in (0, 1)]
+
+
 LINES = (
     b'{"id": "a", "ids": [1, 2], "n": 1.0}\n'
     b'{"id": "b\\u00e9\\/", "ids": [1, 2, 1e5], "x": 1, "x": 2, "calls": [{"mask": [0, 1], "lp": [-0.10]}]}\n'

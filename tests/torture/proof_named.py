@@ -45,6 +45,10 @@ class Named:
         """Whether any row names exactly this place."""
         return any(name in change.places for change in self.rows.values())
 
+    def respelled(self, place: str) -> bool:
+        """Whether the report says that the mask in this place is written in another style."""
+        return f"{place.rsplit('.', 1)[-1]} is written as " in self.notices
+
     @property
     def reshaped(self) -> bool:
         """Whether a row was left out or forked."""

@@ -192,7 +192,7 @@ def _compared(old: Cut, new: Cut, named: Named, kind: str) -> Iterator[str]:
                 if new.texts[place] != text:
                     yield f"row {number}: no repair names it, and it became {_around(text, new.texts[place])}"
             else:
-                yield from (f"row {number}: {said}" for said in _in_row(text, new.texts[place], change))
+                yield from (f"row {number}: {said}" for said in _in_row(text, new.texts[place], change, named))
         at += into
         clean = True
     if at != len(new.texts):
@@ -231,7 +231,7 @@ class Node:
     tail: str = ""
 
 
-def _in_row(old: bytes, new: bytes, change: Change) -> Iterator[str]:
+def _in_row(old: bytes, new: bytes, change: Change, named: Named) -> Iterator[str]:
     try:
         was = old.decode("utf-8")
         now = new.decode("utf-8")
@@ -248,7 +248,7 @@ def _in_row(old: bytes, new: bytes, change: Change) -> Iterator[str]:
     except (ValueError, IndexError, RecursionError) as error:
         yield f"it cannot be compared ({error!r})"
         return
-    yield from _Values(was, now, change).compared(*pair, "")
+    yield from _Values(was, now, change, named).compared(*pair, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +256,7 @@ class _Values:
     old: str
     new: str
     change: Change
+    named: Named
 
     def compared(self, old: Node, new: Node, place: str) -> Iterator[str]:
         was, now = self.old[old.start : old.end], self.new[new.start : new.end]
@@ -323,7 +324,7 @@ class _Values:
             for _, key, _, node in old.members:
                 if key in news:
                     yield from self.spelling(node, news[key], f"{place}.{key}")
-        elif old.kind == new.kind == "scalar" and _equal(was, now):
+        elif old.kind == new.kind == "scalar" and _equal(was, now) and not self.named.respelled(place):
             yield f"{place}: {was[:_SHOWN]} is written as {now[:_SHOWN]}"
 
 

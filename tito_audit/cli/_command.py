@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Optional
@@ -13,6 +14,7 @@ import typer
 
 from tito_audit.cli import _complete, _configured
 from tito_audit.cli._given import Given
+from tito_audit.errors import SetupError
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import options_of
 
@@ -60,7 +62,7 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
         min=option.least,
         parser=parser,
         autocompletion=getattr(_complete, option.completes) if option.completes else None,
-        callback=getattr(_configured, option.calls) if option.calls else None,
+        callback=_callback_of(option),
         is_eager=bool(option.calls),
         hidden=option.hidden,
         rich_help_panel=option.panel or None,
@@ -69,6 +71,20 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, flag]
     )
+
+
+def _callback_of(option: Option) -> Callable[..., Any] | None:
+    """What Typer calls with the parsed value."""
+    if option.calls:
+        called: Callable[..., Any] = getattr(_configured, option.calls)
+        return called
+    return _number if option.takes is float else None
+
+
+def _number(flag: typer.CallbackParam, given: float | None) -> float | None:
+    if given is not None and math.isnan(given):
+        raise SetupError(f"{flag.opts[0]} nan: it takes a number.")
+    return given
 
 
 def _type_of(option: Option) -> tuple[Any, Callable[[str], Any] | None]:

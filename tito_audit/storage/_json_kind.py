@@ -34,8 +34,8 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
     """The first `count` complete lines that are not blank; fewer if the file or the limit ends first."""
     size = min(_HEAD, limit)
     while True:
-        head = stream.peek(size)
-        at_end = len(head) < size
+        head = stream.peek(size + 1)
+        at_end = len(head) <= size
         lines = [line for line in (head if at_end else head[: head.rfind(b"\n") + 1]).split(b"\n") if line.strip()]
         if len(lines) >= count or at_end or size >= limit:
             return lines[:count]
