@@ -58,7 +58,7 @@ def test_what_has_to_be_given_stands_bare_in_the_usage() -> None:
 def test_bounds_are_words_and_a_switch_that_is_on_says_so() -> None:
     scan, repair = (" ".join(help_of(name, columns=200).split()) for name in ("scan", "repair"))
     assert "[default: one per core; at least 1]" in scan
-    assert "[default: 10.0; at least 0.01]" in scan
+    assert "[default: 3.0; at least 0.01]" in scan
     assert "the repair of each fixed finding. [default: on]" in repair
     assert "-q, --quiet / --no-quiet No progress line, and only the reports that you name." in repair
     assert "that you name. [" not in repair

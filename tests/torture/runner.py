@@ -165,10 +165,10 @@ class Room:
             )
             ended, code, peak = "exit", 0, 0
             while True:
-                done, status, used = os.wait4(process.pid, os.WNOHANG)
+                peak = max(peak, _peak(process.pid))
+                done, status = os.waitpid(process.pid, os.WNOHANG)
                 if done:
-                    code, peak = os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024
-                    process.returncode = code
+                    process.returncode = code = os.waitstatus_to_exitcode(status)
                     break
                 if time.monotonic() - started > limit:
                     ended = "hang"
@@ -204,6 +204,18 @@ def _in_time(process: subprocess.Popen[bytes], limit: float) -> bool:
             return False
         wait = limit / 10
     return True
+
+
+def _peak(number: int) -> int:
+    """The most memory in bytes that a process has had; 0 once it has ended.
+
+    `ru_maxrss` would count what the process that started it had.
+    """
+    try:
+        lines = Path(f"/proc/{number}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _processor(number: int) -> tuple[bool, float]:

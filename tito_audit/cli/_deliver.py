@@ -229,21 +229,23 @@ def _write(
         raise
 
 
-class _Followed:
+class _Followed(Iterator["Result"]):
     """Results, and how they ended: all were taken, or with an error."""
 
     def __init__(self, results: Iterable[Result]) -> None:
-        self._results = results
+        self._results = iter(results)
         self.complete = False
         self.error: Exception | None = None
 
-    def __iter__(self) -> Iterator[Result]:
+    def __next__(self) -> Result:
         try:
-            yield from self._results
+            return next(self._results)
+        except StopIteration:
+            self.complete = True
+            raise
         except Exception as error:
             self.error = error
             raise
-        self.complete = True
 
 
 class _Stopped(Exception):
