@@ -334,9 +334,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 _HEAD = (
     "# Very large logs",
     "",
-    "`make bench-large` writes a Parquet file with one large row group and a JSONL file of many gzip members, scans",
-    "and repairs both, and compares the repaired Parquet file with the log by pyarrow alone. A row has an image",
-    "beside its tokens. Memory is the peak of the largest process (VmHWM).",
+    "`make bench-large` writes a Parquet file with one large row group and a JSONL file of many gzip members,",
+    "scans and repairs both, and compares the repaired Parquet file with the log by pyarrow alone. A row has an",
+    "image beside its tokens. Memory is the peak of the largest process (VmHWM).",
     "",
     "| log | run | GB | largest process | minutes | CPU minutes | planted faults found | changed unasked |",
     "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",

@@ -91,7 +91,7 @@ ODD_VALUES = (
     TypeError,
     ValueError,
 )
-"""What Python raises where code meets a value that it does not expect, or too deep a nesting (RecursionError)."""
+"""What Python raises where code meets a value that it does not expect; RecursionError is a RuntimeError."""
 
 
 def in_words(error: BaseException) -> str:

@@ -148,7 +148,10 @@ def _same_entries(old: NDArray[Any], new: NDArray[Any]) -> bool:
 
 
 def _said(value: Any) -> Any:
-    return None if isinstance(value, float) and value != value else _text(value)
+    """A value to compare: arrays as lists, NaN as None."""
+    if isinstance(value, np.ndarray | list):
+        return [_said(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return None if isinstance(value, float) and value != value else value
 
 
 def _lost_of_turn(old: Turn, new: Turn, messages: Sequence[Message]) -> Iterator[str]:

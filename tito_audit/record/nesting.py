@@ -45,7 +45,7 @@ def parsed_json(text: bytes | str) -> Any:
 
 
 def parsed_by_python(text: str) -> Any:
-    """The value of JSON with what Python adds (NaN, Infinity, lone surrogates); ValueError if there is none."""
+    """The value of JSON and what Python adds to it (NaN, Infinity, lone surrogates); ValueError if it is not."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
 from tito_audit.errors import ODD_VALUES, PluginError, in_words
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.many import ManyDifferences, ManyExplained
@@ -31,46 +33,46 @@ def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] 
     """
     if not evidence.differences and not evidence.explained:
         return evidence  # nothing to explain, so its cache stays valid
-    explained = []
-    for difference in evidence.differences:
-        construction = difference.construction
-        # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
-        if construction is not None:
-            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
-            continue
-        for rule, reason_for in _owners(tuple(rules)):
-            try:
-                reason = reason_for(difference, evidence)
-            except ODD_VALUES as error:
-                if selected is None or rule.code in selected:
-                    raise _failed(rule, evidence, error) from error
-                continue
-            if reason is not None:
-                explained.append(Explained(difference, rule.code, reason.cause, reason.what))
-                break
+    owners = _owners(tuple(rules))
+    explained: Sequence[Explained] = tuple(
+        Explained(one, *reason)
+        for one in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
+        if (reason := _reason(one, evidence, owners, selected)) is not None
+    )
+    if isinstance(evidence.differences, ManyDifferences):
+        explained = _explained(evidence.differences, evidence, owners, selected)
     # The judgement of the row does not depend on why it differs.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=explained, memo=memo)
 
 
-def _reason(difference: Difference, evidence: Evidence, owners: _Owners) -> tuple[str, str, str] | None:
+def _reason(
+    difference: Difference, evidence: Evidence, owners: _Owners, selected: frozenset[str] | None
+) -> tuple[str, str, str] | None:
     """The code that owns a difference, its cause and what it is; None if no rule has a reason."""
     construction = difference.construction
     # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
     if construction is not None:
         return construction.code, construction.cause, construction.what
     for rule, reason_for in owners:
-        reason = reason_for(difference, evidence)
+        try:
+            reason = reason_for(difference, evidence)
+        except ODD_VALUES as error:
+            if selected is None or rule.code in selected:
+                raise _failed(rule, evidence, error) from error
+            continue
         if reason is not None:
             return rule.code, reason.cause, reason.what
     return None
 
 
-def _explained(differences: ManyDifferences, evidence: Evidence, owners: _Owners) -> ManyExplained:
+def _explained(
+    differences: ManyDifferences, evidence: Evidence, owners: _Owners, selected: frozenset[str] | None
+) -> ManyExplained:
     """Very many differences with their reasons, each reason held once."""
     reasons: dict[tuple[str, str, str] | None, int] = {}
     numbers = np.fromiter(
-        (reasons.setdefault(_reason(one, evidence, owners), len(reasons)) for one in differences),
+        (reasons.setdefault(_reason(one, evidence, owners, selected), len(reasons)) for one in differences),
         np.int32,
         len(differences),
     )

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage._parquet_checks import check_chunks
+from tito_audit.storage._same_names import refuse_same_names
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
@@ -81,10 +82,12 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
 
     try:
         if isinstance(path, RemoteFile):
-            return _open_remote(path, quick)
-        file = parquet.ParquetFile(path)
-        check_chunks(file.metadata, path.stat().st_size)
-        return in_pieces(path, file)
+            file = _open_remote(path, quick)
+        else:
+            file = parquet.ParquetFile(path)
+            check_chunks(file.metadata, path.stat().st_size)
+            file = in_pieces(path, file)
+        schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{path}: a Parquet file whose footer cannot be read ({first_line(error)}).\n"

@@ -60,7 +60,7 @@ def _holds_infinity(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_holds_infinity, value.values()))
     if isinstance(value, list | tuple) and value:
-        if isinstance(value[0], Mapping | list | tuple | np.ndarray):
-            return any(map(_holds_infinity, value))
-        return any(isinstance(entry, float) and entry in (np.inf, -np.inf) for entry in value)
+        if {*map(type, value)} <= _SIMPLE:
+            return np.inf in value or -np.inf in value
+        return any(map(_holds_infinity, value))
     return False
