@@ -49,7 +49,11 @@ class TableOutput(ABC):
             self.changed = True
             self._open()
         self._write_batches_before(raw.index)
-        self._rows[raw.index] = copies
+        self._take(raw.index, copies)
+
+    def _take(self, index: int, copies: Copies) -> None:
+        """Hold the changes of a row until its batch is written."""
+        self._rows[index] = copies
 
     def finish(self, log: Log) -> None:
         """Write the remaining batches; if no row changed, copy the source."""

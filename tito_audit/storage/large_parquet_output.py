@@ -10,8 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from tito_audit.format import Row
-from tito_audit.storage._arrow_edit import Change, changes_between
+from tito_audit.storage._arrow_edit import Change
 from tito_audit.storage._changed_rows import ChangedRows
 from tito_audit.storage._parquet_footer import MAGIC, Footer
 from tito_audit.storage._parquet_form import writer_options
@@ -23,7 +22,6 @@ from tito_audit.storage.log import Log
 from tito_audit.storage.parquet import column_batches, decoded_size, open_parquet, parquet_writer
 from tito_audit.storage.parquet_output import ParquetOutput
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Damaged
 
 LARGE = 128 << 20
@@ -110,18 +108,9 @@ class LargeParquetOutput(TableOutput):
         old = any(self._file.schema.column(at).physical_type == "INT96" for at in leaves)
         return not (odd or old or self._footer.made_by.startswith(_NO_HEADER_SIZE))
 
-    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows instead of one: none drops it, several are a fork."""
-        copies = [changes_between(raw.value, row) for row in rows]
-        if len(copies) == 1 and not copies[0]:
-            self.keep(raw)
-            return
-        if not self.changed:
-            self.changed = True
-            self._open()
-        self._write_batches_before(raw.index)
-        self._edit.check_names(self._names, {raw.index: copies})
-        self._waiting.add(raw.index, copies)
+    def _take(self, index: int, copies: Copies) -> None:
+        self._edit.check_names(self._names, {index: copies})
+        self._waiting.add(index, copies)
 
     def finish(self, log: Log) -> None:
         """Write the remaining row groups; if no row changed, copy the source."""
