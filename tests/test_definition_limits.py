@@ -18,6 +18,7 @@ from tito_audit.render.template import compile_template
 from tito_audit.tokens.known_steps import branches_of, unknown_step
 from tito_audit.tokens.limited import is_limited
 from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tries import states
 
 TOYS = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers"
 TOY = TOYS / "toy_bpe"
@@ -120,6 +121,48 @@ def test_a_huge_id_in_the_vocabulary_is_refused(tmp_path: Path) -> None:
     whole["model"]["vocab"]["a"] = 2**31 - 2
     with pytest.raises(TokenizerError, match="an id of"):
         load_tokenizer(changed(tmp_path, model=whole["model"]))
+
+
+def test_a_huge_id_is_refused_before_tokens_of_the_settings_get_the_ids_after_it(tmp_path: Path) -> None:
+    folder = changed(tmp_path, added_tokens=[{"id": 2**32 - 1, "content": "<x>", "special": True}])
+    settings = {"added_tokens_decoder": {"7": {"content": "<y>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(TokenizerError, match=r"not a tokenizer|an id of 4,294,967,295"):
+        load_tokenizer(folder)
+
+
+def different(count: int, length: int) -> list[str]:
+    """Texts that do not begin alike."""
+    return [f"{number:04}" + "x" * (length - 4) for number in range(count)]
+
+
+def test_tokens_that_would_take_gigabytes_of_memory_are_refused(tmp_path: Path) -> None:
+    added = [{"id": 5000 + i, "content": text, "special": True} for i, text in enumerate(different(100, 4000))]
+    with pytest.raises(TokenizerError, match=r"added tokens that have .* different beginnings"):
+        load_tokenizer(changed(tmp_path, added_tokens=added))
+    folder = changed(tmp_path)
+    decoder = {str(token["id"]): token for token in added}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": decoder}), encoding="utf-8"
+    )
+    with pytest.raises(TokenizerError, match=r"added tokens that have .* different beginnings"):
+        load_tokenizer(folder)
+    (tmp_path / "tokenizer_config.json").unlink()
+    pieces = [["a", -1.0], *([text, -1.0] for text in different(1000, 4000))]
+    for model in ({"type": "Unigram", "vocab": pieces, "unk_id": 0}, {"unk_id": 0, "vocab": pieces}):
+        with pytest.raises(TokenizerError, match="tokens of a Unigram model that have"):
+            load_tokenizer(changed(tmp_path, model=model))
+
+
+def test_beginnings_that_tokens_share_count_once() -> None:
+    assert states(["abc", "abd", "ab", "é"]) == 6
+    assert states([f"<|s_{i}|>" for i in range(1000)]) == 4 + 10 + 90 + 900 + 2 * 1000
+    assert states([]) == 0
+
+
+def test_long_tokens_of_unigram_run_in_a_process_of_their_own(tmp_path: Path) -> None:
+    model = {"type": "Unigram", "vocab": [["a", -1.0], ["a" * 200, -0.5]], "unk_id": 0}
+    assert is_limited(load_tokenizer(changed(tmp_path, model=model)).backend)
 
 
 def test_a_part_that_is_given_twice_is_refused(tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ from threading import Lock
 from typing import Any
 
 from tests.torture.attack import IN, Attack
-from tests.torture.judge import Failure
-from tests.torture.runner import Room
+from tests.torture.runner import Room, Trial
 from tests.torture.sources import ROOT
 
 __all__ = ["attack_of", "attacks", "drawn"]
@@ -70,7 +69,7 @@ def _folders() -> tuple[tuple[dict[str, bytes], bool], ...]:
 def drawn(dice: Random) -> tuple[dict[str, bytes], str]:
     """The files of a tokenizer folder, and what was done to them. `template.jinja` is to be given as a template."""
     ours = [files for files, own in _folders() if own]
-    files, made = _changed(dice, dict(dice.choice(ours)))
+    files, made, _ = _changed(dice, dict(dice.choice(ours)))
     return files, made
 
 
@@ -78,7 +77,7 @@ def attack_of(seed: int, number: int) -> Attack:
     """A run of the command with a hostile tokenizer or template."""
     dice = Random(f"definitions {seed}:{number}")
     files, ours = dice.choice(_folders())
-    files, made = _changed(dice, dict(files))
+    files, made, kinds = _changed(dice, dict(files))
     given = [f"{IN}/tokenizer"]
     template = ["--chat-template", f"{IN}/tokenizer/template.jinja"] if "template.jinja" in files else []
     log = f"{IN}/log.jsonl"
@@ -98,7 +97,7 @@ def attack_of(seed: int, number: int) -> Attack:
     held = {f"tokenizer/{name}": data for name, data in files.items()}
     held["log.jsonl"] = (_LOG % dice.choice(_TEXTS)).encode() * dice.choice((1, 2, 5))
     slow = 50.0 if "tokenizer.json" not in files else 0.0  # transformers takes seconds to start
-    return Attack((*words, "--no-config"), held, made, ours=ours, seconds=slow)
+    return Attack((*words, "--no-config"), held, made, ours=ours, seconds=slow, facts={"kinds": kinds})
 
 
 def attacks(seed: int, first: int = 0) -> Iterator[tuple[int, Attack]]:
@@ -108,16 +107,17 @@ def attacks(seed: int, first: int = 0) -> Iterator[tuple[int, Attack]]:
         first += 1
 
 
-def _changed(dice: Random, files: dict[str, bytes]) -> tuple[dict[str, bytes], str]:
-    """The files after one to three changes."""
-    made = []
+def _changed(dice: Random, files: dict[str, bytes]) -> tuple[dict[str, bytes], str, list[str]]:
+    """The files after one to three changes, what was done to them, and the kinds of these changes."""
+    made, kinds = [], []
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         change = dice.choice(_CHANGES)
         try:
             made.append(change(dice, files))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
             continue  # an earlier change left nothing to change
-    return files, ", ".join(made) or "nothing"
+        kinds.append(change.__name__.strip("_").replace("_", " "))
+    return files, ", ".join(made) or "nothing", kinds
 
 
 def _write(files: dict[str, bytes], name: str, value: Any) -> None:
@@ -456,52 +456,72 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the number to begin with")
     parser.add_argument("--jobs", type=int, default=1, help="workers")
+    parser.add_argument("--minutes", type=float, default=1e6, help="no attack begins after this time")
     parser.add_argument(
         "--seconds", type=float, default=10, help="a run hangs if it takes longer; more on a busy machine"
     )
     chosen = parser.parse_args()
-    kinds: Counter[str] = Counter()
-    codes: Counter[int] = Counter()
-    slowest, largest, lock = (0.0, -1), (0, -1), Lock()
+    told = _Told()
+    lock = Lock()
     numbers = iter(range(chosen.first, chosen.first + chosen.mutants))
     began = time.monotonic()
 
     def work(folder: Path) -> None:
-        nonlocal slowest, largest
         with Room(folder, seconds=chosen.seconds) as room:
             while True:
                 with lock:
                     number = next(numbers, None)
-                if number is None:
+                if number is None or time.monotonic() - began > 60 * chosen.minutes:
                     return
                 attack = attack_of(chosen.seed, number)
                 trial = room.attempt(attack)
                 with lock:
-                    codes[trial.outcome.code] += 1
-                    slowest = max(slowest, (trial.outcome.cpu, number))
-                    largest = max(largest, (trial.outcome.peak, number))
-                    for failure in trial.failures:
-                        kinds[str(failure)] += 1
-                        _say(number, attack, failure)
+                    told.add(number, attack, trial)
 
     with tempfile.TemporaryDirectory(prefix="torture.") as aside, ThreadPoolExecutor(chosen.jobs) as pool:
         for one in [pool.submit(work, Path(aside) / str(job)) for job in range(chosen.jobs)]:
             one.result()
-    exits = ", ".join(f"exit {code}: {many:,}" for code, many in sorted(codes.items()))
-    print(f"{chosen.mutants:,} mutants of seed {chosen.seed} in {time.monotonic() - began:.0f} s; {exits}")
-    print(
-        f"longest {slowest[0]:.1f} s of the processor ({slowest[1]}), most memory {largest[0] >> 20:,} MB ({largest[1]})"
-    )
-    for kind, many in kinds.most_common():
-        print(f"{many:7,}  {kind}")
-    return int(bool(kinds))
+    told.say(chosen.seed, time.monotonic() - began)
+    return int(bool(told.failed))
 
 
-def _say(number: int, attack: Attack, failure: Failure) -> None:
-    said = failure.said.strip().splitlines()
-    print(
-        f"{number}: {attack.command} {attack.made[:150]}: {failure} {said[-1][:200] if said else ''}", flush=True
-    )
+class _Told:
+    """What came of the attacks so far, counted."""
+
+    def __init__(self) -> None:
+        self.failed: Counter[str] = Counter()
+        self._exits: Counter[int] = Counter()
+        self._kinds: Counter[str] = Counter()
+        self._commands: Counter[str] = Counter()
+        self._slowest, self._largest, self._last = (0.0, -1), (0, -1), -1
+
+    def add(self, number: int, attack: Attack, trial: Trial) -> None:
+        """Count an attack; one that failed is printed."""
+        self._exits[trial.outcome.code] += 1
+        self._kinds.update(attack.facts["kinds"] or ["nothing"])
+        self._commands[attack.command] += 1
+        self._slowest = max(self._slowest, (trial.outcome.cpu, number))
+        self._largest = max(self._largest, (trial.outcome.peak, number))
+        self._last = max(self._last, number)
+        for failure in trial.failures:
+            self.failed[str(failure)] += 1
+            said = failure.said.strip().splitlines()
+            words = f"{attack.command} {attack.made[:150]}: {failure} {said[-1][:200] if said else ''}"
+            print(f"{number}: {words}", flush=True)
+
+    def say(self, seed: int, seconds: float) -> None:
+        """Print the counts."""
+        exits = ", ".join(f"exit {code}: {many:,}" for code, many in sorted(self._exits.items()))
+        print(f"{self._exits.total():,} mutants of seed {seed} up to {self._last} in {seconds:.0f} s; {exits}")
+        for counted in (self._commands, self._kinds):
+            print(", ".join(f"{kind} {many:,}" for kind, many in counted.most_common()))
+        longest, largest = self._slowest, self._largest
+        print(
+            f"longest {longest[0]:.1f} s of the processor ({longest[1]}), "
+            f"most memory {largest[0] >> 20:,} MB ({largest[1]})"
+        )
+        for kind, many in self.failed.most_common():
+            print(f"{many:7,}  {kind}")
 
 
 if __name__ == "__main__":

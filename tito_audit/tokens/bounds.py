@@ -19,6 +19,7 @@ import orjson
 
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.known_steps import unknown_step
+from tito_audit.tokens.tries import check_tries, long_piece
 
 DEFINITION_BYTES = 256 << 20
 """The largest `tokenizer.json`, or other vocabulary; that of gemma-3 has 33 MB."""
@@ -31,6 +32,7 @@ _WITHOUT_WAITING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_B
 _MODEL = b'"model"'
 _KEYS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 _TWICE = re.compile(rf'"(?:{"|".join(_KEYS)})"\s*:\s*(?:[{{\[]|null)'.encode())
+_LIST = re.compile(rb'"vocab"\s*:\s*\[')
 _ESCAPED = (b"\\u002", b"\\u005", b"\\u006", b"\\u007")
 """How letters are written by whoever hides a key."""
 
@@ -110,8 +112,9 @@ def check_definition(content: bytes, file: Path) -> str | None:
     for token in parts.get("added_tokens") or ():
         if isinstance(token, Mapping):
             check_token(token.get("content"), file)
+    check_tries(parts, file)
     try:
-        return unknown_step(parts)
+        return unknown_step(parts) or long_piece(parts)
     except ValueError as error:
         raise TokenizerError(f"{file}: {error}.\nNo sampler has such a tokenizer. Download it again.") from None
 
@@ -126,9 +129,9 @@ def check_token(text: object, file: Path) -> None:
 
 
 def _head(content: bytes) -> dict[str, Any] | None:
-    """Everything before the model; None if the model does not come last, or has odd texts."""
+    """Everything before the model; None if the model does not come last, is Unigram, or has odd texts."""
     start = content.find(_MODEL)
-    if start < 0 or _has_long_text(content, start):
+    if start < 0 or _has_long_text(content, start) or _has_list(content, start):
         return None
     if any(_among(content, key, start + len(_MODEL)) for key in _KEYS) or any(
         content.find(mark) >= 0 for mark in _ESCAPED
@@ -149,6 +152,16 @@ def _among(content: bytes, key: str, start: int) -> bool:
         if _TWICE.match(content, at):
             return True
         at = content.find(quoted, at + 1)
+    return False
+
+
+def _has_list(content: bytes, start: int) -> bool:
+    """Whether the vocabulary after a place is a list, as only that of Unigram is."""
+    at = content.find(b'"vocab"', start)
+    while at >= 0:
+        if _LIST.match(content, at):
+            return True
+        at = content.find(b'"vocab"', at + 1)
     return False
 
 

@@ -41,6 +41,7 @@ from tito_audit.tokens.limited import (
     probe,
 )
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.tries import check_added
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -223,8 +224,12 @@ def _tokenizer(
 def _check_ids(backend: tokenizers.Tokenizer, vocabulary: Vocabulary, path: Path) -> None:
     """TokenizerError for ids so high that tables of them would fill the memory."""
     count = backend.get_vocab_size(with_added_tokens=True)
-    if int(vocabulary.entries.known.sum()) >= count and not len(vocabulary.entries.far_ids):
-        return
+    if int(vocabulary.entries.known.sum()) < count or len(vocabulary.entries.far_ids):
+        _check_highest(backend, path)
+
+
+def _check_highest(backend: tokenizers.Tokenizer, path: Path) -> None:
+    count = backend.get_vocab_size(with_added_tokens=True)
     highest = max(backend.get_vocab(with_added_tokens=True).values())
     if highest > count * 2 + _SPARE_IDS:
         raise TokenizerError(
@@ -306,6 +311,8 @@ def _add_missing(
             token.special = True
         wanted[content] = token
     if wanted:
+        _check_highest(backend, file)  # above the highest number the library looks for a free id for ever
+        check_added((*present, *wanted), file)
         backend.add_tokens(list(wanted.values()))
 
 
