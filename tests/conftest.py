@@ -25,11 +25,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # until all tests are collected: next to nothing of what that makes is garbage
+
+
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: the garbage collector never looks at it again, and rarely at the rest."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

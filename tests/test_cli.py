@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.command import run, written
+from tests.ready import program
 from tito_audit.cli import _Commands, main
 from tito_audit.cli._deliver import Wanted, deliver
 from tito_audit.errors import SetupError
@@ -260,7 +261,7 @@ def test_reports_for_machines_load_neither_what_pages_are_set_with_nor_charts(lo
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     log = written(tmp_path / "long.jsonl", [BROKEN] * 2000)
-    command = [sys.executable, "-m", "tito_audit", "scan", str(log), "--report", "jsonl"]
+    command = [*program(), "scan", str(log), "--report", "jsonl"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stderr is not None

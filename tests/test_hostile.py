@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests import command
+from tests.ready import program
 from tests.tiers import examples, some
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def tito(*arguments: object) -> tuple[int, str, str]:
 def apart(*arguments: object, timeout: float = 180, **environment: str) -> tuple[int, str, str]:
     """The same of the command in a process of its own, for what could bring a process down or make it hang."""
     done = subprocess.run(
-        [sys.executable, "-m", "tito_audit", *map(str, arguments)],
+        [*program(), *map(str, arguments)],
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
@@ -343,7 +343,7 @@ def test_odd_column_names_of_a_parquet_file_are_mapped(tmp_path: Path) -> None:
 def test_a_reader_that_goes_away_ends_the_run_quietly(tmp_path: Path) -> None:
     log = rows(tmp_path / "log.jsonl", *[{**CLEAN, "logprobs": [0.0, 0.0, 0.5, 0.5]}] * 3000)
     run = subprocess.Popen(
-        [sys.executable, "-m", "tito_audit", "scan", str(log), "--report", "jsonl"],
+        [*program(), "scan", str(log), "--report", "jsonl"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
+from tests.ready import program
 from tests.tiers import examples, some
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.record.arrays import Ids
@@ -569,7 +570,7 @@ def test_a_scan_with_jobs_prints_what_it_prints_without(tmp_path: Path) -> None:
     short.write_bytes(LONG_ROW * 60)
     printed = {}
     for jobs in (1, 2):
-        words = [*command(short, "--report", "json", "--report", f"jsonl={tmp_path / 'out'}")]
+        words = [*program(), *command(short, "--report", "json", "--report", f"jsonl={tmp_path / 'out'}")[3:]]
         words[words.index("2")] = str(jobs)
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
         assert (done.returncode, done.stderr) == (1, "")

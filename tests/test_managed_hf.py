@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from tests.tiers import examples
 from tests.tiny_model import build_tiny_model
 from tests.toy import toy_tokenizer
 from tito_audit import as_group, managed_server
-
-pytest.importorskip("openai")
-pytest.importorskip("torch")
-
 from tito_audit.providers import open_provider
+
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("openai", "torch"))), reason="openai or torch is not installed"
+)
 
 THANKS = {"role": "user", "content": "Go on."}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ready import program
 from tests.test_gate import BROKEN, CLEAN, ROOT, run, written
 from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
@@ -26,7 +27,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def command(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, stdout and stderr apart."""
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [sys.executable, "-m", "tito_audit", *map(str, arguments)],
+        [*([sys.executable, "-m", "tito_audit"] if more else program()), *map(str, arguments)],
         capture_output=True,
         encoding="utf-8",
         check=False,

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.elsewhere import Elsewhere
+from tests.ready import program
 from tests.test_jobs import (
     BROKEN,
     CLEAN,
@@ -374,7 +375,12 @@ def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
     printed = []
     for jobs in (1, 2):
         out = tmp_path / f"{jobs}.jsonl"
-        words = [*command(log, jobs, "-o", str(out), "-t", TOKENIZER), "--report", f"json={tmp_path / 'page'}"]
+        words = [
+            *program(),
+            *command(log, jobs, "-o", str(out), "-t", TOKENIZER)[3:],
+            "--report",
+            f"json={tmp_path / 'page'}",
+        ]
         words += ["--diff", "--worst", "5"]
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
         page = json.loads((tmp_path / "page").read_text(encoding="utf-8"))

@@ -45,8 +45,8 @@ FAULTY = [path for path in FIXTURES if path.stem in {"generic", "nemo_gym", "atr
 KILLS = int(os.environ.get("TITO_AUDIT_KILLS", examples(1, 5)))
 SLOW = bool(os.environ.get("TITO_AUDIT_SLOW"))
 KINDS = (".jsonl", ".jsonl.gz", ".parquet")
-REPEATED = 7
-"""Copies of the example rows in a log, so that a run takes a second or two."""
+REPEATED = examples(4, 7)
+"""Copies of the example rows in a log, so that a run takes its time."""
 PAD = 80_000
 """Bytes that no compression makes smaller in each row, so that a run writes while it goes on."""
 
@@ -192,7 +192,7 @@ def undisturbed(suffix: str, folder: Path) -> Undisturbed:
     seconds = time.monotonic() - started
     assert (done.returncode, done.stderr) == (0, "")
     made = contents(folder)
-    assert len(made[f"out{suffix}"]) > 1_700_000
+    assert len(made[f"out{suffix}"]) > REPEATED * 240_000
     assert made["bad.jsonl"].count(b"\n") == 3 * REPEATED
     return Undisturbed(log, data, made[f"out{suffix}"], made["bad.jsonl"], seconds)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import run
+from tests.ready import program
 from tito_audit.errors import StorageError
 from tito_audit.storage import find_logs, open_log
 from tito_audit.storage.standard_input import standard_input
@@ -73,7 +74,7 @@ def test_every_command_that_reads_a_log_reads_a_pipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["pipe", "file"])
 def test_a_process_reads_its_own_standard_input_in_several_processes(how: str) -> None:
-    command = [sys.executable, "-m", "tito_audit", "scan", "-", "-t", str(TOY), "-f", "jsonl", "-j", "2"]
+    command = [*program(), "scan", "-", "-t", str(TOY), "-f", "jsonl", "-j", "2"]
     with LOG.open("rb") as file:
         given = {"stdin": file} if how == "file" else {"input": DATA}
         done = subprocess.run(command, capture_output=True, cwd=ROOT, **given)  # type: ignore[call-overload]
