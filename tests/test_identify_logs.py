@@ -93,11 +93,11 @@ def plain(tokenizer: str) -> Case:
     )
 
 
-@pytest.mark.parametrize("tokenizer", some(list(MODELS), 4))
+@pytest.mark.parametrize("tokenizer", some(list(MODELS), 2))
 def test_the_right_one_of_seven_tokenizers_is_named(tokenizer: str, tmp_path: Path) -> None:
     case = plain(tokenizer)
     log, prompts = log_with(case, tmp_path, 6)
-    others = [name for name in MODELS if name != tokenizer][: examples(2, 6)]
+    others = [name for name in MODELS if name != tokenizer][: examples(1, 6)]
     found = identified(log, [*others, tokenizer])
     best = found["explanations"][0]
     assert found["sure"], found["because"]
@@ -106,11 +106,11 @@ def test_the_right_one_of_seven_tokenizers_is_named(tokenizer: str, tmp_path: Pa
     assert any(says_the_case(one, case) for one in (best, *best["equal"]))
 
 
-@pytest.mark.parametrize("tokenizer", some(list(MODELS), 3))
+@pytest.mark.parametrize("tokenizer", some(list(MODELS)[1:], 2))
 def test_of_the_wrong_tokenizers_none_is_sure(tokenizer: str, tmp_path: Path) -> None:
     case = plain(tokenizer)
     log, prompts = log_with(case, tmp_path, 6)
-    others = [name for name in MODELS if name != tokenizer][: examples(2, 6)]
+    others = [name for name in MODELS if name != tokenizer][: examples(1, 6)]
     found = identified(log, others)
     # Qwen2.5 and Qwen3 share their merges, so that the one may write what the other wrote.
     assert not found["sure"] or writes_all(found["explanations"][0], prompts)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.test_sessions import TOY, Wire, apart, call, chat, contents, generic, jsonl, stored
 from tests.test_sessions import whole as whole
-from tests.tiers import crossed
+from tests.tiers import DEEP, crossed, some
 from tito_audit import RepairSettings, Settings, StorageError, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.cli import app
 from tito_audit.storage.random_access import RandomAccess
@@ -86,7 +86,7 @@ def contents_of(log: Path) -> list[Wire]:
     return contents(log)
 
 
-@pytest.mark.parametrize(("form", "hows"), crossed([generic, chat], HOWS), ids=named)
+@pytest.mark.parametrize(("form", "hows"), crossed([generic, chat], some(HOWS, 2)), ids=named)
 def test_a_conversation_in_several_files_is_found_as_in_one(
     form: Any, hows: Sequence[str], whole: list[Wire], tmp_path: Path
 ) -> None:
@@ -204,7 +204,9 @@ def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
     assert "Only the first 4,224 rows were read, because of --limit." in scan.summary.notices
 
 
-@pytest.mark.parametrize(("hows", "size", "jobs"), crossed(HOWS, [1, 5_000], [2, 2, 3, 3]), ids=named)
+@pytest.mark.parametrize(
+    ("hows", "size", "jobs"), crossed(some(HOWS, 2), [1, 5_000], [2, 2, 3, 3] if DEEP else [2, 3]), ids=named
+)
 def test_the_first_pass_finds_the_same_in_any_number_of_processes(
     hows: Sequence[str], size: int, jobs: int, whole: list[Wire], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ PLANTED = ("-t", TOY, "--select", "LPR504")
 TOLD = {"toy": PLANTED, "no-tokenizer": ("--select", "LPR504")}
 SEEDS = range(examples(2, 20))
 FORMS = (generic, chat, ids_only)
-MANY = 50
+MANY = examples(20, 50)
 
 Form = Callable[[Call], Wire]
 Group = frozenset[tuple[int, int]]

@@ -247,7 +247,7 @@ def test_columns_and_row_groups_that_nothing_reads_are_not_fetched(web: WebServe
     whole = (folder / "wide.parquet").stat().st_size
     assert whole > 20_000_000
     here = audited(folder / "wide.parquet")
-    for jobs in (1, 2):
+    for jobs in some((2, 1), 1):
         web.forget()
         assert audited(f"{web.url}/wide.parquet", "--jobs", jobs) == here
         assert web.sent() < 400_000
@@ -271,7 +271,7 @@ def test_one_row_of_a_large_row_group_fetches_pages_and_not_the_group(web: WebSe
 def test_every_byte_of_a_log_is_fetched_about_once(s3: S3Server, tmp_path: Path) -> None:
     data = lines(training_rows(300, size=1_500))
     assert len(data) > 4 << 20
-    for jobs in (1, 2):
+    for jobs in some((2, 1), 1):
         url = s3.put(f"once/log-{jobs}.jsonl", data)
         s3.forget()
         audited(url, "--jobs", jobs)

@@ -91,7 +91,7 @@ def repaired(
     return outcomes, [run.before, run.after, run.failing, places], files
 
 
-SEVERAL = some(((2, 1), (2, 1 << 20), (3, 900)), 2)
+SEVERAL = some(((3, 900), (2, 1), (2, 1 << 20)), 1)
 """Processes, and bytes of a batch."""
 
 
@@ -107,7 +107,7 @@ def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
 def test_files_and_words_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="out.jsonl", tokenizer=TOKENIZER)
     assert expected[0]
-    for jobs, batch in ((2, 997), (3, 20_011)):
+    for jobs, batch in some(((2, 997), (3, 20_011)), 1):
         several = repaired(log, tmp_path / f"{jobs}", jobs, batch, out="out.jsonl", tokenizer=TOKENIZER)
         assert several == expected
     dry = repaired(log, tmp_path / "dry", dry=True, tokenizer=TOKENIZER)

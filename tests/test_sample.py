@@ -119,7 +119,7 @@ def one_by_one(path: Path, share: float, limit: int = 1 << 20) -> tuple[list[Raw
 def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too(
     tmp_path: Path, kind: str
 ) -> None:
-    count = examples(500, 2000)
+    count = examples(300, 2000)
     path = stored(tmp_path, kind, [rollout(n) for n in range(count)])
     before: set[int] = set()
     for share in some(SHARES, 3):

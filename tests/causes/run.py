@@ -45,7 +45,7 @@ def written(name: str, form: str, talks: Sequence[Talk]) -> list[tuple[Fault, Ta
             found = made(one, own, talk)
             if found is not None:
                 rows.append((one, talk, found.calls(seed) if form == "calls" else found.row(seed)))
-        out += some(rows, 3)
+        out += some(rows, 2)
     return out
 
 
