@@ -387,7 +387,7 @@ def test_the_policy_stops_a_script_that_got_in_all_the_same(browser: driver.Brow
 
 
 def test_a_hundred_thousand_findings_stay_usable(browser: driver.Browser, tmp_path: Path) -> None:
-    number = examples(20_000, 100_000)
+    number = examples(8_000, 100_000)
     page = made.page(tmp_path / "page.html", made.many(number))
     assert page.stat().st_size < 160 * number
     browser.look()

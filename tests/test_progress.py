@@ -21,7 +21,7 @@ ROWS = (TOY.parents[1] / "formats" / "generic.jsonl").read_bytes()
 @pytest.fixture(params=["a.jsonl", "a.jsonl.gz"] if DEEP else ["a.jsonl.gz"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A log that takes a moment."""
-    path, data = tmp_path / request.param, ROWS * (200 if DEEP else 20)
+    path, data = tmp_path / request.param, ROWS * (200 if DEEP else 8)
     path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
     return path
 

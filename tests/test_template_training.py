@@ -33,7 +33,7 @@ from tests.template_oracle.facts import (
     written,
 )
 from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
-from tests.tiers import DEEP
+from tests.tiers import DEEP, some
 from tito_audit.templates.training.edits import Kind, apply_edits, plain_newlines, possible_edits
 from tito_audit.templates.training.source import conditions, read_tags
 
@@ -287,7 +287,7 @@ def test_variants_of_real_tokenizers_keep_history(tmp_path: Path, folder: Path) 
     assert code == 0, printed
     template = of_tokenizer(folder)
     variant = Template(out.read_text(encoding="utf-8"), template.tokens)
-    for arguments in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+    for arguments in some(({}, {"enable_thinking": True}, {"enable_thinking": False}), 2):
         check(template.source, variant.source, template.tokens, **arguments)
     assert not [name for name, one in steps(variant).items() if one.outcome == "rewritten"]
     if writes_reasoning(template):
