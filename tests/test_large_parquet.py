@@ -21,6 +21,9 @@ from tests.test_parquet_output import (
 )
 from tito_audit.errors import StorageError
 from tito_audit.storage import large_parquet_output, open_log
+from tito_audit.storage._parquet_footer import Footer
+from tito_audit.storage._parquet_pages import BOUNDS, OFFSETS, read_index
+from tito_audit.storage._thrift import Reader
 from tito_audit.storage.large_parquet_output import LargeParquetOutput, parquet_output
 from tito_audit.storage.parquet_output import ParquetOutput
 
@@ -37,6 +40,11 @@ def small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def rewritten(path: Path, change: Change, added: tuple[str, ...] = ()) -> Path:
     """The file with `change` made to every row, written beside it."""
+    return with_notices(path, change, added)[0]
+
+
+def with_notices(path: Path, change: Change, added: tuple[str, ...] = ()) -> tuple[Path, list[str]]:
+    """The rewritten file, and what of its form was not kept."""
     target = path.with_name(f"out-{path.name}")
     with target.open("wb") as out:
         output, log = parquet_output(path, out, added), open_log(path)
@@ -44,7 +52,30 @@ def rewritten(path: Path, change: Change, added: tuple[str, ...] = ()) -> Path:
         for raw in log:
             output.replace(raw, change(raw.index, raw.value))
         output.finish(log)
+    return target, list(output.not_kept)
+
+
+def written_at_once(path: Path, change: Change) -> Path:
+    """The file as it is written if no row group counts as large."""
+    target = path.with_name(f"plain-{path.name}")
+    with target.open("wb") as out:
+        output, log = ParquetOutput(path, out, ()), open_log(path)
+        for raw in log:
+            output.replace(raw, change(raw.index, raw.value))
+        output.finish(log)
     return target
+
+
+def statistics(path: Path) -> list[Any]:
+    """The statistics of every column chunk."""
+    meta = pq.ParquetFile(path).metadata
+    groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+    chunks = [group.column(at) for group in groups for at in range(group.num_columns)]
+    held = [(one.path_in_schema, one.num_values, one.statistics) for one in chunks]
+    return [
+        (name, values, one and (one.null_count, one.has_min_max, one.min_raw, one.max_raw))
+        for name, values, one in held
+    ]
 
 
 def open_files() -> int:
@@ -107,16 +138,57 @@ def test_rows_are_left_out_and_forked_as_without_large_row_groups(tmp_path: Path
         return {1: [], 2: [row, {**row, "place": 50}], 15: []}.get(index, [row])
 
     ours = rewritten(path, change)
-    mine = table_of(ours)
-    with (tmp_path / "plain.parquet").open("wb") as out:
-        output, log = ParquetOutput(path, out, ()), open_log(path)
-        for raw in log:
-            output.replace(raw, change(raw.index, raw.value))
-        output.finish(log)
-    plain = table_of(tmp_path / "plain.parquet")
+    mine, plain = table_of(ours), table_of(written_at_once(path, change))
     assert mine["place"].to_pylist() == plain["place"].to_pylist() == [0, 2, 50, *range(3, 15)]
     assert all(same_values(mine[name], plain[name]) for name in plain.column_names)
     assert [group[0] for group in form_of(ours)[4]] == [8, 7]
+
+
+def leave_out_first(index: int, row: Any) -> list[Any]:
+    """Every column is encoded again, as a row is left out."""
+    return [row] if index else []
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_statistics_are_those_of_all_rows(tmp_path: Path, dictionary: bool) -> None:
+    table = rich_table(3).append_column("negative", pa.array([*range(-6, 5), None], pa.decimal128(30, 1)))
+    path = store(tmp_path / "a.parquet", table, rows_per_group=9, use_dictionary=dictionary)
+    ours = statistics(rewritten(path, leave_out_first))
+    assert repr(ours) == repr(statistics(written_at_once(path, leave_out_first)))
+    assert sum(bool(one and one[1]) for _, _, one in ours) > 30
+
+
+def test_page_indexes_lead_to_every_page(tmp_path: Path) -> None:
+    path = store(tmp_path / "a.parquet", rich_table(3), write_page_index=True)
+    after = rewritten(path, leave_out_first)
+    with after.open("rb") as file:
+        for chunk in next(Footer(file).groups()).get(1).values:
+            offsets, bounds = read_index(file, chunk, OFFSETS), read_index(file, chunk, BOUNDS)
+            assert offsets is not None
+            pages, about = offsets.get(1).values, chunk.get(3)
+            assert [page.get(3) for page in pages] == sorted({page.get(3) for page in pages}), "first rows"
+            assert pages[0].get(3) == 0
+            assert pages[-1].get(3) < 11
+            end = max(page.get(1) + page.get(2) for page in pages)
+            assert end == min(about.get(9), about.get(11) or about.get(9)) + about.get(7)
+            for page in pages:
+                file.seek(page.get(1))
+                reader = Reader(file.read(page.get(2)))
+                header = reader.struct()
+                assert header.get(1) in (0, 3)
+                assert reader.at + header.get(3) == page.get(2)
+            assert bounds is None or len(bounds.get(1).values) == len(pages)
+    assert table_of(after).num_rows == 11
+
+
+def test_what_a_column_loses_is_said(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    table = pa.table({"ids": pa.array([[1, 2], [1], [2, 2], [1, 1]] * 4), "text": ["a", "b"] * 8})
+    path = store(tmp_path / "a.parquet", table, use_dictionary=True)
+    said = with_notices(path, put(3, "ids", value=[2, 1]))[1]
+    several = "several" in request.node.name
+    assert said == (["dictionary of later pages of ids.list.element"] if several else [])
+    plain = store(tmp_path / "b.parquet", table, use_dictionary=False)
+    assert with_notices(plain, put(3, "ids", value=[2, 1]))[1] == []
 
 
 def test_all_rows_of_a_row_group_may_be_left_out(tmp_path: Path) -> None:

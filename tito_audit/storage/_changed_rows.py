@@ -16,9 +16,10 @@ _HELD = 16 << 20
 
 
 class ChangedRows:
-    """The changed rows of one row group, in the order of the file."""
+    """The changed rows of one row group, in the order of the file; `folder` is where they go if they are many."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str | None = None) -> None:
+        self._folder = folder
         self.names: set[str] = set()
         """The columns that a row changes."""
         self.same_rows = True
@@ -60,7 +61,7 @@ class ChangedRows:
 
     def _spill(self) -> None:
         if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  closed by `close`
         at = self._file.seek(0, 2)
         for row, data in self._held.items():
             self._file.write(data)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tito_audit.storage._parquet_pages import (
+    ABOUT,
+    BLOOM,
+    BOUNDS,
+    CODEC,
+    ENCODING_STATS,
+    ENCODINGS,
+    OFFSETS,
+    STATISTICS,
+    VALUES,
+    path_of,
+)
+from tito_audit.storage._thrift import Struct
 from tito_audit.terminal.words import listed
 
 _NAMED = 3
@@ -12,6 +25,11 @@ _NAMED = 3
 _LEVELS = {"RLE", "BIT_PACKED", "PLAIN"}
 """Encodings that every column may have besides its own."""
 _ARROW = b"ARROW:schema"
+# Numbers that footers have for encodings, codecs and types of pages, and fields of statistics.
+_DICTIONARIES, _LEVEL_CODES, _PLAIN_DICTIONARY = {2, 8}, {0, 3, 4}, 2
+_LZ4, _LZ4_RAW = 5, 7
+_DATA_PAGES = {0, 3}
+_NULLS, _LARGEST = 3, (1, 5)
 
 
 def own_metadata(file: Any) -> dict[bytes, bytes]:
@@ -30,12 +48,56 @@ def not_kept(old: Any, new: Any) -> Iterator[str]:
         if new.num_row_groups:
             for what in _column(*(_form(one, place) for one in (old, new))):
                 found.setdefault(what, []).append(name)
-    for what, names in found.items():
-        more = [f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
-        yield f"{what} of {listed([*names[:_NAMED], *more])}"
+    yield from _said(found)
     gone = [key for key, value in (old.metadata or {}).items() if key != _ARROW and new.metadata.get(key) != value]
     if gone:
         yield f"metadata {listed([repr(key.decode('utf-8', 'replace')) for key in gone])}"
+
+
+class NotKept:
+    """What column chunks that were written anew do not have of those they stand for."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[str]] = {}
+
+    def compare(self, old: Sequence[Struct], new: Sequence[Struct]) -> None:
+        """Note what the footer says of old column chunks and not of the new ones."""
+        for was, now in zip(old, new, strict=True):
+            if not (was.get(ABOUT).get(VALUES) and now.get(ABOUT).get(VALUES)):
+                continue
+            name = b".".join(path_of(was).values).decode("utf-8", "replace")
+            for what in _column(_stored(was), _stored(now)):
+                names = self._found.setdefault(what, [])
+                names += [name] if name not in names else []
+
+    def words(self) -> Iterator[str]:
+        """All of it, in words."""
+        return _said(self._found)
+
+
+def _said(found: dict[str, list[str]]) -> Iterator[str]:
+    for what, names in found.items():
+        more = [f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
+        yield f"{what} of {listed([*names[:_NAMED], *more])}"
+
+
+def _stored(chunk: Struct) -> dict[str, set[Any]]:
+    """How a column chunk is stored, as the footer says."""
+    about: Struct = chunk.get(ABOUT)
+    codes, codec, stats = set(about.get(ENCODINGS).values), about.get(CODEC), about.get(STATISTICS)
+    pages = about.get(ENCODING_STATS)
+    of_data = [one.get(2) for one in pages.values if one.get(1) in _DATA_PAGES] if pages is not None else codes
+    whole = bool(codes & _DICTIONARIES) and (pages is None or set(of_data) <= _DICTIONARIES)
+    bounded = stats is not None and any(stats.get(number) is not None for number in _LARGEST)
+    bounded |= stats is not None and stats.get(_NULLS) == about.get(VALUES)
+    return {
+        "codec": {_LZ4_RAW if codec == _LZ4 else codec},
+        "encoding": {_PLAIN_DICTIONARY if one in _DICTIONARIES else one for one in codes} - _LEVEL_CODES,
+        "dictionary of later pages": {True} if whole else set(),
+        "statistics": {True} if bounded else set(),
+        "page index": {True} if chunk.get(BOUNDS) or chunk.get(OFFSETS) else set(),
+        "bloom filter": {True} if about.get(BLOOM) else set(),
+    }
 
 
 def _form(metadata: Any, place: int) -> dict[str, set[Any]]:

@@ -14,7 +14,9 @@ from tito_audit.storage._arrow_edit import Change
 from tito_audit.storage._changed_rows import ChangedRows
 from tito_audit.storage._parquet_footer import MAGIC, Footer
 from tito_audit.storage._parquet_form import writer_options
-from tito_audit.storage._parquet_pages import Sink, copied, is_external, joined, path_of, sizes
+from tito_audit.storage._parquet_joined import joined
+from tito_audit.storage._parquet_kept import NotKept
+from tito_audit.storage._parquet_pages import Sink, copied, is_external, path_of, sizes
 from tito_audit.storage._table_edit import Copies, TableEdit
 from tito_audit.storage._table_output import TableOutput, unreadable_table
 from tito_audit.storage._thrift import I64, LIST, STRUCT, Several, Struct, written
@@ -26,8 +28,12 @@ from tito_audit.storage.streams import Damaged
 
 LARGE = 128 << 20
 """A file with a row group of this size, decoded, is written by LargeParquetOutput."""
-_PART = 128 << 20
+_PART = 64 << 20
 """How much of a changed column is encoded at once."""
+_PAGE = 1 << 20
+"""About the size of a page of long texts."""
+_VALUES = 1024
+"""The most values that the writer puts into a page before it looks at its size."""
 _NULLS = 1 << 20
 """Rows of a new column that are made at once."""
 _ABOUT = 32 << 20
@@ -38,6 +44,7 @@ _CODECS = {"UNCOMPRESSED": "NONE", "LZ4_RAW": "LZ4"}
 # Fields of a row group.
 _COLUMNS, _BYTES, _ROWS, _SORTED, _AT, _SIZE, _NUMBER = range(1, 8)
 _MOST_NUMBERS = 1 << 15
+_TEXT = "BYTE_ARRAY"
 
 
 def parquet_output(source: Path, out: BinaryIO, added: tuple[str, ...]) -> TableOutput:
@@ -65,7 +72,8 @@ class LargeParquetOutput(TableOutput):
         super().__init__(source, out, TableEdit(source, "a Parquet file", added))
         self._stack = ExitStack()
         self._sink = Sink(out)
-        self._waiting = ChangedRows()
+        self._waiting = ChangedRows(self._folder())
+        self._lost = NotKept()
         self._group = 0
         """The next row group to write."""
         self._rows_written = self._groups_written = 0
@@ -141,12 +149,13 @@ class LargeParquetOutput(TableOutput):
         self._sink.copy(cast(BinaryIO, self._about), 0, self._about.tell())
         self._sink.write(after)
         self._sink.write((self._sink.at - start).to_bytes(4, "little") + MAGIC)
+        self.not_kept = list(self._lost.words())
 
     def _write_group(self) -> None:
         """Write the next row group; none if all of its rows are dropped."""
         import pyarrow as pa
 
-        waiting, self._waiting = self._waiting, ChangedRows()
+        waiting, self._waiting = self._waiting, ChangedRows(self._folder())
         rows = self._file.metadata.row_group(self._group).num_rows
         left = rows + waiting.more
         try:
@@ -173,6 +182,7 @@ class LargeParquetOutput(TableOutput):
                 found += [copied(self._raw, chunk, self._sink) for chunk in mine]
             else:
                 found += self._changed_column(place, mine, at, waiting, first, rows)
+                self._lost.compare(mine, found[-len(mine) :] if mine else ())
             at += leaves
         group.put(_COLUMNS, LIST, Several(STRUCT, found))
         group.put(_ROWS, I64, left)
@@ -194,25 +204,29 @@ class LargeParquetOutput(TableOutput):
         self, place: int, chunks: Sequence[Struct], leaf: int, waiting: ChangedRows, first: int, rows: int
     ) -> list[Struct]:
         """Write one column of a row group with its changes; `leaf` is its first leaf in the file."""
-        options = self._options | self._codecs(leaf, max(len(chunks), 1))
+        options = self._options | self._codecs(leaf, max(len(chunks), 1)) | self._page_form(leaf, len(chunks))
         with ExitStack() as stack:
-            parts: list[tuple[BinaryIO, list[Struct]]] = []
+            parts: list[tuple[BinaryIO, Struct]] = []
             for part in self._parts(place, waiting, first, rows):
                 if parts:  # a column chunk has one dictionary
                     options["use_dictionary"] = False
                 file = cast(BinaryIO, stack.enter_context(self._encoded(part, options)))
-                parts.append((file, next(Footer(file).groups()).get(_COLUMNS).values))
+                parts.append((file, next(Footer(file).groups())))
+                del part  # the next is read into its place
+                _release()
             found = []
-            for at in range(len(parts[0][1])):
-                path = path_of(chunks[at]) if chunks else path_of(parts[0][1][at])
+            for at in range(len(parts[0][1].get(_COLUMNS).values)):
+                mine = [(file, group.get(_COLUMNS).values[at]) for file, group in parts]
+                path = path_of(chunks[at] if chunks else mine[0][1])
                 if len(parts) == 1:
-                    found.append(copied(parts[0][0], parts[0][1][at], self._sink, path))
+                    found.append(copied(*mine[0], self._sink, path))
                 else:
-                    found.append(joined([(file, of_part[at]) for file, of_part in parts], self._sink, path))
+                    counts = [group.get(_ROWS) for _, group in parts]
+                    found.append(joined(mine, counts, self._model.column(leaf + at), self._sink, path))
         return found
 
     def _parts(self, place: int, waiting: ChangedRows, first: int, rows: int) -> Iterator[Any]:
-        """The changed column in tables of about 128 MiB, at least one; only the last may have no rows."""
+        """The changed column in tables of about 64 MiB, at least one; only the last may have no rows."""
         import pyarrow as pa
 
         held: list[Any] = []
@@ -264,10 +278,26 @@ class LargeParquetOutput(TableOutput):
         paths = range(leaf, leaf + leaves)
         return {"compression": {self._model.column(at).path: _CODECS.get(mine[at], mine[at]) for at in paths}}
 
+    def _page_form(self, leaf: int, leaves: int) -> dict[str, Any]:
+        """How many values go into a page at least: few if they are long texts."""
+        group = self._file.metadata.row_group(self._group)
+        stored = [group.column(at) for at in range(leaf, leaf + leaves)]
+        each = [
+            one.total_uncompressed_size // max(one.num_values, 1) for one in stored if one.physical_type == _TEXT
+        ]
+        return {"write_batch_size": min(max(_PAGE // max(*each, 1, 1), 1), _VALUES)}
+
     def _folder(self) -> str | None:
         """Where large temporary files go: beside the file that is written."""
         name = getattr(self._out, "name", None)
         return str(Path(name).parent) if isinstance(name, str) and Path(name).is_file() else None
+
+
+def _release() -> None:
+    """Give memory that Arrow no longer needs back to the system."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
 
 
 def _form(column: Any) -> tuple[Any, ...]:

@@ -205,11 +205,11 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
 
 
 def column_batches(file: Any, group: int, name: str) -> Iterator[Any]:
-    """One column of a row group in batches of about 32 MiB; raises Damaged if it cannot be read."""
+    """One column of a row group in batches of about 8 MiB; raises Damaged if it cannot be read."""
     about = file.metadata.row_group(group)
     mine = (about.column(at) for at in range(about.num_columns))
     size = sum(_size_of(one) for one in mine if one.path_in_schema.split(".")[0] == name)
-    rows = max(BATCH_BYTES // (size // max(about.num_rows, 1) + 1), 1)
+    rows = max(BATCH_BYTES // 4 // (size // max(about.num_rows, 1) + 1), 1)
     batches = file.iter_batches(batch_size=min(rows, 1 << 16), row_groups=[group], columns=[name])
     yield from _checked(batches, group)
 
