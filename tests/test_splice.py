@@ -23,10 +23,10 @@ from tito_audit.formats import NUMBER_COLUMNS, map_columns, number_columns, pick
 from tito_audit.record.rollout import Place
 from tito_audit.run.scan import read_rollouts, scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.storage import number_arrays, open_log
+from tito_audit.storage import number_arrays, number_text, open_log
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.number_text import numbers_of
-from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.row import RawRow, parse_row, parses
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "formats"
 SHARED = Path(__file__).parent.parent.parent / "shared"
@@ -505,3 +505,39 @@ def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: py
     monkeypatch.setattr("tito_audit.run.rows.number_columns", lambda mapping: {})
     assert found == (said(1),) * 2
     exactly(rollouts, list(read_rollouts(log)))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["1", "-20", "333", "0.5", "-1e-7", "0.0", "true", "null"]), min_size=8, max_size=60)
+    | st.lists(st.sampled_from(["1", "-20", "333"]), min_size=8, max_size=60)
+    | st.lists(st.sampled_from(["0.5", "-1e-7", "0.0"]), min_size=8, max_size=60),
+    st.sampled_from([",", ", "]),
+    st.sampled_from(["", ",", ", ", ",,1"]),
+)
+def test_a_long_array_read_in_parts_is_what_it_is_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, values: list[str], comma: str, more: str
+):
+    text = comma.join(values) + more
+    whole = numbers(text)
+    monkeypatch.setattr(number_text, "_AT_ONCE", 16)
+    parts = numbers(text)
+    monkeypatch.undo()
+    assert parts is None or (whole is not None and parts.dtype == whole.dtype and np.array_equal(parts, whole))
+
+
+@pytest.mark.parametrize(
+    "numbers_of_one_kind", [range(100, 90_000), [-0.5, -1e-7, 0.0] * 50_000, [True, False] * 90_000]
+)
+def test_a_long_array_is_read_in_parts(monkeypatch: pytest.MonkeyPatch, numbers_of_one_kind: Any):
+    monkeypatch.setattr(number_text, "_AT_ONCE", 1 << 14)
+    assert np.array_equal(numbers(json.dumps([*numbers_of_one_kind])[1:-1]), numbers_of_one_kind)
+
+
+def test_a_long_text_is_json_if_it_is_json_with_its_numbers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(number_arrays, "_SHORTEST", 3)
+    monkeypatch.setattr(number_arrays, "_SHORTEST_INTEGERS", 3)
+    whole = json.dumps({"a": [1, 22, 333], "b": ['": [1, 22, 333]', {"c": [0.5, -1.5]}], "d": [True, False]})
+    texts = [whole, *(whole[:at] + whole[at + 1 :] for at in range(len(whole))), *(whole[:at] for at in range(40))]
+    for text in texts:
+        assert Splicer({}, every="ifb").parses(text.encode()) == parses(text.encode()), text

@@ -9,11 +9,15 @@ from typing import Literal
 from tito_audit.errors import StorageError
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.lines import Piece
+from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.row import parses
 from tito_audit.storage.sniff import refuse_binary, text_error
 from tito_audit.storage.streams import ByteStream, Damaged
 
 _HEAD = 1 << 16
+_LONG = 1 << 20
+"""From this many bytes on, a line is looked at without making an object for each of its numbers."""
+_NUMBERS = Splicer({}, every="ifb")
 
 
 def json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lines", "values", "array"]:
@@ -55,7 +59,7 @@ def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
     and finally the second line.
     """
     first = _first_lines(stream, 1, limit)
-    if not first or parses(first[0]):
+    if not first or _is_json(first[0]):
         return False
     piece = _first_object(stream, limit)
     if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and parses(piece.data):
@@ -69,6 +73,11 @@ def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
             "while it is read.\nWrite its rollouts as JSONL, one per line, or raise --max-row-bytes."
         )
     return True
+
+
+def _is_json(line: bytes) -> bool:
+    """Whether a line is a JSON value."""
+    return _NUMBERS.parses(line) if len(line) > _LONG else parses(line)
 
 
 def _first_object(stream: ByteStream, limit: int) -> Piece | None:

@@ -13,6 +13,7 @@ from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
 from tito_audit.storage.documents import rows_of_values, sampled_values
 from tito_audit.storage.in_memory import RowsInMemory, rows_in_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
+from tito_audit.storage.large_rows import LARGE, give_memory_back
 from tito_audit.storage.lines import Between, ParseRow, rows_of_lines, sampled_lines
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.parquet import open_parquet, rows_of_parquet
@@ -56,6 +57,8 @@ class Log:
         self.path = path
         self.size = path.stat().st_size
         """Bytes on disk; 0 for a pipe."""
+        if self.size >= LARGE:
+            give_memory_back()
         self.position = 0
         """Bytes read so far, for progress."""
         self.tail = b""

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from tito_audit.record.nesting import parsed_json
 from tito_audit.storage.number_text import numbers_of
-from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.row import RawRow, parse_row, parses
 
 _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
 _SHORTEST_INTEGERS = 2048
 """The same for integers of several digits, where the parser is faster on short arrays."""
-_LONGEST = 1 << 24
-"""Arrays longer than this stay too: reading one briefly takes a few times its size in memory."""
 _FIRST = frozenset(bytes([byte]) for byte in b"-0123456789tf")
 _COMMA, _SPACE = b", "
 _Read: TypeAlias = tuple[int, int, NDArray[Any]]
@@ -38,8 +36,10 @@ class Splicer:
     `{"calls[].token_ids": "i"}` for a column of objects in a list.
     """
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    def __init__(self, columns: Mapping[str, str], every: str = "") -> None:
+        """`every` are the kinds for all other keys, which only matters to `parses`."""
         self._columns = columns
+        self._every = every or None
         self._kinds = {path.rpartition(".")[2].encode(): kinds for path, kinds in columns.items()}
 
     def parse_row(self, index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
@@ -49,6 +49,11 @@ class Splicer:
         """
         value = self._spliced(data) if len(data) >= _SHORTEST else None
         return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value)
+
+    def parses(self, data: bytes) -> bool:
+        """Whether a text is JSON; of numbers that the columns allow, no objects are made."""
+        # A mark inside a string would end the string, and no JSON goes on like that.
+        return parses(b"".join(self._cut(data)[1])) or parses(data)
 
     def _spliced(self, data: bytes) -> dict[str, Any] | None:
         """The object in `data`; None if nothing was cut out, or a mark is not found again."""
@@ -74,7 +79,7 @@ class Splicer:
         while (found := data.find(opening, at)) >= 0:
             at = found + len(opening)
             name = data[data.rfind(b'"', copied, found) + 1 : found]
-            kinds = self._kinds.get(name)
+            kinds = self._kinds.get(name, self._every)
             if kinds is None:
                 continue
             if data[at : at + 1] not in _FIRST:
@@ -118,7 +123,7 @@ def _numbers(data: bytes, start: int, stop: int, before: _Read | None) -> NDArra
 
     `before` is the array of the same name before it, if there is one.
     """
-    if not _SHORTEST <= stop - start <= _LONGEST:
+    if stop - start < _SHORTEST:
         return None
     if stop - start < _SHORTEST_INTEGERS and data[start + 1] != 0x2C and data.find(b".", start, stop) < 0:
         return None

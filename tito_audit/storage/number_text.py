@@ -17,6 +17,9 @@ _WORD = 8
 _RUNS = (4096, 512, 64, 8)
 """How many repetitions of a number are compared at once; shorter runs are parsed one by one."""
 
+_AT_ONCE = 1 << 19
+"""How many bytes of a longer array are parsed at once: parsing briefly takes many times their size in memory."""
+
 _LONGEST_UNIT = 32
 """Maximum characters of a number whose repetitions are looked for."""
 
@@ -38,6 +41,22 @@ def numbers_of(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
     int64 if all are integers, float64 if all have a fraction or an exponent, bool if all are `true` or `false`:
     bit for bit what parsing gives. None for everything else, including invalid JSON.
     """
+    if stop - start < 2 * _AT_ONCE:
+        return _numbers(data, start, stop)
+    parts: list[NDArray[Any]] = []
+    comma = start
+    while comma >= 0:
+        comma = data.find(b",", start + _AT_ONCE, stop) if stop - start >= 2 * _AT_ONCE else -1
+        part = _numbers(data, start, stop if comma < 0 else comma)
+        if part is None or (parts and part.dtype != parts[0].dtype):
+            return None
+        parts.append(part)
+        start = comma + (2 if data[comma + 1] == _SPACE else 1)
+    return np.concatenate(parts)
+
+
+def _numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
+    """The same, parsed at once."""
     comma = data.find(b",", start, stop)
     if comma <= start or start < _WORD:
         return None

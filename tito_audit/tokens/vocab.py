@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _METASPACE = "▁"
 _FEW = 64
 """With fewer tokens than this, a plain join is faster than arrays."""
+_AT_ONCE = 1 << 16
+"""Of this many tokens the bytes are joined at once: the places of all bytes take many times their size."""
 _SPARSE = 1 << 16
 """Ids from here on are stored in a separate list if more than half of the ids below would be holes."""
 _NO_ID = 1 << 31
@@ -124,6 +126,8 @@ class Vocabulary:
         """The bytes of all ids, joined."""
         if len(ids) < _FEW:
             return b"".join(self._each(ids))
+        if len(ids) > _AT_ONCE:
+            return b"".join(self.data(ids[at : at + _AT_ONCE]) for at in range(0, len(ids), _AT_ONCE))
         slots = self._slots(ids)
         lengths = self._lengths.take(slots, mode="clip")
         # Byte i of the result is byte i - (where its token begins in the result) of that token.
