@@ -12,12 +12,15 @@ import pytest
 
 from tests.command import run, written
 from tests.test_render import CHAT, render
-from tito_audit.errors import RenderError, SetupError, TokenizerError
+from tito_audit.errors import EncodeError, RenderError, SetupError, TokenizerError
+from tito_audit.render.fast.render import GivenUp
 from tito_audit.render.sizes import DEEPEST, written_size
 from tito_audit.render.template import compile_template
+from tito_audit.tokens import limited
 from tito_audit.tokens.known_steps import branches_of, unknown_step
 from tito_audit.tokens.limited import is_limited
 from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.tries import states
 
 TOYS = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers"
@@ -69,32 +72,46 @@ def test_a_tokenizer_that_is_not_known_gives_the_same_ids_in_a_process_of_its_ow
         ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 60}}, "a", "memory|finished"),
     ],
 )
-def test_what_takes_for_ever_is_one_line(tmp_path: Path, parts: dict[str, object], text: str, reason: str) -> None:
+def test_what_takes_for_ever_is_one_line(
+    tmp_path: Path, parts: dict[str, object], text: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited, "ENCODING_SECONDS", 0.5)
     folder = changed(tmp_path, **parts)
     with pytest.raises(TokenizerError, match=reason) as raised:
         load_tokenizer(folder).encode(text)
     assert "cannot encode a text of" in str(raised.value)
 
 
-def test_a_limit_is_not_waited_for_again(tmp_path: Path) -> None:
+def test_a_limit_is_not_waited_for_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_tokenizer(changed(tmp_path, pre_tokenizer=split(r"(a+)+$")))
-    for text in ("a" * 40 + "b", "Hello"):
-        with pytest.raises(TokenizerError, match="retry-limit"):
-            tokenizer.encode(text)
+    with pytest.raises(EncodeError, match="retry-limit"):
+        tokenizer.encode("a" * 40 + "b")
+    assert len(tokenizer.encode("Hello"))
+    monkeypatch.setattr(limited, "_PATIENCE", 0.1)
+    said = [failure(tokenizer, "a" * 40 + "b" * number) for number in range(2, 9)]
+    assert "it is not asked again after an earlier text: " in said[-1]
+    assert "not asked again" in failure(tokenizer, "Hello you")
     other = load_tokenizer(str(tmp_path))
     assert len(other.encode("Hello"))
 
 
-def test_a_scan_with_such_a_tokenizer_ends_with_one_message(tmp_path: Path) -> None:
+def failure(tokenizer: Tokenizer, text: str) -> str:
+    """Why it cannot encode a text."""
+    with pytest.raises(EncodeError) as raised:
+        tokenizer.encode(text)
+    return str(raised.value)
+
+
+def test_a_row_that_such_a_tokenizer_cannot_encode_is_a_finding(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "a" * 40 + "b"}, {"role": "assistant", "content": "aaaa"}]
     row = {"messages": chat, "prompt_ids": [1, 2], "completion_ids": [3, 4]}
     log = written(tmp_path / "log.jsonl", [row])
     folder = changed(tmp_path, pre_tokenizer=split(r"(a+)+$"))
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
     code, out, err = run("scan", str(log), "-t", folder, "--no-config")
-    assert code == 2, out + err
-    assert "cannot encode a text of" in err
-    assert "Traceback" not in out + err
+    assert (code, err) == (1, ""), out + err
+    assert "cannot encode a text of" in out
+    assert "clean" not in out
 
 
 @pytest.mark.parametrize(
@@ -242,6 +259,38 @@ def test_parts_that_are_shared_cannot_multiply(template: str) -> None:
     with pytest.raises(RenderError):
         render(template)
     assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        loop("n.s | string | list", "{{ n.s | tojson }}"),
+        loop("n.s | string", "{{ n.s }}"),
+        "{{ messages" + " | string | list" * 9 + " }}",
+        "{{ messages" + " | list | tojson" * 9 + " }}",
+        "{{ messages[0].content | list | length }}",
+    ],
+)
+def test_the_faster_engine_leaves_large_values_to_the_reference(template: str) -> None:
+    fast = compile_template(template, "here").fast
+    if fast is not None:
+        began = time.thread_time()
+        with pytest.raises(GivenUp):
+            fast.run({"messages": [{"role": "user", "content": "abc" * 400_000}], "tools": None})
+        assert time.thread_time() - began < 2
+
+
+def test_a_large_conversation_gets_more_time() -> None:
+    template = "{% for i in range(2000) %}{% set x = messages[0].content | upper %}{% endfor %}ok"
+    small = compile_template(
+        template + "{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}",
+        "here",
+        time_limit=0.1,
+    )
+    with pytest.raises(RenderError, match=r"not finished after 0\.1 seconds"):
+        small.run({"messages": [{"content": "x"}]})
+    large = compile_template("{# large #}" + template, "here", time_limit=0.1)
+    assert large.run({"messages": [{"content": "x" * 200_000}]}) == "ok"
 
 
 def test_what_a_template_is_given_may_be_large() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tito_audit.convert.run import Conversion as Conversion
     from tito_audit.convert.run import convert_rollouts as convert_rollouts
     from tito_audit.errors import ChoiceError as ChoiceError
+    from tito_audit.errors import EncodeError as EncodeError
     from tito_audit.errors import ProviderError as ProviderError
     from tito_audit.errors import RecordError as RecordError
     from tito_audit.errors import RenderError as RenderError
@@ -114,6 +115,7 @@ _HOMES = {
     "convert.run": ("Conversion", "convert_rollouts"),
     "errors": (
         "ChoiceError",
+        "EncodeError",
         "ProviderError",
         "RecordError",
         "RenderError",

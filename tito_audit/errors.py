@@ -3,6 +3,7 @@
     TitoAuditError
     ├── SetupError      the run cannot start: no such file, no template, a bad setting (exit 2)
     │   └── TokenizerError   a tokenizer folder or name that cannot be used
+    │       └── EncodeError   a text that a tokenizer cannot encode; in an audit it becomes finding REC001
     ├── StorageError    a file that cannot be opened, or is not what it claims to be (exit 2)
     ├── RecordError     a row that fits no format, or whose values make no sense (REC001)
     ├── RenderError     a chat template that cannot render the messages (TPL211)
@@ -11,9 +12,9 @@
     ├── ChoiceError     an API answer without logprobs or without ids; also a ValueError
     └── SpliceError     a prompt with no place for the sampled tokens; also a ValueError
 
-`SetupError`, `StorageError` and `PluginError` end a run. `RecordError` and `RenderError` never do: they become
-findings. `SpliceError` and `ChoiceError` come only from functions that a program calls itself, and are for it to
-catch. A message says where, what, why it matters and what to do.
+`SetupError`, `StorageError` and `PluginError` end a run. `RecordError`, `RenderError` and, in an audit,
+`EncodeError` never do: they become findings. `SpliceError` and `ChoiceError` come only from functions that a
+program calls itself, and are for it to catch. A message says where, what, why it matters and what to do.
 
 To add one, subclass the branch with the same exit code and document it here.
 """
@@ -43,6 +44,10 @@ class SetupError(TitoAuditError):
 
 class TokenizerError(SetupError):
     """A tokenizer folder or hub name that cannot be used."""
+
+
+class EncodeError(TokenizerError):
+    """A text that a tokenizer cannot encode, or not within its limits; for a row of a log finding REC001."""
 
 
 class StorageError(TitoAuditError):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias
 
-from tito_audit.errors import SetupError
+from tito_audit.errors import EncodeError, SetupError
 from tito_audit.evidence.reference import Reference
 from tito_audit.identify.confirm import Confirmed, confirmed, equal_ways, share_of
 from tito_audit.identify.endings import endings
@@ -144,10 +144,13 @@ def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
     except SetupError:
         renderer = None
     reference = Reference(tokenizer, renderer)
-    why = not_the_tokenizer(rows, reference)
-    if why is not None:
-        return TokenizerFit(tokenizer.name, False, why)
-    return TokenizerFit(tokenizer.name, True, same=share_back(rows, reference))
+    try:
+        why = not_the_tokenizer(rows, reference)
+        if why is not None:
+            return TokenizerFit(tokenizer.name, False, why)
+        return TokenizerFit(tokenizer.name, True, same=share_back(rows, reference))
+    except EncodeError as error:
+        return TokenizerFit(tokenizer.name, False, str(error).split("\n")[0])
 
 
 def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:

@@ -34,7 +34,10 @@ def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
     mine, theirs = answers.spans(text), answers.spans(recorded)
     if _outside(text, mine) != _outside(recorded, theirs):
         return False
-    canonical = _ids_outside(writer, writer.tokenizer.encode(text), text, mine)
+    ids = writer.ids(text)
+    if ids is None:
+        return False
+    canonical = _ids_outside(writer, ids, text, mine)
     logged = _ids_outside(writer, one.ids, recorded, theirs)
     return canonical is None or logged is None or np.array_equal(canonical, logged)
 
@@ -43,7 +46,7 @@ def _goes_on(writer: Writer, text: str, one: Observation) -> bool:
     """Whether a prompt that begins with what was sampled continues as rendered."""
     new = one.ids[one.begun :]
     added = writer.tokenizer.vocabulary.text(new)
-    return text.endswith(added) and np.array_equal(writer.tokenizer.encode(added), new)
+    return text.endswith(added) and writer.encodes(added, new)
 
 
 def _answers(writer: Writer, way: Way, one: Observation) -> _Answers | None:

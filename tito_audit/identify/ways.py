@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tito_audit.errors import RenderError
+from tito_audit.errors import EncodeError, RenderError
 from tito_audit.identify.observe import Observation, Part
 from tito_audit.identify.readings import MARK, SAMPLE_DATE, between, date_in
 from tito_audit.record.arrays import Ids
@@ -225,7 +225,7 @@ class Writer:
         if one.part is Part.START:
             return self._is_followed(text, one) and self._begins_with(text, one)
         cut = self.cut(text, one)
-        return cut == self.recorded(one) and _same(self.tokenizer.encode(cut), one.ids)
+        return cut == self.recorded(one) and self.encodes(cut, one.ids)
 
     def cut(self, text: str, one: Observation) -> str:
         """A text without what a template writes after the last token of a row."""
@@ -241,8 +241,21 @@ class Writer:
 
     def _begins_with(self, text: str, one: Observation) -> bool:
         """Whether the ids begin with those of a text; a row that was encoded as one text may merge its end."""
-        ids = self.tokenizer.encode(text)
-        return _same(ids, one.ids[: len(ids)]) or _same(self.tokenizer.encode(self.recorded(one)), one.ids)
+        ids = self.ids(text)
+        begins = ids is not None and _same(ids, one.ids[: len(ids)])
+        return begins or self.encodes(self.recorded(one), one.ids)
+
+    def ids(self, text: str) -> Ids | None:
+        """The ids of a text; None if the tokenizer cannot encode it."""
+        try:
+            return self.tokenizer.encode(text)
+        except EncodeError:
+            return None
+
+    def encodes(self, text: str, ids: Ids) -> bool:
+        """Whether the tokenizer encodes a text as these ids."""
+        own = self.ids(text)
+        return own is not None and _same(own, ids)
 
     def refusal(self, way: Way, one: Observation) -> str | None:
         """Why the template refuses an observation; None if it does not."""

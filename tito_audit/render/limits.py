@@ -49,25 +49,40 @@ _FOR_EACH = 16
 """Characters that a template may write, and that one value may have; more for each that the template is given."""
 
 
-_BUSY = 3
+_BUSY = 20
 """On a busy machine a template may take this many times its limit, if it does not get the processor."""
+_CHARACTERS_A_SECOND = 100_000
+"""A rendering may take its time limit, and more by what it is given. Published templates take a hundredth."""
 
 
 class _Clock:
     """How much of a time limit is left, in this thread."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, given: Any = None) -> None:
         self._seconds = seconds
+        self._given = given
         self._began = time.monotonic()
         self._used = time.thread_time()
 
     def left(self) -> float:
         """The seconds that are left; 0 or less if the time is up."""
-        passed = time.monotonic() - self._began
-        if passed >= self._seconds * _BUSY:
-            return 0
-        left = self._seconds - (time.thread_time() - self._used)
+        left = self._left()
+        if left <= 0 and self._given is not None:  # measured only now, since few templates come this far
+            self._seconds += written_size(self._given)[0] / _CHARACTERS_A_SECOND
+            self._given = None
+            left = self._left()
         return 0 if left <= 0 else max(left, 0.01)
+
+    def forget(self) -> None:
+        """Let go of what the template was given."""
+        self._given = None
+
+    def _left(self) -> float:
+        passed = time.monotonic() - self._began
+        return min(
+            self._seconds - (time.thread_time() - self._used),
+            self._seconds * _BUSY - passed,
+        )
 
 
 class Budget:
@@ -83,7 +98,7 @@ class Budget:
         self._known: dict[int, Measured] = {}
         self._given_size: int | None = None
         self._most_held: int | None = None
-        self._clock = _Clock(seconds + _GRACE)
+        self._clock = _Clock(seconds + _GRACE, given)
         self._look_at = time.monotonic() + seconds + _GRACE
 
     def spend(self, size: int) -> None:
@@ -112,6 +127,7 @@ class Budget:
         """Let go of the values of the rendering, which has ended."""
         self._known.clear()
         self._given = None
+        self._clock.forget()
 
     def written(self, size: int) -> None:
         """LimitReached if the output of this size is far larger than what the template was given."""
@@ -169,8 +185,6 @@ _wasted: dict[tuple[int, float], float] = {}
 _FREE = 0.05
 _FINE = 0.4
 """What passing another limit costs, as a share of the time limit."""
-_CHARACTERS_A_SECOND = 100_000
-"""A rendering may take this time, and more by what it is given; published templates take a hundredth of it."""
 
 
 @contextmanager
@@ -217,12 +231,13 @@ def let_go(error: BaseException) -> None:
 
 
 @contextmanager
-def alarm(seconds: float) -> Iterator[None]:
+def alarm(seconds: float, given: Any = None) -> Iterator[None]:
     """Raise TimeUp inside the block when the time is up, whatever it is doing.
 
-    The time is that of the processor, within `_BUSY`. This needs a signal, which only the main thread of a Unix
-    process can have. Elsewhere the block runs until the Budget ends it, from which every call, operator and piece
-    of output spends. The caller's timer is restored with its remaining time.
+    The time is that of the processor, within `_BUSY`, and longer by what the template is `given`. This needs a
+    signal, which only the main thread of a Unix process can have. Elsewhere the block runs until the Budget ends
+    it, from which every call, operator and piece of output spends. The caller's timer is restored with its
+    remaining time.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -237,7 +252,7 @@ def alarm(seconds: float) -> Iterator[None]:
             raise TimeUp
         signal.setitimer(signal.ITIMER_REAL, left)
 
-    began, clock = time.monotonic(), _Clock(seconds)
+    began, clock = time.monotonic(), _Clock(seconds, given)
     handler = signal.signal(signal.SIGALRM, ring)
     left, interval = signal.setitimer(signal.ITIMER_REAL, min(_LONGEST, seconds))
     try:

@@ -224,7 +224,7 @@ class _Reference:
         pieces: list[str] = []
         written = 0
         try:
-            with charged(self._source, self._time_limit, variables), alarm(self._time_limit):
+            with charged(self._source, self._time_limit, variables), alarm(self._time_limit, variables):
                 for piece in self._compiled.generate(variables):
                     written += len(piece)
                     budget.written(written)

@@ -125,7 +125,7 @@ class Tracer:
         self._environment.budget = Budget(size, seconds, variables)
         self._notes, self._counts, self._turned = _Notes(), Counter(), turned
         try:
-            with charged(self._source, seconds, variables), alarm(seconds):
+            with charged(self._source, seconds, variables), alarm(seconds, variables):
                 return tuple(self._pieces(variables))
         except (Exception, TimeUp) as error:
             if isinstance(error, TimeUp):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tito_audit.errors import ODD_VALUES, SetupError, TitoAuditError
+from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
@@ -99,6 +99,10 @@ class Auditor:
             return self
         return replace(self, tokenizer=replace(self.tokenizer))
 
+    def without_tokenizer(self) -> Auditor:
+        """The same without tokenizer and template, for a rollout that the tokenizer cannot encode."""
+        return replace(self, tokenizer=None, renderer=None)
+
     def load(self) -> None:
         """Load everything that forked processes can share."""
         if self.tokenizer is not None:
@@ -117,9 +121,16 @@ READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 
 
 def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
-    """The audit of one rollout; with `viewed`, also what a viewer shows of it. PluginError if any of it fails."""
+    """The audit of one rollout; with `viewed`, also what a viewer shows of it. PluginError if any of it fails.
+
+    A rollout with a text that the tokenizer cannot encode is audited without it, and a finding says so.
+    """
     try:
-        return _audited(rollout, auditor, viewed)
+        try:
+            return _audited(rollout, auditor, viewed)
+        except EncodeError as error:
+            said = str(error)
+        return unencoded(_audited(rollout, auditor.without_tokenizer(), viewed), said, auditor.codes)
     except TitoAuditError:
         raise
     except ODD_VALUES as error:
@@ -169,6 +180,8 @@ def _in_their_rows(findings: tuple[Finding, ...], rollout: Rollout) -> tuple[Fin
     return tuple(found)
 
 
+UNENCODED = "the tokenizer cannot encode it"
+"""The cause of the finding, and why rules that need the tokenizer are skipped."""
 _WITHOUT_TOKENIZER = words_for(Needs.TOKENIZER)
 _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
 """Rules that compare calls with each other or with the training row, without a tokenizer."""
@@ -217,6 +230,17 @@ def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
     hit = Hit(Where.ROW, 0, 0, error, cause="row cannot be read")
     finding = headed(Finding("REC001", Severity.ERROR, place, hit))
     return Result(place, None, (finding,) if "REC001" in codes else ())
+
+
+def unencoded(result: Result, error: str, codes: frozenset[str]) -> Result:
+    """The result of a rollout audited without the tokenizer, with the finding that says why, REC001."""
+    hit = Hit(Where.ROW, 0, 0, error, cause=UNENCODED)
+    finding = headed(Finding("REC001", Severity.ERROR, result.place, hit))
+    skips = tuple(
+        Skip(skip.code, UNENCODED) if any(words in skip.because for words in _LACKED) else skip
+        for skip in result.skips
+    )
+    return replace(result, findings=(*((finding,) if "REC001" in codes else ()), *result.findings), skips=skips)
 
 
 def counts_of(evidence: Evidence) -> dict[str, int]:

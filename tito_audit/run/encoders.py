@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
-from tito_audit.errors import RecordError, StorageError
+from tito_audit.errors import EncodeError, RecordError, StorageError
 from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.rows import LogGroup, share_of
@@ -52,9 +52,15 @@ def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings:
 def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Settings) -> None:
     """Use the encoder being built, if it agrees with the reference on texts from the first rollouts."""
     texts = _texts(head, tokenizer.vocabulary)
-    ids = tokenizer.encode_alone(texts)  # before waiting for the encoder
+    try:
+        ids = tokenizer.encode_alone(texts)  # before waiting for the encoder
+    except EncodeError:
+        ids = None
     if tokenizer.use_fast(True if settings.encoder == "fastokens" else None):
-        tokenizer.check_fast(texts, ids)
+        if ids is None:  # the reference has to say so about each row
+            tokenizer.use_fast(False)
+        else:
+            tokenizer.check_fast(texts, ids)
 
 
 def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tito_audit.errors import EncodeError
 from tito_audit.evidence.reference import Reference
 from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, tested
 from tito_audit.record.arrays import Ids
@@ -33,15 +34,21 @@ _NAME = 100
 
 
 def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer | None) -> Finding | None:
-    """The finding that a log was written with another tokenizer or template, by its first rollouts; else None."""
+    """The finding that a log was written with another tokenizer or template, by its first rollouts; else None.
+
+    None too if the tokenizer cannot encode them, which the audit of each row says.
+    """
     rows = tested(rollouts)
     if not rows:
         return None
     reference = Reference(tokenizer, renderer)
-    why = not_the_tokenizer(rows, reference)
     cause = TOKENIZER
-    if why is None and renderer is not None:
-        why, cause = _not_the_template(rows, reference), TEMPLATE
+    try:
+        why = not_the_tokenizer(rows, reference)
+        if why is None and renderer is not None:
+            why, cause = _not_the_template(rows, reference), TEMPLATE
+    except EncodeError:
+        return None
     if why is None:
         return None
     message = f"{why}: {_what(cause, tokenizer)}; {_advice(cause, rollouts)}"

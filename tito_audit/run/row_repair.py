@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tito_audit.errors import RecordError, SetupError
+from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
@@ -24,7 +24,7 @@ from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
 from tito_audit.run.apply_repairs import Applied, AppliedRow, Audited, RepairTerms, apply_repairs
-from tito_audit.run.auditor import Auditor, counts_of, unreadable
+from tito_audit.run.auditor import Auditor, counts_of, unencoded, unreadable
 from tito_audit.run.check import check
 from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
@@ -205,16 +205,22 @@ class RowRepair:
     ) -> list[Audited]:
         """The rollouts of a row with the findings of all rules."""
         audited = []
-        ignored = self.all_codes - self.codes
         for rollout in read.rollouts:
-            again = of_run.of(rollout)
-            renderer = auditor.renderer_for(rollout)
             with guarded("the audit", rollout.place, LEAVE_OUT):
-                evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, log_reading, again)
-                findings, skips = check(evidence, self.rules, self.all_codes, all_repairs, ignored)
-                result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
-            audited.append(Audited(evidence, result))
+                try:
+                    one = self._judged(rollout, auditor, of_run, log_reading)
+                except EncodeError as error:
+                    one = self._judged(rollout, auditor.without_tokenizer(), of_run, log_reading)
+                    one = replace(one, result=unencoded(one.result, str(error), self.all_codes))
+            audited.append(one)
         return audited
+
+    def _judged(self, rollout: Rollout, auditor: Auditor, of_run: _OfRun, log_reading: Reading | None) -> Audited:
+        again, renderer = of_run.of(rollout), auditor.renderer_for(rollout)
+        evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, log_reading, again)
+        ignored = self.all_codes - self.codes
+        findings, skips = check(evidence, self.rules, self.all_codes, all_repairs, ignored)
+        return Audited(evidence, Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence)))
 
     def _selected(self, result: Result) -> Result:
         """The result with the selected codes only."""

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from tito_audit.errors import ProviderError, RenderError, StorageError
+from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageError
 from tito_audit.parser import Parsed, ParseOptions, ParserRun
 from tito_audit.parsers import PlainRun, start_answer
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
@@ -127,6 +127,8 @@ class Gateway:
             prompt = await self._prompt(session, asked)
         except RenderError as error:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
+        except EncodeError as error:
+            raise Refused(str(error).split("\n")[0]) from None
         self._count(prompt, time.perf_counter() - started)
         kind = "chatcmpl" if isinstance(asked, ChatAsked) else "cmpl"
         ids = PromptIds(prompt.ids)

@@ -15,6 +15,7 @@ from tito_audit.templates.probes import PROBES, Probe
 from tito_audit.templates.returns import Return, Returned, answer_ending, answer_form, returns
 from tito_audit.templates.seams import Seam, seams
 from tito_audit.templates.settings import Effect, Setting, effects, settings
+from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.tokenizer import Tokenizer
 
 
@@ -138,8 +139,7 @@ def _bos(renderer: Renderer, tokenizer: Tokenizer | None, probes: Sequence[Probe
     written = bool(text) and any((_rendered(renderer, probe) or "").startswith(text) for probe in probes)
     added = None
     if tokenizer is not None:
-        plain = tokenizer.backend.encode("x", add_special_tokens=False).ids
-        ids = tokenizer.backend.encode("x", add_special_tokens=True).ids
+        plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
         added = ids[: len(ids) - len(plain)] == [tokenizer.bos_id] if len(ids) > len(plain) else False
     return Bos(text, written, added)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from tito_audit.errors import TokenizerError
+from tito_audit.errors import EncodeError, TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.tokens.limited import first_line, is_limited, is_panic
 
@@ -60,11 +60,13 @@ class ReferenceEncoder:
 
     def encode_alone(self, texts: Sequence[str]) -> list[Ids]:
         """The same ids without the library's threads, which must not run in a process before it forks."""
-        found = []
-        for text in texts:
-            with _refused([text]):
-                found.append(_frozen(self._backend.encode(well_formed(text), add_special_tokens=False).ids))
-        return found
+        return [_frozen(self.encode_one(text)) for text in texts]
+
+    def encode_one(self, text: str, *, special: bool = False) -> list[int]:
+        """The ids of one text, with `special` those that the post-processor puts around it too."""
+        with _refused([text]):
+            ids: list[int] = self._backend.encode(well_formed(text), add_special_tokens=special).ids
+        return ids
 
 
 class FastEncoder:
@@ -190,7 +192,7 @@ def _frozen(values: list[int]) -> Ids:
 
 @contextmanager
 def _refused(texts: Sequence[str]) -> Iterator[None]:
-    """Raise TokenizerError, with the beginning of the texts, for whatever the library raises."""
+    """Raise EncodeError, with the beginning of the texts, for whatever the library raises."""
     try:
         yield
     except BaseException as error:
@@ -198,7 +200,7 @@ def _refused(texts: Sequence[str]) -> Iterator[None]:
             raise
         text = max(texts, key=len, default="")
         begin = f"{text[:_SHOWN]!r}{'…' if len(text) > _SHOWN else ''}"
-        raise TokenizerError(
+        raise EncodeError(
             f"the tokenizer cannot encode a text of {len(text):,} characters, {begin} ({first_line(error)}).\n"
             "Its tokens cannot be compared with recorded ones.\n"
             "Check the normalizer, the pre-tokenizer and the ids in its tokenizer.json, or download it again."

@@ -2,6 +2,7 @@
 
 The library cannot be interrupted while it encodes. So what a definition might do for ever, or with all memory, is
 done by a child (`_apart.py`), which has limits and is killed when its time is up. Its failure is a TokenizerError.
+Times are those of the child's processor, so a busy machine gives the same ids as an idle one.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Timer
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -28,10 +30,14 @@ LOADING_SECONDS = 4.0
 """Time to load a definition, and more for large ones."""
 ENCODING_SECONDS = 3.0
 """Time to encode texts, and more for long ones."""
-_CHARACTERS_A_SECOND = 200_000
+_CHARACTERS_A_SECOND = 100_000
 _BYTES_A_SECOND = 4_000_000
 CONVERTING_SECONDS = 60.0
 """Time for transformers to convert a vocabulary, of which it takes several to start."""
+_PATIENCE = 4.0
+"""Seconds that texts may take which are not encoded in the end; no more texts are tried after that."""
+_BUSY = 10
+"""On a busy machine a child may take this many times its limit, if it does not get the processor."""
 _SCRIPT = Path(__file__).parent / "_apart.py"
 
 
@@ -49,6 +55,8 @@ class Child:
     """One child process. It is started when it is needed, and again in a forked process."""
 
     def __init__(self) -> None:
+        self.used = 0.0
+        """Seconds of the processor that the last answer took."""
         self._process: subprocess.Popen[bytes] | None = None
         self._of = 0
 
@@ -59,15 +67,8 @@ class Child:
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         content = json.dumps({**request, "seconds": seconds}).encode()
-        late: list[bool] = []
-
-        def end() -> None:
-            late.append(True)
-            process.kill()
-
-        timer = Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+        watch = _Watch(process, seconds)
+        watch.start()
         answer = b""
         try:
             process.stdin.write(struct.pack("=Q", len(content)) + content)
@@ -77,11 +78,10 @@ class Child:
         except OSError:
             answer = b""
         finally:
-            timer.cancel()
-            timer.join()
+            self.used = watch.end()
             if not answer:
                 self.stop()
-        if late:
+        if watch.late:
             self.stop()
             raise OutOfLimits(f"it was not finished after {seconds:,.0f} seconds")
         if not answer:
@@ -120,6 +120,51 @@ class Child:
         self._process = None
 
 
+class _Watch(Thread):
+    """Kills a child once it has had the processor for longer than its limit."""
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        super().__init__(name="watching a tokenizer", daemon=True)
+        self.late = False
+        self._process = process
+        self._seconds = seconds
+        self._ended = Event()
+        self._began, self._before = time.monotonic(), _processor(process.pid)
+
+    def run(self) -> None:
+        """Wait for the end of the work, or end it."""
+        left = self._seconds
+        while not self._ended.wait(left):
+            left = self._seconds - self._used()
+            if left <= 0:
+                self.late = True
+                self._process.kill()
+                return
+            left = max(left, 0.05)
+
+    def end(self) -> float:
+        """The seconds that the work has taken, which has ended."""
+        used = self._used()
+        self._ended.set()
+        self.join()
+        return self._seconds if self.late else used
+
+    def _used(self) -> float:
+        passed, now = time.monotonic() - self._began, _processor(self._process.pid)
+        if self._before is None or now is None or passed > _BUSY * self._seconds:
+            return passed
+        return now - self._before
+
+
+def _processor(number: int) -> float | None:
+    """Seconds for which a process has had the processor; None where the system does not say."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class LimitedBackend:
     """A tokenizer of the library that encodes in a child; all else is that of the library's own object."""
 
@@ -130,6 +175,8 @@ class LimitedBackend:
         self._child = Child()
         self._definition: str | None = None
         self._failed: str | None = None
+        self._wasted = 0.0
+        self._one_at_a_time, self._of = Lock(), os.getpid()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("add_", "enable_", "train")):
@@ -146,8 +193,14 @@ class LimitedBackend:
         return self._encoded(texts, add_special_tokens)
 
     def _encoded(self, texts: Sequence[str], special: bool) -> list[Encoding]:
+        if self._of != os.getpid():  # another thread may have had the lock when this process was forked
+            self._one_at_a_time, self._of = Lock(), os.getpid()
+        with self._one_at_a_time:
+            return self._asked(texts, special)
+
+    def _asked(self, texts: Sequence[str], special: bool) -> list[Encoding]:
         if self._failed is not None:  # otherwise each text of a log would wait for the same limit
-            raise OutOfLimits(self._failed)
+            raise OutOfLimits(f"it is not asked again after an earlier text: {self._failed}")
         try:
             if not self._child.is_running:
                 self._definition = self._definition or self._backend.to_str()
@@ -155,7 +208,9 @@ class LimitedBackend:
             seconds = ENCODING_SECONDS + sum(map(len, texts)) / _CHARACTERS_A_SECOND
             answer = self._child.ask({"texts": list(texts), "special": special}, seconds)
         except OutOfLimits as error:
-            self._failed = str(error)
+            self._wasted += self._child.used
+            if self._wasted > _PATIENCE:
+                self._failed = str(error)
             raise
         (count,) = struct.unpack_from("=Q", answer)
         counts = np.frombuffer(answer, np.uint32, count, 8)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from tito_audit.errors import EncodeError
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.vocab import Prefix, Vocabulary
@@ -34,6 +35,8 @@ _SIDES = ("", "a", " a ", "\n", "\n\n", "e\u0301", "\u0301", "12", "中", "'s", 
 """Texts that surround a control token in the probes."""
 _MOST = 1024
 """With more control tokens than this, only those marked as special are used (gemma-3 has 6,000 unused ones)."""
+_BEGINNINGS = 16 << 20
+"""Characters that all beginnings of control tokens may have together; those of gemma-3 have a million."""
 _PROBED = 16
 """How many control tokens are probed with all neighbours; every control token is probed once."""
 
@@ -197,6 +200,8 @@ def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
     plain = {i: token for i, token in added.items() if _plain(token) and (normal or not token.normalized)}
     if len(plain) > _MOST:
         plain = {i: token for i, token in plain.items() if token.special}
+    if sum(len(token.content) ** 2 for token in added.values()) > _BEGINNINGS:
+        return none
     apart = _apart({token.content for token in plain.values()}, {token.content for token in added.values()})
     cuts = Cuts({token.content: i for i, token in plain.items() if token.content in apart})
     return cuts if _holds(cuts, ReferenceEncoder(backend)) else none
@@ -272,8 +277,11 @@ def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:
         probes += [before + content + after for before, after in zip(_SIDES, reversed(_SIDES), strict=True)]
     pieces = [cuts.split(probe) for probe in probes]
     segments = list(dict.fromkeys(piece for cut in pieces for piece in cut[::2]))
-    found = dict(zip(segments, reference.encode_alone(segments), strict=True))
-    whole = reference.encode_alone(probes)
+    try:
+        found = dict(zip(segments, reference.encode_alone(segments), strict=True))
+        whole = reference.encode_alone(probes)
+    except EncodeError:
+        return False
     return all(np.array_equal(cuts.join(cut, found), ids) for cut, ids in zip(pieces, whole, strict=True))
 
 

@@ -17,6 +17,8 @@ WRITTEN = 4
 """The weight of what a macro or a `{% set %}` block writes."""
 _MOST = 256
 _NUMBERS = {"abs", "count", "float", "int", "length"}
+_WRITING = {"tojson", "join", "string"}
+"""Filters that write a list as a text, longer than its items."""
 _COUNTERS = [f"loop.{name}" for name in ("index", "index0", "revindex", "revindex0", "length", "first", "last")]
 
 
@@ -107,7 +109,7 @@ class Weights:
             return 0
         if node.name == "replace":
             return max(base, 1) * _times(node.args)
-        return max(base * (2 if node.name in ("tojson", "join") else 1), others, 1)
+        return max(base * (2 if node.name in _WRITING else 1), others, 1)
 
     def _called(self, node: nodes.Call) -> int:
         inside = sum(self.weigh(argument) for argument in _arguments(node))

@@ -24,6 +24,8 @@ _FUEL_FOR_EACH = 2_000
 need."""
 _MOST_WRITTEN = 1 << 30
 _SIZE_LIMIT = 16 * 1024 * 1024
+_LETTER = 16
+"""What a letter takes that is an item of a list."""
 _SLOW = 2.0
 """A template that takes longer than this many seconds is never run here again."""
 _REPLACED = "\ufffd"
@@ -129,10 +131,7 @@ class FastTemplate:
     def _written(self, value: Any) -> Any:
         """Count what is written; minijinja then writes it."""
         if type(value) is str:
-            self._left -= len(value)
-            if self._left < 0:
-                self._off = True
-                raise GivenUp
+            self._spend(len(value))
         elif value is not None:
             self._show(value)
         return NotImplemented
@@ -165,24 +164,35 @@ class FastTemplate:
             text = self._tool_texts[id(value)] = self._tool_texts[id(value)] or to_json(value)
         else:
             text = to_json(value)
-        self._left -= len(text)
-        if self._left < 0:
-            self._off = True
-            raise GivenUp
+        self._spend(len(text))
         return text
 
     def _string(self, value: Any) -> str:
-        if type(value) is not str:
-            self._show(_known(value))
-        return str(value)
+        if type(value) is str:
+            return value
+        self._show(_known(value))
+        text = str(value)
+        self._spend(len(text))
+        return text
 
     def _join(self, values: Any, between: str = "") -> str:
-        return between.join([self._string(value) for value in _known(values)])
+        text = between.join([self._string(value) for value in _known(values)])
+        self._spend(len(text))
+        return text
+
+    def _spend(self, size: int) -> None:
+        """Count a value that is made; GivenUp if all of them together are too large."""
+        self._left -= size
+        if self._left < 0:
+            self._off = True
+            raise GivenUp
 
     # Undefined arrives here as None. To the reference, undefined is an empty list, but null is not.
 
     def _list(self, value: Any) -> list[Any]:
         self._absent |= value is None
+        if type(value) is str:
+            self._spend(_LETTER * len(value))
         return [] if value is None else list(value)
 
     def _iterable(self, value: Any) -> bool:
