@@ -219,12 +219,16 @@ def _peak(number: int) -> int:
 
 
 def _processor(number: int) -> tuple[bool, float]:
-    """Whether a process wants the processor, and the seconds for which it had it."""
+    """Whether a process or one that it started wants the processor, and the seconds for which they had it."""
     try:
         fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
     except OSError:
         return False, 0.0
-    return fields[0] == "R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    running, used = fields[0] == "R", sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    for one in map(_processor, map(int, children)):
+        running, used = running or one[0], used + one[1]
+    return running, used
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
