@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import pairwise
@@ -15,7 +16,8 @@ from tests import toy
 from tests.tiers import examples
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
-from tito_audit.align.drift import _cut, _opcodes, align
+from tito_audit.align.drift import _cut, align
+from tito_audit.align.opcodes import opcodes
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer
@@ -375,7 +377,7 @@ def test_units_pair_as_difflib_pairs_them(data: st.DataObject, left: list[str]) 
     right = [new or old for old, new in zip(left, changes, strict=True)]
     right += data.draw(st.lists(st.sampled_from("ab"), max_size=1))
     wanted = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    assert list(_opcodes(left, right)) == wanted
+    assert list(opcodes(left, right)) == wanted
 
 
 def test_long_chats_of_equal_units_pair_without_comparing_every_unit_with_every_other() -> None:
@@ -392,5 +394,43 @@ def test_long_chats_of_equal_units_pair_without_comparing_every_unit_with_every_
     right = [Unit("other") if place % 100 == 7 else Unit("same") for place in range(2000)]
     for place in range(7, 2000, 100):
         left[place] = Unit("old")
-    assert len(list(_opcodes(left, right))) == 41
+    assert len(list(opcodes(left, right))) == 41
     assert Unit.compared < 20 * len(left)
+
+
+@few
+@given(
+    left=st.lists(st.sampled_from("aabbcdefgh"), max_size=30),
+    right=st.lists(st.sampled_from("aabbcdxyz"), max_size=30),
+    steps=st.integers(0, 200),
+)
+def test_units_that_take_too_long_still_pair_only_where_they_are_equal(
+    left: list[str], right: list[str], steps: int
+) -> None:
+    i = j = 0
+    for tag, start, end, other, other_end in opcodes(left, right, steps):
+        assert (start, other) == (i, j)
+        assert end > start or other_end > other
+        assert (tag == "equal") == (left[start:end] == right[other:other_end])
+        i, j = end, other_end
+    assert (i, j) == (len(left), len(right))
+
+
+def test_a_long_chat_of_other_lengths_pairs_by_what_each_side_holds_once() -> None:
+    turns = [unit for turn in range(20_000) for unit in ("<s>", f"text {turn}", "<e>", "\n")]
+    other = [*turns[:8], "<s>", "more", "<e>", "\n", *turns[8:]]
+    other[-50_000] = "changed"
+    began = time.process_time()
+    found = [(tag, end - start, last - first) for tag, start, end, first, last in opcodes(turns, other)]
+    assert time.process_time() - began < 5
+    changes = [one for one in found if one[0] != "equal"]
+    assert [tag for tag, *_ in changes] == ["insert", "replace"]
+    assert sum(size for tag, size, _ in found if tag == "equal") == len(turns) - 1
+
+
+def test_units_that_all_repeat_are_given_up_in_bounded_time() -> None:
+    left = ["a", "b"] * 30_000
+    right = ["b", "a", "c"] * 20_000
+    began = time.process_time()
+    assert list(opcodes(left, right))
+    assert time.process_time() - began < 5

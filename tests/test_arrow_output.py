@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.command import run
 from tests.test_parquet_output import rich_table, same_values
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.edits import Edit, with_edits
@@ -211,3 +212,18 @@ def test_the_form_is_read_off_the_first_record_batch(tmp_path):
             with pa.memory_map(str(path)) as source:
                 form = form_of(source)
             assert (form.compression, form.version) == (compression, int(version))
+
+
+@pytest.mark.parametrize("new", NEW)
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_batches_that_pyarrow_would_misread_are_refused(tmp_path: Path, new: str, codec: str) -> None:
+    table = pa.table({"token_ids": [[5, 6, 7]], "reward": [1.0]})
+    old = {"metadata_version": pa.ipc.MetadataVersion.V4}
+    path = store(tmp_path / "log.arrow", table, new, compression=codec, **old)
+    code, _, said = run("scan", path, "--no-config")
+    assert code == 2
+    assert f"{path}: compressed record batches of metadata version 4" in said
+    for options in (old, {"compression": codec}):
+        store(path, table, new, **options)
+        with open_arrow(path) as file:
+            assert [batch.to_pylist() for batch, *_ in file.batches()] == [table.to_pylist()]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +13,12 @@ from hypothesis import strategies as st
 from tests.command import run
 from tito_audit.cli import _given as options
 from tito_audit.errors import SetupError
+from tito_audit.report_objects import as_json
 from tito_audit.rule import selected
 from tito_audit.rules import all_rules
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import GateSettings, MaxRate, Settings
+from tito_audit.settings.options import OPTIONS
 
 CODES = [rule.code for rule in all_rules()]
 
@@ -116,7 +122,32 @@ def test_a_code_of_extend_select_that_there_is_not_ends_the_run() -> None:
         list(scan_rollouts([], Settings(extend_select=("TOKK",))))
 
 
-@pytest.mark.parametrize("word", ["nan", "-NaN"])
-def test_a_number_that_is_none_is_refused_in_one_line(word: str) -> None:
-    refused = (2, "", "tito-audit: --template-seconds nan: it takes a number.\n")
-    assert run("scan", "log.jsonl", "--template-seconds", word) == refused
+@pytest.mark.parametrize("given", ["inf", "-inf", "nan", "-NaN", "1e999"])
+@pytest.mark.parametrize(
+    "flag", [one.flag for one in OPTIONS if one.takes is float and not one.hidden and "scan" in one.commands]
+)
+def test_a_number_is_finite(flag: str, given: str) -> None:
+    code, _, said = run("scan", "nowhere.jsonl", f"{flag}={given}", "--no-config")
+    assert code == 2
+    assert flag in said
+    assert "nowhere" not in said
+    assert len(said.strip().splitlines()) <= 2
+
+
+def test_a_whole_number_has_64_bits(tmp_path: Path) -> None:
+    code, _, said = run("scan", "nowhere.jsonl", "--max-row-bytes", 10**30, "--no-config")
+    assert code == 2
+    assert "--max-row-bytes" in said
+    assert len(said.strip().splitlines()) <= 2
+    (tmp_path / "tito-audit.toml").write_text(f"max-row-bytes = {10**400}\n")
+    code, _, said = run("scan", "nowhere.jsonl", "--config", tmp_path / "tito-audit.toml")
+    assert code == 2
+    assert "at most 9,223,372,036,854,775,807" in said
+
+
+def test_numbers_of_more_than_64_bits_are_written_in_full() -> None:
+    assert json.loads(as_json({"large": 10**30, "none": math.nan, "cut": "\ud83d"})) == {
+        "large": 10**30,
+        "none": None,
+        "cut": "\\ud83d",
+    }

@@ -28,6 +28,7 @@ New keys do not raise the version; changing the meaning of a key or removing it 
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from dataclasses import asdict
@@ -126,13 +127,17 @@ def as_json(value: Any) -> str:
     """The value as one line of JSON, safe for a terminal.
 
     Half of a surrogate pair (logs hold it where a character was cut) cannot be written as UTF-8 and becomes its
-    escape as text (`\\ud83d`).
+    escape as text (`\\ud83d`). Whole numbers of more than 64 bits are written in full.
     """
     try:
-        data = orjson.dumps(value)
+        data = orjson.dumps(value).decode()
     except TypeError:
-        data = orjson.dumps(without_surrogates(value))
-    return escaped_json(data.decode())
+        plain = without_surrogates(value)
+        try:
+            data = orjson.dumps(plain).decode()
+        except TypeError:
+            data = json.dumps(_without_nan(plain), ensure_ascii=False, separators=(",", ":"))
+    return escaped_json(data)
 
 
 def _gate(gate: Gate) -> dict[str, Any]:
@@ -186,6 +191,15 @@ def _skipped(skipped: Skipped) -> dict[str, Any]:
 
 def _by_count(causes: Counter[str]) -> dict[str, int]:
     return dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _without_nan(value: Any) -> Any:
+    """The value with null for every number that JSON cannot express."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def without_surrogates(value: Any) -> Any:

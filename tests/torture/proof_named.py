@@ -47,7 +47,7 @@ class Named:
 
     def respelled(self, place: str) -> bool:
         """Whether the report says that the mask in this place is written in another style."""
-        return f"{place.rsplit('.', 1)[-1]} is written as " in self.notices
+        return f"{place.rsplit('.', 1)[-1].removesuffix('[]')} is written as " in self.notices
 
     @property
     def reshaped(self) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from difflib import SequenceMatcher
-from itertools import groupby
-
 import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
+from tito_audit.align.opcodes import opcodes
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import common_byte_prefix
 from tito_audit.align.runs import Run, equal_runs
@@ -44,7 +41,7 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
     keys_left = [(bool(recorded.control[a]), recorded.bytes_of(a, b)) for a, b in left]
     keys_right = [(bool(canonical.control[a]), canonical.bytes_of(a, b)) for a, b in right]
     parts = []
-    for tag, i1, i2, j1, j2 in _opcodes(keys_left, keys_right):
+    for tag, i1, i2, j1, j2 in opcodes(keys_left, keys_right):
         a = recorded.part(left[i1][0], left[i2 - 1][1]) if i2 > i1 else recorded.part(0, 0)
         b = canonical.part(right[j1][0], right[j2 - 1][1]) if j2 > j1 else canonical.part(0, 0)
         if open_end and tag == "replace" and i2 == len(left) and j2 == len(right):
@@ -53,24 +50,6 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
         else:
             parts.append(align_cuts(a, b) if tag == "equal" else _align_trimmed(a, b))
     return join_blocks(parts)
-
-
-def _opcodes(left: Sequence[Hashable], right: Sequence[Hashable]) -> Iterator[tuple[str, int, int, int, int]]:
-    """The opcodes of `difflib`, which takes quadratic time where units repeat, as they do in every long chat.
-
-    Where units differ only at equal places, and none of those is on the other side as well, every equal run lies
-    between two of these places on both sides. `difflib` then pairs each run with itself, and so does this.
-    """
-    changed = [place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
-    apart = {left[place] for place in changed}.isdisjoint(right)
-    if len(left) != len(right) or not apart or not {right[place] for place in changed}.isdisjoint(left):
-        yield from SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-        return
-    at = 0
-    for same, run in groupby(zip(left, right, strict=True), key=lambda pair: pair[0] == pair[1]):
-        end = at + sum(1 for _ in run)
-        yield "equal" if same else "replace", at, end, at, end
-        at = end
 
 
 def _head(pieces: Pieces, controls: int) -> int:

@@ -17,6 +17,7 @@ from tito_audit.cli._given import Given
 from tito_audit.errors import SetupError
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import options_of
+from tito_audit.settings.values import LARGEST
 
 
 def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -60,6 +61,7 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
         metavar=option.metavar,
         help=option.said(command),
         min=option.least,
+        max=LARGEST if option.takes is int else None,
         parser=parser,
         autocompletion=getattr(_complete, option.completes) if option.completes else None,
         callback=_callback_of(option),
@@ -82,8 +84,8 @@ def _callback_of(option: Option) -> Callable[..., Any] | None:
 
 
 def _number(flag: typer.CallbackParam, given: float | None) -> float | None:
-    if given is not None and math.isnan(given):
-        raise SetupError(f"{flag.opts[0]} nan: it takes a number.")
+    if given is not None and not math.isfinite(given):
+        raise SetupError(f"{flag.opts[0]} {given}: it takes a finite number.")
     return given
 
 

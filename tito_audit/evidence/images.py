@@ -112,6 +112,8 @@ def pictured(messages: Iterable[Message]) -> Pictured:
             continue
         for part in message.content:
             kind = part.get("type")
+            if kind is not None and not isinstance(kind, str):
+                continue
             if kind in _IMAGES or (kind is None and _has(part, _IMAGES)):
                 images.append(_identity(part))
             elif kind in _VIDEOS or (kind is None and _has(part, _VIDEOS)):

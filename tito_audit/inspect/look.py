@@ -143,7 +143,8 @@ def inspect_log(
         else:
             read.append((raw.index, raw.value))
     found.kind = log.kind if path.is_file() else "lines"
-    _look_at_columns(found, read, vocabulary)
+    with np.errstate(invalid="ignore", over="ignore"):  # of columns that hold infinity
+        _look_at_columns(found, read, vocabulary)
     if found.kind in ("parquet", "arrow"):
         _name_storage_types(found, log.schema())
     found.taken = _taken_for(read, settings)

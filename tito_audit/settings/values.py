@@ -14,6 +14,8 @@ from typing import Any
 from tito_audit.settings.model import NO_TOOLS, RECORDED
 from tito_audit.settings.readers import MOMENT, json_or_text, moment, required_share
 
+LARGEST = 2**63 - 1
+"""The largest whole number that a setting takes."""
 _TEXT = {"type": "string", "minLength": 1}
 _ONE_OR_SEVERAL = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
 _RATE = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?%?(?:/(?:token|rollout))?"
@@ -133,6 +135,8 @@ def _at_least(least: float, kind: type[float]) -> Callable[[Any, Path], float]:
     """A reader of numbers of a type, `least` or more."""
 
     def read(value: Any, folder: Path) -> float:
+        if type(value) is int and value > LARGEST:
+            raise ValueError(f"at most {LARGEST:,}")
         if not _is_number(value) or value < least or value != kind(value):
             raise ValueError
         return kind(value)
@@ -149,7 +153,7 @@ def _share(value: Any, folder: Path) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return (type(value) is int and abs(value) <= LARGEST) or (type(value) is float and math.isfinite(value))
 
 
 def _flag(value: Any, folder: Path) -> bool:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
+from tito_audit.storage._parquet_footer import Footer
+
 _NOT_READ = "no page is read"
+_CODECS = range(8)
+"""UNCOMPRESSED, SNAPPY, GZIP, LZO, BROTLI, LZ4, ZSTD, LZ4_RAW."""
+# Fields of a row group, of a column chunk, and of what is said about it.
+_COLUMNS, _ABOUT, _PATH, _CODEC = 1, 3, 3, 4
 
 
 class _NoPages(io.RawIOBase):
@@ -49,3 +56,23 @@ def check_chunks(metadata: Any, size: int) -> None:
         except OSError as error:
             if _NOT_READ not in str(error):
                 raise
+
+
+def check_forms(path: Path, schema: Any) -> None:
+    """ValueError or IndexError if a column chunk has a codec that does not exist, or another column's path.
+
+    pyarrow ends the process where it is asked for the name of such a codec, and reads columns by their places
+    alone.
+    """
+    names = [schema.column(place).path.encode() for place in range(len(schema))]
+    with path.open("rb") as file:
+        for number, group in enumerate(Footer(file).groups()):
+            for chunk, name in zip(group.get(_COLUMNS).values, names, strict=True):
+                about = chunk.get(_ABOUT)
+                if about is None or about.get(_CODEC) not in _CODECS:
+                    raise ValueError(f"row group {number}: no such codec in a column chunk of {name.decode()!r}")
+                own = b".".join(about.get(_PATH).values)
+                if own != name:
+                    raise ValueError(
+                        f"row group {number}: {own!r} is at the place of the column {name.decode()!r}"
+                    )

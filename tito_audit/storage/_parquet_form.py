@@ -12,6 +12,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from tito_audit.storage._parquet_checks import check_forms
+
 _SPECIAL = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings chosen for a column; PLAIN is the fallback of any, RLE the encoding of levels."""
 _PAGE_V2 = 3
@@ -33,8 +35,9 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
     """Arguments of `pyarrow.parquet.ParquetWriter` that reproduce what the footer and the first page show.
 
     They do not show compression levels and page sizes, which are left to the writer. `schema` is what will be
-    written: the file's, with `added` columns.
+    written: the file's, with `added` columns. ValueError or IndexError for a damaged footer.
     """
+    check_forms(path, file.schema)
     chunks = [chunk for group in _groups(file) for chunk in _chunks(group)]
     version_2, checksum = _page_form(path, chunks)
     options: dict[str, Any] = {

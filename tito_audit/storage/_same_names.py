@@ -10,8 +10,14 @@ from tito_audit.errors import StorageError
 
 
 def refuse_same_names(path: Path, schema: Any) -> None:
-    """StorageError if two columns, or two fields of an object in a column, have the same name."""
-    where = next(_doubles((), schema), None)
+    """StorageError if two columns, or two fields of an object in a column, have the same name, or one no text."""
+    try:
+        where = next(_doubles((), schema), None)
+    except UnicodeDecodeError:
+        raise StorageError(
+            f"{path}: the name of a column is not UTF-8, so its rows cannot be shown.\n"
+            "The file is damaged: copy it again, or write it again."
+        ) from None
     if where is not None:
         *outer, name = where
         what = f"two fields of {'.'.join(outer)!r}" if outer else "two of the columns"

@@ -130,6 +130,20 @@ class ArrowFile:
                 "something that is not read"
             )
 
+    @property
+    def is_misread(self) -> bool:
+        """Whether pyarrow would take compressed bytes for values, and end the process where they point outside.
+
+        It does so with compressed record batches of version 4, which it writes where it is asked to.
+        """
+        import pyarrow as pa
+
+        try:
+            first = pa.ipc.read_message(self._at_start())
+        except (pa.ArrowException, OSError, ValueError, EOFError):
+            return False  # whoever reads the batches says that they are damaged
+        return first.metadata_version <= pa.ipc.MetadataVersion.V4 and self.form.compression is not None
+
     def _stream(self) -> Any:
         import pyarrow as pa
 
@@ -154,6 +168,12 @@ def open_arrow(path: Path) -> ArrowFile:
             f"{path}: an Arrow file whose schema cannot be read ({first_line(error)}).\n"
             "The copy is incomplete, or the writer was stopped as soon as it began; write it again."
         ) from None
+    if file.is_misread:
+        file.close()
+        raise StorageError(
+            f"{path}: compressed record batches of metadata version 4, whose values cannot be read reliably.\n"
+            "Write the file again with version 5, the default of pyarrow, or without compression."
+        )
     refuse_same_names(path, file.schema)
     return file
 

@@ -39,7 +39,7 @@ class ParquetOutput(TableOutput):
             self._file = parquet.ParquetFile(self._source)
             schema = self._edit.schema(self._file.schema_arrow)
             options = writer_options(self._source, self._file, schema, self._edit.added)
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError, IndexError) as error:
             raise self._unreadable("the footer", error) from error
         self._claims = options["sorting_columns"] or ()
         metadata = self._file.metadata

@@ -11,13 +11,14 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from tito_audit.errors import TokenizerError
+from tito_audit.errors import ODD_VALUES, TitoAuditError, TokenizerError, in_words
 from tito_audit.tokens.known_steps import unknown_step
 from tito_audit.tokens.tries import check_tries, long_piece
 
@@ -35,6 +36,25 @@ _TWICE = re.compile(rf'"(?:{"|".join(_KEYS)})"\s*:\s*(?:[{{\[]|null)'.encode())
 _LIST = re.compile(rb'"vocab"\s*:\s*\[')
 _ESCAPED = (b"\\u002", b"\\u005", b"\\u006", b"\\u007")
 """How letters are written by whoever hides a key."""
+
+
+@contextmanager
+def reading_definition(where: Path | str) -> Iterator[None]:
+    """A block that reads the files of a tokenizer: TokenizerError for whatever they hold that no tokenizer has.
+
+    `where`: the folder or the file, for the message.
+    """
+    try:
+        yield
+    except TitoAuditError:
+        raise
+    except OSError as error:
+        raise TokenizerError(f"{where}: this tokenizer cannot be read ({error}).") from error
+    except (*ODD_VALUES, MemoryError) as error:
+        raise TokenizerError(
+            f"{where}: this tokenizer cannot be read: a part of it is missing or holds something else than it should "
+            f"({in_words(error)}).\nDownload it again, or pass the folder of another."
+        ) from error
 
 
 def read_file(file: Path, limit: int, *, what: str = "tokenizer") -> bytes:
@@ -109,7 +129,8 @@ def check_definition(content: bytes, file: Path) -> str | None:
                 "Download the tokenizer again."
             )
         _check_lengths(parts.get("model"), file)
-    for token in parts.get("added_tokens") or ():
+    added = parts.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
         if isinstance(token, Mapping):
             check_token(token.get("content"), file)
     check_tries(parts, file)

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import orjson
 
+from tito_audit.errors import ODD_VALUES
 from tito_audit.settings.home import user_path
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -110,9 +111,9 @@ def glance(folder: Path) -> Glance | None:
         added = whole.get("added_tokens") or []
         ids = [int(one["id"]) for one in added] + [_last_id(whole["model"]["vocab"])]
         control = frozenset(int(one["id"]) for one in added if one.get("special"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Glance(max(ids) + 1, control)
+    except (OSError, *ODD_VALUES):
         return None
-    return Glance(max(ids) + 1, control)
 
 
 def _last_id(vocabulary: Mapping[str, int] | list[Any]) -> int:

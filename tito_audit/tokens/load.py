@@ -25,6 +25,7 @@ from tito_audit.tokens.bounds import (
     check_token,
     read_file,
     read_template,
+    reading_definition,
 )
 from tito_audit.tokens.cache import Store, cache_folder, open_store
 from tito_audit.tokens.definition import LazyBackend
@@ -62,6 +63,11 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False, commit:
     Code in the folder runs only with `trust_remote_code`, and only if there is no `tokenizer.json`. With `commit`
     the name is that of a repository whose files are those of this commit, wherever its branch is now.
     """
+    with reading_definition(name_or_dir):
+        return _found(name_or_dir, trust_remote_code, commit)
+
+
+def _found(name_or_dir: str, trust_remote_code: bool, commit: str | None) -> Tokenizer:
     if commit is not None:
         return _of_snapshot(snapshot_of(name_or_dir, commit), name_or_dir, trust_remote_code)
     path = user_path(name_or_dir)
@@ -126,6 +132,10 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     digest = _digest(file)
 
     def load() -> tokenizers.Tokenizer:
+        with reading_definition(file):
+            return defined()
+
+    def defined() -> tokenizers.Tokenizer:
         stored = store.definition if store is not None else None
         if stored is not None:
             return _backend(file, stored, config, special, checked=True)

@@ -1,0 +1,89 @@
+"""Parquet files whose footers say what no writer says: one message, and never the end of the process."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.command import run
+from tito_audit.storage._thrift import BINARY, I32, LIST, Reader, Several, Struct, written
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+LOG = ROOT / "fixtures" / "formats" / "prime_rl_sample.jsonl"
+"""A log with findings that are repaired."""
+# Fields of a footer, a node of the schema, a row group, a column chunk and what is said about it.
+SCHEMA, NAME, GROUPS, COLUMNS, ABOUT, TYPE, ENCODINGS, PATH, CODEC = 2, 4, 4, 1, 3, 1, 2, 3, 4
+
+
+def about(footer: Struct) -> Struct:
+    """What a footer says about its first column chunk."""
+    found: Struct = footer.get(GROUPS).values[0].get(COLUMNS).values[0].get(ABOUT)
+    return found
+
+
+def damaged(path: Path, change: Callable[[Struct], Any]) -> Path:
+    """A Parquet file with a changed footer."""
+    out = io.BytesIO()
+    rows = [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]
+    pq.write_table(pa.Table.from_pylist(rows), out, compression="zstd")
+    data = out.getvalue()
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = Reader(data[-8 - size : -8]).struct()
+    change(footer)
+    new = written(footer)
+    path.write_bytes(data[: -8 - size] + new + len(new).to_bytes(4, "little") + data[-4:])
+    return path
+
+
+DAMAGE: dict[str, Callable[[Struct], Any]] = {
+    "an unknown codec": lambda footer: about(footer).put(CODEC, I32, 99),
+    "a codec below zero": lambda footer: about(footer).put(CODEC, I32, -1),
+    "another name in the path": lambda footer: about(footer).put(PATH, LIST, Several(BINARY, [b"other"])),
+    "a path that is no text": lambda footer: about(footer).put(PATH, LIST, Several(BINARY, [b"\xff\xfe"])),
+    "no path": lambda footer: about(footer).put(PATH, LIST, Several(BINARY, [])),
+    "an unknown type": lambda footer: about(footer).put(TYPE, I32, 77),
+    "an unknown encoding": lambda footer: about(footer).put(ENCODINGS, LIST, Several(I32, [77, -3])),
+    "a name that is no text": lambda footer: footer.get(SCHEMA).values[1].put(NAME, BINARY, b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_footer_ends_no_process(tmp_path: Path, name: str) -> None:
+    log = damaged(tmp_path / "log.parquet", DAMAGE[name])
+    before = log.read_bytes()
+    for words in (
+        ("scan", log, "-t", TOY),
+        ("show", log, "-t", TOY),
+        ("inspect", log),
+        ("repair", log, "-t", TOY, "-o", tmp_path / "out.parquet"),
+    ):
+        code, out, said = run(*words, "--no-config")
+        assert code in (0, 1, 2) and "Traceback" not in said and "bug" not in said, (words, said)
+        assert out or said
+        if code == 2:
+            assert str(log) in said
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["an unknown codec", "another name in the path"])
+def test_a_file_that_another_one_cannot_be_like_is_not_written(tmp_path: Path, name: str) -> None:
+    log, out = damaged(tmp_path / "log.parquet", DAMAGE[name]), tmp_path / "out.parquet"
+    code, _, said = run("repair", log, "-t", TOY, "-o", out, "--no-config")
+    assert code in (1, 2) and not out.exists(), said
+    assert str(log) in said
+
+
+def test_the_same_file_without_damage_is_written(tmp_path: Path) -> None:
+    log, out = damaged(tmp_path / "log.parquet", lambda footer: None), tmp_path / "out.parquet"
+    code, _, said = run("repair", log, "-t", TOY, "-o", out, "--no-config")
+    assert code in (0, 1)
+    assert not said
+    assert not pq.read_table(out).equals(pq.read_table(log))
