@@ -76,6 +76,15 @@ def replaced(whole: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
+def refusal(folder: Path) -> str:
+    """Why a tokenizer does not load; "" if it does."""
+    try:
+        load_tokenizer(str(folder))
+    except TokenizerError as error:
+        return str(error)
+    return ""
+
+
 def test_anything_in_the_place_of_anything_is_one_message(tmp_path: Path) -> None:
     parts = [("tokenizer.json", SMALL), ("tokenizer_config.json", SETTINGS)]
     for name, whole in parts:
@@ -87,11 +96,9 @@ def test_anything_in_the_place_of_anything_is_one_message(tmp_path: Path) -> Non
         if path[0] in ("pre_tokenizer", "normalizer"):
             continue  # these start processes
         (tmp_path / name).write_text(json.dumps(replaced(whole, path, odd)))
-        try:
-            load_tokenizer(str(tmp_path))
-        except TokenizerError as error:
-            refused += 1
-            assert str(tmp_path) in str(error), (name, path, odd)
+        said = refusal(tmp_path)
+        refused += bool(said)
+        assert not said or str(tmp_path) in said, (name, path, odd)
         glance(tmp_path)
         (tmp_path / name).write_text(json.dumps(whole))
     assert refused > 10

@@ -52,8 +52,8 @@ def reading_definition(where: Path | str) -> Iterator[None]:
         raise TokenizerError(f"{where}: this tokenizer cannot be read ({error}).") from error
     except (*ODD_VALUES, MemoryError) as error:
         raise TokenizerError(
-            f"{where}: this tokenizer cannot be read: a part of it is missing or holds something else than it should "
-            f"({in_words(error)}).\nDownload it again, or pass the folder of another."
+            f"{where}: this tokenizer cannot be read: a part of it is missing or holds something else than it "
+            f"should ({in_words(error)}).\nDownload it again, or pass the folder of another."
         ) from error
 
 
