@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from tito_audit.record.nesting import parsed_json
 from tito_audit.storage.number_text import numbers_of
-from tito_audit.storage.row import RawRow, parse_row, parses
+from tito_audit.storage.repeated_keys import may_repeat_keys
+from tito_audit.storage.row import RawRow, parse_row
 
 _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
@@ -60,12 +61,14 @@ class Splicer:
         marked, pieces = self._cut(data)
         if not marked:
             return None
+        text = b"".join(pieces)
         try:
-            value = parsed_json(b"".join(pieces))
+            value = parsed_json(text)
         except ValueError:
             return None
-        if isinstance(value, dict):
-            self._put_back(value, marked)
+        if not isinstance(value, dict) or may_repeat_keys(text, value):
+            return None
+        self._put_back(value, marked)
         return value if not marked else None
 
     def _cut(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:

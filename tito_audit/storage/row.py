@@ -11,6 +11,7 @@ import orjson
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
 from tito_audit.record.nesting import parsed_by_python, parsed_json
+from tito_audit.storage.repeated_keys import repeated_key
 
 _NEAR = 24
 """Bytes shown on each side of the place where JSON is invalid."""
@@ -71,9 +72,19 @@ def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
                 "the writer was stopped, or the copy is incomplete",
             )
         return RawRow(index, None, str(error))
-    if isinstance(value, dict):
-        return RawRow(index, value)
-    return RawRow(index, None, not_an_object(value))
+    if not isinstance(value, dict):
+        return RawRow(index, None, not_an_object(value))
+    twice = repeated_key(data, value)
+    return RawRow(index, value) if twice is None else RawRow(index, None, _unclear(twice))
+
+
+def _unclear(key: str) -> str:
+    """Why a row with the same key twice is not read."""
+    shown = key if len(key) <= _NEAR else f"{key[:_NEAR]}…"
+    return (
+        f"the key {shown!r} is there twice in one object, and a reader sees only one of the two values; "
+        "write each key once"
+    )
 
 
 def parse_json(data: bytes) -> Any:
