@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,21 @@ def test_a_limit_is_not_waited_for_again_and_again(tmp_path: Path, monkeypatch: 
     assert "not asked again" in failure(tokenizer, "Hello you")
     other = load_tokenizer(str(tmp_path))
     assert len(other.encode("Hello"))
+
+
+def test_short_texts_that_all_take_long_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited, "_PATIENCE", 0.2)
+    tokenizer = load_tokenizer(changed(tmp_path, normalizer={"type": "Prepend", "prepend": "a" * 500_000}))
+    said = ""
+    for number in range(30):
+        with suppress(EncodeError):
+            tokenizer.encode("b" * number)
+            continue
+        said = failure(tokenizer, "c")
+        break
+    assert "it is not asked again after an earlier text: short texts take too long" in said
 
 
 def failure(tokenizer: Tokenizer, text: str) -> str:

@@ -22,7 +22,8 @@ from threading import Lock
 from typing import Any
 
 from tests.torture.attack import IN, Attack
-from tests.torture.runner import Room, Trial
+from tests.torture.judge import Failure
+from tests.torture.runner import SECONDS, Room, Trial
 from tests.torture.sources import ROOT
 
 __all__ = ["attack_of", "attacks", "drawn"]
@@ -503,7 +504,10 @@ class _Told:
         self._slowest = max(self._slowest, (trial.outcome.cpu, number))
         self._largest = max(self._largest, (trial.outcome.peak, number))
         self._last = max(self._last, number)
-        for failure in trial.failures:
+        failures = list(trial.failures)
+        if not failures and trial.outcome.cpu > SECONDS + attack.seconds:
+            failures = [Failure("slow", attack.command, f"{trial.outcome.cpu:.0f} s of the processor")]
+        for failure in failures:
             self.failed[str(failure)] += 1
             said = failure.said.strip().splitlines()
             words = f"{attack.command} {attack.made[:150]}: {failure} {said[-1][:200] if said else ''}"

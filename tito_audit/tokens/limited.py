@@ -35,7 +35,9 @@ _BYTES_A_SECOND = 4_000_000
 CONVERTING_SECONDS = 60.0
 """Time for transformers to convert a vocabulary, of which it takes several to start."""
 _PATIENCE = 4.0
-"""Seconds that texts may take which are not encoded in the end; no more texts are tried after that."""
+"""Seconds wasted on texts that are not encoded in the end, or far too slowly; after that no more are tried."""
+_FREE = 0.02
+"""Seconds that a text of any length may take."""
 _BUSY = 10
 """On a busy machine a child may take this many times its limit, if it does not get the processor."""
 _SCRIPT = Path(__file__).parent / "_apart.py"
@@ -205,18 +207,29 @@ class LimitedBackend:
             if not self._child.is_running:
                 self._definition = self._definition or self._backend.to_str()
                 load_in(self._child, self._definition)
-            seconds = ENCODING_SECONDS + sum(map(len, texts)) / _CHARACTERS_A_SECOND
+            characters = sum(map(len, texts))
+            seconds = ENCODING_SECONDS + characters / _CHARACTERS_A_SECOND
             answer = self._child.ask({"texts": list(texts), "special": special}, seconds)
         except OutOfLimits as error:
-            self._wasted += self._child.used
-            if self._wasted > _PATIENCE:
-                self._failed = str(error)
+            self._waste(self._child.used, str(error))
             raise
-        (count,) = struct.unpack_from("=Q", answer)
-        counts = np.frombuffer(answer, np.uint32, count, 8)
-        ids = np.frombuffer(answer, np.uint32, -1, 8 + 4 * count)
-        ends = np.cumsum(counts, dtype=np.int64)[:-1] if count else ()
-        return [Encoding(part.tolist()) for part in np.split(ids, ends)] if count else []
+        self._waste(self._child.used - _FREE - characters / _CHARACTERS_A_SECOND, "short texts take too long")
+        return _encodings(answer)
+
+    def _waste(self, seconds: float, because: str) -> None:
+        """Count time that no text should take; once there is too much of it, no other text is tried."""
+        self._wasted += max(seconds, 0.0)
+        if self._wasted > _PATIENCE:
+            self._failed = because
+
+
+def _encodings(answer: bytes) -> list[Encoding]:
+    """The ids of each text in an answer."""
+    (count,) = struct.unpack_from("=Q", answer)
+    counts = np.frombuffer(answer, np.uint32, count, 8)
+    ids = np.frombuffer(answer, np.uint32, -1, 8 + 4 * count)
+    ends = np.cumsum(counts, dtype=np.int64)[:-1] if count else ()
+    return [Encoding(part.tolist()) for part in np.split(ids, ends)] if count else []
 
 
 def load_in(child: Child, definition: str) -> None:
