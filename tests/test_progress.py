@@ -51,7 +51,7 @@ def on_terminal(*arguments: object) -> str:
     return said.decode()
 
 
-LINE = r"\d+% · (?:\w[\w ]* · )?[\d,]+ rows · [\d,]+ rows/s · [\d,.]+ MB/s · (?:\d+:)?\d+:\d\d left"
+LINE = r"\d+% · (?:\w[\w ()]* · )?[\d,]+ rows · [\d,]+ rows/s · [\d,.]+ MB/s · (?:\d+:)?\d+:\d\d left"
 
 
 def test_a_scan_shows_share_rows_speed_and_the_time_left(log: Path) -> None:
@@ -68,7 +68,12 @@ def test_a_repair_shows_its_phase_and_goes_on_while_the_result_is_scanned(log: P
     said = on_terminal("repair", log, "-o", out, "-t", TOY, "--jobs", 1, "--fail-on", "never")
     found = re.findall(LINE, said)
     phases = list(dict.fromkeys(line.split(" · ")[1] for line in found))
-    assert phases == ["repairing", "scanning the result"], said[-2000:]
+    assert phases == ["repairing (1 of 2)", "scanning the result (2 of 2)"], said[-2000:]
+
+
+def test_a_dry_run_has_one_phase(log: Path) -> None:
+    said = on_terminal("repair", log, "--dry-run", "-t", TOY, "--jobs", 1, "--fail-on", "never")
+    assert {line.split(" · ")[1] for line in re.findall(LINE, said)} == {"repairing"}
 
 
 def test_nothing_is_drawn_without_a_terminal_or_when_quiet(log: Path) -> None:

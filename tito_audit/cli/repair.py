@@ -51,7 +51,7 @@ def repair(
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
     from tito_audit.run.executor import all_cores
-    from tito_audit.run.progress import REPAIRING
+    from tito_audit.run.progress import REPAIRING, TRYING
     from tito_audit.run.repair import repair_rollouts
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 
@@ -75,7 +75,7 @@ def repair(
 
         settings, how = scored(logs, settings, how, provider, silent=quiet)
     tally = Tally(Severity.bar(settings.fail_on), settings)
-    pace = RunProgress(phase=REPAIRING)
+    pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = worst if diff else 0
     run.before.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]

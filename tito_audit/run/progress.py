@@ -10,8 +10,10 @@ from tito_audit.summary import Sampled, Summary
 Progress = Callable[[int, int, int], None]
 """Called with the rows audited, the bytes read and the total bytes, over all logs."""
 
-REPAIRING, CHECKING = "repairing", "scanning the result"
-"""The phases of a repair."""
+REPAIRING, CHECKING = "repairing (1 of 2)", "scanning the result (2 of 2)"
+"""The phases of a repair; the time left is that of its phase."""
+TRYING = "repairing"
+"""The one phase of a dry run."""
 
 
 def entered(progress: Progress | None, phase: str) -> Progress | None:
