@@ -95,7 +95,7 @@ bench-batch: $(VENV)/.installed-bench
 
 # Needs room for two copies of the larger log: BENCH="--scratch FOLDER"; BENCH="--help" lists all options.
 bench-large: $(VENV)/.installed-bench
-	$(BIN)/python -m benchmarks.large $(if $(QUICK),--quick) --page benchmarks/LARGE.md $(BENCH)
+	$(BIN)/python -m benchmarks.large $(if $(QUICK),--quick) $(BENCH)
 
 # Starts clusters of one and two nodes on this machine.
 bench-ray: $(VENV)/.installed-dev $(VENV)/.installed-bench

@@ -10,159 +10,25 @@ rows of vision models do. The logs are removed when they are checked.
 from __future__ import annotations
 
 import argparse
-import base64
-import gzip
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
+from benchmarks.large_logs import Block, write_arrow, write_gzip, write_lines, write_parquet
 from benchmarks.measure import ROOT, TOY
-from benchmarks.planter import rows_of
+from benchmarks.results import busy, heading
 
-ROWS = 300
-"""Rows of a block."""
-RATE = 0.2
-_DIGITS = b"123456789"
-_POOL = 16
-_PATTERN = 4096
 WATCH = 0.2
-KINDS = {
-    "token_ids": "int64",
-    "loss_mask": "int64",
-    "logprobs": "float64",
-    "trainer_logprobs": "float64",
-    "token_versions": "int64",
-}
-"""Lists of numbers and their types, as `datasets` writes them."""
-
-
-class Block:
-    """Rows with planted faults, and copies of them with other digits."""
-
-    def __init__(self, tokenizer: str = str(TOY)) -> None:
-        from tito_audit.tokens.load import load_tokenizer
-
-        vocabulary = load_tokenizer(tokenizer).vocabulary
-        digits = [vocabulary.ids_of_bytes(bytes([digit]))[0] for digit in _DIGITS]
-        self._digits = np.array(digits)
-        self._size = vocabulary.size
-        made = [one for one in rows_of(tokenizer, 7, 0, ROWS, RATE, calls=False) if self._varies(one[0])]
-        self.rows = [row for row, _ in made]
-        self.faults = [fault for _, fault in made]
-        """The fault of each row, or ""."""
-
-    def _varies(self, row: dict[str, Any]) -> bool:
-        """Whether other digits make another row of it."""
-        return len(np.intersect1d(row["token_ids"], self._digits)) > 5
-
-    def copy(self, number: int) -> list[dict[str, Any]]:
-        """Copy `number` of all rows, whose messages are JSON text."""
-        order = np.random.default_rng(number).permutation(9) if number else np.arange(9)
-        ids = np.arange(1 << 20, dtype=np.int32)
-        ids[self._digits] = self._digits[order]
-        texts = bytes.maketrans(_DIGITS, bytes(_DIGITS[at] for at in order))
-        return [self._copied(row, number, at, ids, texts) for at, row in enumerate(self.rows)]
-
-    def _copied(self, row: dict[str, Any], number: int, at: int, ids: Any, texts: bytes) -> dict[str, Any]:
-        said = row["messages"].encode().translate(texts).decode()
-        return {**row, "id": f"{number}-{at}", "messages": said, "token_ids": ids[row["token_ids"]]}
-
-
-def image(number: int, size: int, *, text: bool = False) -> bytes:
-    """Bytes that stand for an image; a few different ones take turns.
-
-    As text, they are base64 and cannot be compressed much further; else they repeat, so that a file system that
-    compresses stores many of them.
-    """
-    draw = np.random.default_rng(number % _POOL)
-    if text:
-        return base64.b64encode(draw.bytes(size * 3 // 4))
-    return (b"\x89PNG\r\n\x1a\n" + draw.bytes(_PATTERN - 8)) * (size // _PATTERN)
-
-
-def table_of(block: Block, first: int, copies: int, image_bytes: int) -> Any:
-    """Copies of the block as an Arrow table; images share their memory."""
-    import pyarrow as pa
-
-    rows = [row for number in range(first, first + copies) for row in block.copy(number)]
-    words = [orjson.dumps(tools).decode() if (tools := row["tools"]) is not None else None for row in rows]
-    columns = {
-        "id": pa.array([row["id"] for row in rows]),
-        "messages": pa.array([row["messages"] for row in rows]),
-        "tools": pa.array(words),
-        **{name: _lists(rows, name, kind) for name, kind in KINDS.items()},
-    }
-    if image_bytes:
-        columns["image"] = _images(len(rows), image_bytes)
-    return pa.table(columns)
-
-
-def _lists(rows: Sequence[dict[str, Any]], name: str, kind: str) -> Any:
-    import pyarrow as pa
-
-    values = [row.get(name) for row in rows]
-    return pa.array(values, pa.list_(getattr(pa, kind)()))
-
-
-def _images(rows: int, size: int) -> Any:
-    import pyarrow as pa
-
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    pool = [pa.array([{"bytes": image(at, size), "path": f"{at}.png"}], kind) for at in range(_POOL)]
-    return pa.chunked_array([pool[at % _POOL] for at in range(rows)], kind)
-
-
-def write_parquet(path: Path, block: Block, size: int, image_bytes: int, large: int) -> int:
-    """Write a Parquet file of about `size` bytes; returns how many copies of the block it has.
-
-    A row group is one copy, and one is large: about `large` bytes.
-    """
-    from pyarrow import parquet
-
-    done, writer, each = 0, None, 1
-    tokens = [f"{name}.list.element" for name in KINDS]
-    while writer is None or path.stat().st_size < size:
-        copies = large // max(each, 1) if done == 2 else 1
-        table = table_of(block, done, copies, image_bytes)
-        if writer is None:
-            codecs = {"messages": "zstd", "tools": "zstd", "id": "snappy"}
-            codecs = {name: codecs.get(name, "none") for name in (*table.column_names, *tokens)}
-            writer = parquet.ParquetWriter(path, table.schema, compression=codecs, use_dictionary=["tools"])
-        writer.write_table(table, row_group_size=len(table))
-        done += copies
-        each = path.stat().st_size // done
-    writer.close()
-    return done
-
-
-def write_gzip(path: Path, block: Block, size: int, image_bytes: int) -> int:
-    """Write JSONL of about `size` compressed bytes, of many members; returns how many copies it has."""
-    pool = [gzip.compress(image(at, image_bytes, text=True) + b'"}\n', 1, mtime=0) for at in range(_POOL)]
-    done = 0
-    with path.open("wb") as out:
-        while out.tell() < size:
-            for at, row in enumerate(block.copy(done)):
-                out.write(gzip.compress(line_of(row)[:-1] + b',"image":"', 1, mtime=0))
-                out.write(pool[at % _POOL])
-            done += 1
-    return done
-
-
-def line_of(row: dict[str, Any]) -> bytes:
-    """A row as JSON; messages that are not JSON break the whole line."""
-    rest = orjson.dumps({**row, "messages": None}, option=orjson.OPT_SERIALIZE_NUMPY)
-    return rest.replace(b'"messages":null', b'"messages":' + row["messages"].encode(), 1)
 
 
 # Runs
@@ -282,70 +148,134 @@ def differing(log: Path, repaired: Path, changed: Sequence[dict[str, Any]]) -> l
         for column in kind["columns"]:
             named.setdefault(column.split(".")[0].split("[")[0], set()).update(rows)
     files = [parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) for path in (log, repaired)]
-    wrong = [] if len({file.num_row_groups for file in files}) == 1 else ["row groups"]
-    for name in files[0].schema_arrow.names:
-        row = 0
-        batches = [file.iter_batches(64, columns=[name], use_threads=False) for file in files]
-        for old, new in zip(*batches, strict=True):
-            apart = () if old.equals(new) else range(len(old))
-            if any(row + at not in named.get(name, ()) and old[name][at] != new[name][at] for at in apart):
-                wrong.append(name)
-                break
-            row += len(old)
-    return wrong
+    about = [file.metadata for file in files]
+    if about[0].num_row_groups != about[1].num_row_groups:
+        return ["row groups"]
+    wrong: set[str] = set()
+    row = 0
+    for group in range(about[0].num_row_groups):
+        for name in _stored_anew(log, repaired, [one.row_group(group) for one in about]):
+            old, new = (
+                file.iter_batches(64, row_groups=[group], columns=[name], use_threads=False) for file in files
+            )
+            if any(at not in named.get(name, ()) for at in _differing_rows(old, new, name, row)):
+                wrong.add(name)
+        row += about[0].row_group(group).num_rows
+    return sorted(wrong)
+
+
+def _stored_anew(log: Path, repaired: Path, groups: Sequence[Any]) -> list[str]:
+    """The columns of a row group that are not stored in the same bytes."""
+    found: dict[str, None] = {}
+    with log.open("rb", 0) as old, repaired.open("rb", 0) as new:
+        for at in range(groups[0].num_columns):
+            chunks = [group.column(at) for group in groups]
+            parts = [_blocks(file, chunk) for file, chunk in zip((old, new), chunks, strict=True)]
+            sizes = {chunk.total_compressed_size for chunk in chunks}
+            if len(sizes) > 1 or any(one != other for one, other in zip(*parts, strict=True)):
+                found[chunks[0].path_in_schema.split(".")[0]] = None
+    return list(found)
+
+
+def _blocks(file: Any, chunk: Any) -> Iterator[bytes]:
+    """The bytes of a column chunk."""
+    start, left = chunk.data_page_offset, chunk.total_compressed_size
+    if chunk.has_dictionary_page:
+        start = min(start, chunk.dictionary_page_offset)
+    while left > 0:
+        file.seek(start)
+        block = file.read(min(left, _BLOCK))
+        yield block
+        start, left = start + _BLOCK, left - _BLOCK
+
+
+def _differing_rows(old: Iterator[Any], new: Iterator[Any], name: str, row: int) -> Iterator[int]:
+    for one, other in zip(old, new, strict=True):
+        if not one.equals(other):
+            yield from (row + at for at in range(len(one)) if one[name][at] != other[name][at])
+        row += len(one)
+
+
+_Writer = Callable[[Path, Block, int, int], int]
+
+
+def _large_parquet(path: Path, block: Block, size: int, image_bytes: int) -> int:
+    return write_parquet(path, block, size, image_bytes * 2, size // 9)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write the logs, scan and repair them, check the results, and print a page."""
+    """Write the logs one by one, scan and repair each, check the results, and print a page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.large", description=main.__doc__)
-    parser.add_argument("--parquet", type=int, default=50_000_000_000, help="bytes of the Parquet file")
-    parser.add_argument("--jsonl", type=int, default=20_000_000_000, help="bytes of the JSONL.gz file")
-    parser.add_argument("--quick", action="store_true", help="logs of 1 GB")
-    parser.add_argument("--scratch", type=Path, default=ROOT / "build", help="a folder with room for both copies")
+    parser.add_argument("--parquet", type=int, default=50_000_000_000, help="bytes of the Parquet file; 0: none")
+    parser.add_argument("--jsonl", type=int, default=20_000_000_000, help="bytes of the JSONL.gz file; 0: none")
+    parser.add_argument("--others", type=int, default=2_000_000_000, help="bytes of .zst, .json, Arrow; 0: none")
+    parser.add_argument("--quick", action="store_true", help="logs of 1 GB and of 250 MB")
+    parser.add_argument("--scratch", type=Path, default=ROOT / "build", help="a folder with room for two copies")
     parser.add_argument("--jobs", default="2")
-    parser.add_argument("--page", type=Path, help="write the page here")
     asked = parser.parse_args(argv)
-    sizes = (1_000_000_000, 1_000_000_000) if asked.quick else (asked.parquet, asked.jsonl)
-    block, lines = Block(), [*_HEAD]
+    if asked.quick:
+        asked.parquet, asked.jsonl, asked.others = 1_000_000_000, 1_000_000_000, 250_000_000
+    logs: list[tuple[str, int, _Writer]] = [
+        ("large.parquet", asked.parquet, _large_parquet),
+        ("large.jsonl.gz", asked.jsonl, write_gzip),
+        ("large.jsonl.zst", asked.others, write_lines),
+        ("large.json", asked.others, write_lines),
+        ("large.arrow", asked.others, write_arrow),
+        ("large.arrows", asked.others, write_arrow),
+    ]
     asked.scratch.mkdir(parents=True, exist_ok=True)
+    print(heading(TOY, busy(), "Very large logs", "make bench-large"), *_HEAD, *_TABLE, sep="\n")
     with tempfile.TemporaryDirectory(dir=asked.scratch) as folder:
-        for name, size in zip(("large.parquet", "large.jsonl.gz"), sizes, strict=True):
-            log, out = Path(folder) / name, Path(folder) / f"out-{name}"
-            if log.suffix == ".parquet":
-                copies = write_parquet(log, block, size, 340_000, size // 9)
-            else:
-                copies = write_gzip(log, block, size, 190_000)
-            scanned = command("scan", log, "-j", asked.jobs)
-            repaired = command("repair", log, "-o", str(out), "-j", asked.jobs)
-            lost = missed(block, copies, scanned.report)
-            same = counts(scanned.report["summary"]) == counts(repaired.report["before"])
-            wrong = differing(log, out, repaired.report["changed"]) if log.suffix == ".parquet" else []
-            planted = copies * sum(map(bool, block.faults))
-            right = f"{planted - lost:,} of {planted:,}" + ("" if same else ", and repair sees others")
-            lines += [_line(name, ran, right, wrong) for ran in (scanned, repaired)]
-            log.unlink()
-            out.unlink()
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if asked.page is not None:
-        asked.page.write_text(text)
+        for name, size, write in logs:
+            for line in _measured(Path(folder) / name, size, write, asked.jobs) if size else ():
+                print(line, flush=True)
 
 
+def _measured(log: Path, size: int, write: _Writer, jobs: str) -> Iterator[str]:
+    """The lines of the page about one log."""
+    block, out = Block(), log.with_name(f"out-{log.name}")
+    copies = write(log, block, size, _IMAGE)
+    scanned = command("scan", log, "-j", jobs)
+    planted, whole = copies * sum(map(bool, block.faults)), log.suffix != ".json"
+    lost = missed(block, copies, scanned.report) if whole else 0
+    found = f"{planted - lost:,} of {planted:,}" if whole else ""
+    yield _line(log.name, scanned, found, ())
+    repaired = command("repair", log, "-o", str(out), "-j", jobs)
+    same = counts(scanned.report["summary"]) == counts(repaired.report["before"])
+    wrong = differing(log, out, repaired.report["changed"]) if log.suffix == ".parquet" else []
+    yield _line(log.name, repaired, found if same else "others than the scan", wrong)
+    log.unlink()
+    out.unlink()
+
+
+_IMAGE = 170_000
+_BLOCK = 4 << 20
 _HEAD = (
-    "# Very large logs",
+    "Parquet has one large row group, JSONL.gz many gzip members, Arrow record batches of a thousand rows. A row has",
+    "an image beside its tokens. Each log is scanned and repaired; the repaired Parquet file is compared with the log",
+    "by pyarrow alone. Memory is the peak of the largest process (VmHWM).",
     "",
-    "`make bench-large` writes a Parquet file with one large row group and a JSONL file of many gzip members,",
-    "scans and repairs both, and compares the repaired Parquet file with the log by pyarrow alone. A row has an",
-    "image beside its tokens. Memory is the peak of the largest process (VmHWM).",
-    "",
-    "| log | run | GB | largest process | minutes | CPU minutes | planted faults found | changed unasked |",
-    "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+)
+_TABLE = (
+    "| log | run | GB | largest process | minutes | CPU minutes | MB/CPU s | faults found | changed unasked |",
+    "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
 )
 
 
-def _line(name: str, ran: Ran, right: str, wrong: Sequence[str]) -> str:
+def _line(name: str, ran: Ran, found: str, wrong: Sequence[str]) -> str:
     peak, minutes, cpu = f"{max(ran.megabytes):,.0f} MB", f"{ran.seconds / 60:.1f}", f"{ran.cpu / 60:.1f}"
-    cells = (name, ran.name, f"{ran.bytes / 1e9:.1f}", peak, minutes, cpu, right, ", ".join(wrong) or "none")
+    speed = f"{ran.bytes / 1e6 / ran.cpu:.0f}"
+    cells = (
+        name,
+        ran.name,
+        f"{ran.bytes / 1e9:.1f}",
+        peak,
+        minutes,
+        cpu,
+        speed,
+        found,
+        ", ".join(wrong) or "none",
+    )
     return f"| {' | '.join(cells)} |"
 
 

@@ -96,6 +96,7 @@ class ArrowFile:
                     f"record batch {number} of the Arrow file cannot be read (it points outside its data)"
                 )
             yield found
+            found = None  # the next is read into its place
             number += 1
         if self._broken is not None:
             raise Damaged(self._broken)
@@ -113,17 +114,17 @@ class ArrowFile:
     def _from_reader(self) -> Iterator[tuple[Any, Any, float]]:
         total = self._reader.num_record_batches
         for number in range(total):
-            batch, metadata = self._reader.get_batch_with_custom_metadata(number)
-            yield batch, metadata, (number + 1) / total
+            yield (*self._reader.get_batch_with_custom_metadata(number), (number + 1) / total)
 
     def _from_stream(self) -> Iterator[tuple[Any, Any, float]]:
         stream = self._stream()
         while True:
             try:
-                batch, metadata = stream.read_next_batch_with_custom_metadata()
+                found = stream.read_next_batch_with_custom_metadata()
             except StopIteration:
                 break
-            yield batch, metadata, self._source.tell() / self._size
+            yield (*found, self._source.tell() / self._size)
+            del found
         if self._broken is None and (end := self._source.tell()) < self._size:
             raise Damaged(
                 f"the Arrow stream ends at byte {end:,}, but the file goes on to byte {self._size:,} with "
@@ -194,17 +195,34 @@ def rows_of_arrow(
             if only is not None:
                 yield from ((row, 1.0) for row in rows_of_batch(whole.slice(only - index, 1), [only], limit))
                 return
-            taken = sample.among(seed_of_batch(whole), index, whole.num_rows) if sample is not None else None
-            start = 0
-            for batch in parts_of_batch(whole):
-                if sample is not None and taken is not None:
-                    here = taken[(taken >= start) & (taken < start + batch.num_rows)] - start
-                    rows = sampled_of_batch(batch, here, index + start, limit, sample)
-                else:
-                    rows = rows_of_batch(batch, range(index + start, index + start + batch.num_rows), limit)
-                yield from ((row, share) for row in rows)
-                start += batch.num_rows
+            for row in _rows_of_whole(whole, index, limit, sample):
+                yield row, share
             index += whole.num_rows
+            del whole  # the next is read into its place
+
+
+def _rows_of_whole(whole: Any, index: int, limit: int, sample: Sample | None) -> Iterator[RawRow]:
+    """The rows of a record batch that begins at row `index`, which hold no more of it than their part."""
+    taken = sample.among(seed_of_batch(whole), index, whole.num_rows) if sample is not None else None
+    start, parts = index, list(parts_of_batch(whole))
+    for batch in parts:
+        if sample is not None and taken is not None:
+            here = taken[(taken >= start - index) & (taken < start - index + batch.num_rows)] - (start - index)
+            yield from sampled_of_batch(batch, here, start, limit, sample)
+        else:
+            part = batch if len(parts) == 1 else _copied(batch)
+            yield from rows_of_batch(part, range(start, start + batch.num_rows), limit)
+        start += batch.num_rows
+
+
+def _copied(batch: Any) -> Any:
+    """A record batch that shares no memory with the one it is a slice of."""
+    import pyarrow as pa
+
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(out.getvalue()).read_next_batch()
 
 
 def parts_of_batch(batch: Any) -> Iterator[Any]:

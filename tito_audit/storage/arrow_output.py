@@ -53,6 +53,7 @@ class ArrowOutput(TableOutput):
             self._file.close()
 
     def _advance(self) -> None:
+        self._next = None  # the next is read into its place
         try:
             found = next(self._batches, None)
         except Damaged as damage:
@@ -64,17 +65,19 @@ class ArrowOutput(TableOutput):
 
     def _write_batch(self) -> None:
         """Write the next record batch; none if all of its rows are dropped."""
+        if self._next is not None:
+            self._first += self._written(*self._next)
+            self._rows = {}
+            self._advance()
+
+    def _written(self, batch: Any, metadata: Any) -> int:
+        """Write a record batch with its changes; how many rows of the source it has."""
         import pyarrow as pa
 
-        if self._next is None:
-            return
-        batch, metadata = self._next
         table = self._edit.table(pa.Table.from_batches([batch]), self._first, self._rows)
         for written in self._in_one(table) if len(table) or not batch.num_rows else ():
             self._writer.write_batch(written, metadata)
-        self._first += batch.num_rows
-        self._rows = {}
-        self._advance()
+        return int(batch.num_rows)
 
     def _in_one(self, table: Any) -> list[Any]:
         """The table as one record batch, or as several if one array cannot hold it."""

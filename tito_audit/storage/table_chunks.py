@@ -101,6 +101,7 @@ def chunks_of_arrow(log: Log, size: int) -> Iterator[Chunk]:
                     continue
                 yield from held.chunk()
                 yield from _chunks_of_large_batch(log, batch, taken, size, done)
+                del batch  # the next is read into its place
         except Damaged as damage:
             yield from held.chunk()
             yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
