@@ -10,7 +10,7 @@ import pytest
 from tests import toy
 from tests.rescoring import OPEN, Formula, call, log_of, logprob, logprobs, rescored, token_ids
 from tito_audit.cli._rescored_page import page_parts
-from tito_audit.errors import ProviderError
+from tito_audit.errors import PluginError, ProviderError
 from tito_audit.report import ReportOptions
 from tito_audit.rescore.model import Behind, Want
 from tito_audit.rescore.scoring import shared
@@ -246,6 +246,17 @@ def test_a_longer_sequence_beyond_the_context_leaves_the_shorter_ones(tmp_path, 
     assert one.agreement is not None
     assert one.agreement.tokens == 3
     assert run.summary.failed
+
+
+@pytest.mark.parametrize("step", ["gather", "plan_of", "compared"])
+def test_a_row_on_which_the_comparison_fails_is_named(tmp_path, prompt, monkeypatch, step):
+    def fails(*_):
+        raise KeyError("ids")
+
+    monkeypatch.setattr(f"tito_audit.rescore.run.{step}", fails)
+    log = log_of(tmp_path, [{"calls": [call(prompt, token_ids(["4", "!", END]))]}])
+    with pytest.raises(PluginError, match=rf"{log}:0: the (audit|comparison) failed: KeyError 'ids'"):
+        rescored(log)
 
 
 def test_a_provider_that_is_gone_ends_the_run(tmp_path, prompt):

@@ -27,6 +27,7 @@ from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rescore.temperature import Temperature
 from tito_audit.run.auditor import Auditor
 from tito_audit.run.check import check_explained, explain
+from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.settings.model import Settings
@@ -148,13 +149,20 @@ class Rescoring:
                 yield _Work(place, None, Plan((), (), ()), group.auditor, str(error))
                 continue
             for rollout in read.rollouts:
-                yield self._work(rollout.place, _evidence(rollout, group.auditor), group.auditor)
+                with guarded("the audit", rollout.place, LEAVE_OUT):
+                    work = self._work(rollout.place, _evidence(rollout, group.auditor), group.auditor)
+                yield work
 
     def _work(self, place: Place, evidence: Evidence, auditor: Auditor) -> _Work:
         findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
         return _Work(place, evidence, plan_of(evidence, findings, _vocabulary(auditor)), auditor)
 
     async def _rescored(self, work: _Work) -> RescoredRollout:
+        """The scores of a rollout; PluginError if they cannot be compared by mistake."""
+        with guarded("the comparison", work.place, LEAVE_OUT):
+            return await self._compared(work)
+
+    async def _compared(self, work: _Work) -> RescoredRollout:
         if work.evidence is None:
             return RescoredRollout(work.place, error=work.error)
         plan = work.plan
