@@ -49,8 +49,9 @@ from tests.tiers import DEEP  # noqa: E402
 __all__ = ["forked", "program"]
 
 ROOT = Path(__file__).resolve().parents[1]
+LOGS = [str(ROOT / "fixtures" / "formats" / name) for name in ("generic.jsonl", "art_parquet.parquet")]
 LOADED = (
-    ("scan", str(ROOT / "fixtures" / "formats"), "-t", str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")),
+    ("scan", *LOGS, "-t", str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")),
     ("list", "rules"),
 )
 """Commands that load what others need as well."""

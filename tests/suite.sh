@@ -60,14 +60,16 @@ if [ -n "$since" ]; then
   echo "Whole, for what changed since $since: $(names "$chosen" none)"
 fi
 begun=$SECONDS
-# One process a core; one that is done takes tests of another.
+# A process more than there are cores, as some tests wait for servers; one that is done takes tests of another.
+cores=$("$python" -c 'import os
+print(1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 [ "$tier" = quick ] || export TITO_AUDIT_KILLS=${TITO_AUDIT_KILLS-50} TITO_AUDIT_SLOW=1
 # The folder has a short path: pages of 80 columns, which tests compare, break long ones.
 export TITO_AUDIT_TIER=$tier
 # What every process imports is compiled once, not by each of them.
 "$python" -m compileall -q -j 0 tito_audit tests benchmarks tools >/dev/null
 # An assert that says what it compared costs each process ten seconds of reading: only those that failed run again for it.
-"$python" -m pytest -q -rs -n "${TITO_AUDIT_CORES:-auto}" --dist worksteal --basetemp "$aside/b" --assert plain \
+"$python" -m pytest -q -rs -n "${TITO_AUDIT_CORES:-$cores}" --dist worksteal --basetemp "$aside/b" --assert plain \
   "${files[@]}"
 code=$?
 [ $code -ne 1 ] || "$python" -m pytest -q --last-failed --last-failed-no-failures none --basetemp "$aside/b" "${files[@]}"

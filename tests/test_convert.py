@@ -61,7 +61,7 @@ INTO = [
 """Every log in every form; in `make test` as rows and in one more, so that each form is made of several logs."""
 ALONE = Settings(join=False)
 """Each row is a rollout of its own; test_convert_calls.py has the calls that are joined."""
-few = settings(max_examples=examples(15, 40), deadline=None)
+few = settings(max_examples=examples(10, 40), deadline=None)
 Json = dict[str, Any]
 Said = tuple[tuple[int, ...], tuple[float, ...] | None, tuple[float | None, ...]]
 """Token ids, loss weights and the logprobs of trained tokens, None at all others."""
@@ -166,7 +166,7 @@ def holds_all_ids(rollout: Rollout) -> bool:
     return all(turn.prompt_ids is not None and turn.completion_ids is not None for turn in rollout.turns)
 
 
-@pytest.mark.parametrize(("log", "form"), some(INTO, 20), ids=lambda value: getattr(value, "stem", value))
+@pytest.mark.parametrize(("log", "form"), some(INTO, 12), ids=lambda value: getattr(value, "stem", value))
 def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, form: str, tmp_path: Path) -> None:
     before = log.read_bytes()
     out = tmp_path / "out.jsonl"

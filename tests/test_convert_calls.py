@@ -31,7 +31,7 @@ SHARED = ROOT.parent / "shared"
 LOGS = sorted(
     path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix in (".jsonl", ".json", ".parquet")
 )
-few = settings(max_examples=examples(25, 200), deadline=None)
+few = settings(max_examples=examples(12, 200), deadline=None)
 BY_SESSION = Settings(session="session_id")
 Json = dict[str, Any]
 Trained = Counter[tuple[tuple[int, ...], int, float | None]]

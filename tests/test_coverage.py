@@ -262,7 +262,7 @@ def naively(results: list[Result], prefix: str, codes: Callable[[str], frozenset
     return found
 
 
-@settings(max_examples=examples(60, 2000), deadline=None)
+@settings(max_examples=examples(30, 2000), deadline=None)
 @given(
     made_up(), st.sampled_from(("", "LPR", "SEQ30", "TPL203", "REC001")), SHARES, st.sets(st.sampled_from(CODES))
 )

@@ -42,7 +42,7 @@ def check(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Non
             assert encoder in str(scan.summary.encoder)
 
 
-@pytest.mark.parametrize("log", some(LOGS, 3), ids=lambda log: log.stem)
+@pytest.mark.parametrize("log", some(LOGS, 2), ids=lambda log: log.stem)
 def test_on_example_logs(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(log, Settings(tokenizer=str(TOY)), monkeypatch)
 

@@ -12,8 +12,8 @@ from tests import toy
 from tests.faults import END, Found, Log, clean_logs, encode, found_in, literal, places, render, spelling, text_of
 from tests.tiers import examples
 
-many = settings(max_examples=examples(15, 40), deadline=None, derandomize=True)
-few = settings(max_examples=examples(8, 20), deadline=None, derandomize=True)
+many = settings(max_examples=examples(10, 40), deadline=None, derandomize=True)
+few = settings(max_examples=examples(5, 20), deadline=None, derandomize=True)
 anywhere = st.integers(0, 10**6)
 
 Place = tuple[int, int, int, list[int]]

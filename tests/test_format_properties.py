@@ -32,7 +32,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Auditor, audit_rollout
 
 PLACE = Place("log.jsonl", 0)
-MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS") or examples(3, 24))
+MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS") or examples(2, 24))
 """How often each row is broken, as JSON or as a table gives it."""
 FORMATS = {form.name: form for form in all_formats()}
 ROWS = {name: [plain(row) for row in fixture_rows(name)] for name in FORMATS}

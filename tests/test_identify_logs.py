@@ -21,7 +21,7 @@ from tests.tiers import examples, some
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TOKENIZERS = Path(environ.get("TITO_AUDIT_TOKENIZERS") or SHARED / "tokenizers")
 ROLLOUTS = SHARED / "rollouts"
-LOGS = examples(4, 350)
+LOGS = examples(3, 350)
 FOUND = 0.95
 """The share of the logs whose settings must be found."""
 

@@ -48,7 +48,7 @@ def judged(found: Inspection, right: dict[str, str], optional: set[str]) -> str:
 
 def test_a_decoy_is_never_suggested_and_own_columns_are_nearly_always_found(tmp_path: Path) -> None:
     shares: Counter[str] = Counter()
-    for seed in range(examples(40, 1_000)):
+    for seed in range(examples(25, 1_000)):
         log = own_log(seed)
         found = inspect_log(written(tmp_path / "log.jsonl", log.rows))
         assert not log.decoys & set(found.mapping.values()), seed
@@ -59,7 +59,7 @@ def test_a_decoy_is_never_suggested_and_own_columns_are_nearly_always_found(tmp_
 
 def test_columns_of_no_meaning_are_told_by_their_values(tmp_path: Path) -> None:
     shares: Counter[str] = Counter()
-    for seed in range(5_000, 5_000 + examples(40, 1_000)):
+    for seed in range(5_000, 5_000 + examples(25, 1_000)):
         log = own_log(seed)
         nameless = {path: f"c{number}" for number, path in enumerate(log.right.values()) if "." not in path}
         rows = [{nameless.get(key, key): value for key, value in row.items()} for row in log.rows]

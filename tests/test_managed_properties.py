@@ -96,7 +96,7 @@ def runs(node: SequenceNode) -> list[tuple[int, ...]]:
     return [tuple(run) for run in found if run]
 
 
-@settings(max_examples=examples(30, 600))
+@settings(max_examples=examples(15, 600))
 @given(plans(), st.booleans())
 def test_every_sampled_answer_is_trained_once_with_its_ids_and_logprobs(plan: Any, track_tree: bool) -> None:
     played = asyncio.run(play(plan, track_tree))
@@ -111,7 +111,7 @@ def test_every_sampled_answer_is_trained_once_with_its_ids_and_logprobs(plan: An
     assert Counter(value for node in played.nodes for value in node.logprobs if value != 1.0) == logprobs
 
 
-@settings(max_examples=examples(30, 600))
+@settings(max_examples=examples(15, 600))
 @given(plans(), st.booleans())
 def test_every_answer_stands_after_the_prompt_that_it_was_sampled_for(plan: Any, track_tree: bool) -> None:
     played = asyncio.run(play(plan, track_tree))

@@ -383,7 +383,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Wire, list[Answer]]]:
 
 
 @given(log=logs(), cut=st.integers(0, 10))
-@settings(max_examples=examples(25, 600), deadline=None)
+@settings(max_examples=examples(15, 600), deadline=None)
 def test_what_is_planted_is_found_to_the_token_and_repaired(
     log: list[tuple[Wire, list[Answer]]], cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -594,7 +594,7 @@ def test_spans_are_sorted_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9))))
-@settings(max_examples=examples(50, 500), deadline=None)
+@settings(max_examples=examples(25, 500), deadline=None)
 def test_runs_are_merged(given_: list[tuple[int, int]]) -> None:
     runs = [(start, start + size) for start, size in given_]
     places = {at for start, end in runs for at in range(start, end)}
