@@ -5,6 +5,7 @@ The judge is `lost` of the torture room, which shares no code with the tool. `ma
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import tempfile
@@ -90,6 +91,41 @@ def test_rows_in_quarantine_are_named(tmp_path: Path) -> None:
     assert out.read_bytes().startswith(b"\xef\xbb\xbf{")
 
 
+def test_a_row_that_was_not_read_is_not_moved_to_the_quarantine(tmp_path: Path) -> None:
+    quarantine = tmp_path / "moved.jsonl"
+    options = ("-t", TOKENIZER, "--max-row-bytes", 100, "--quarantine", quarantine)
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(text(ROWS))
+    code, _, said = run("repair", log, "-o", tmp_path / "out.jsonl", *options)
+    assert code == 2 and "row 0 cannot be carried over" in said and "raise --max-row-bytes" in said
+    table = tmp_path / "log.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), table)
+    code, page, _ = run("repair", table, "-o", tmp_path / "out.parquet", *options)
+    assert code == 1 and "in quarantine" not in page
+    assert (tmp_path / "out.parquet").read_bytes() == table.read_bytes()
+    assert not quarantine.exists() or not quarantine.read_bytes()
+
+
+def test_a_value_among_nested_rows_that_is_no_row_stays(tmp_path: Path) -> None:
+    log = tmp_path / "log.json"
+    log.write_text(json.dumps({"rows": [ROWS[0], 7, "text"]}))
+    quarantine = tmp_path / "moved.jsonl"
+    options = ("-t", TOKENIZER, "--rows-at", "rows", "--quarantine", quarantine)
+    code, _, said = run("repair", log, "-o", tmp_path / "out.json", *options)
+    assert code == 1, said
+    assert json.loads((tmp_path / "out.json").read_text())["rows"][1:] == [7, "text"]
+
+
+def test_a_row_in_quarantine_that_is_not_utf_8_has_its_bytes(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    bad = rb'{"token_ids": "\xff' + b'\xff"}'
+    log.write_bytes(text(ROWS) + bad + b"\n")
+    quarantine = tmp_path / "moved.jsonl"
+    run("repair", log, "-o", tmp_path / "out.jsonl", "-t", TOKENIZER, "--quarantine", quarantine)
+    moved = json.loads(quarantine.read_bytes().splitlines()[-1])["tito_audit"]
+    assert base64.b64decode(moved["base64"]) == bad
+
+
 # Text
 
 
@@ -105,9 +141,9 @@ def test_a_first_line_that_only_python_reads_is_a_line(odd: str, tmp_path: Path)
     assert min(start for one in report["changed"] for start, _ in one["rows"]) >= 1, "line 0 is blank"
 
 
-def test_repeated_keys_and_odd_numbers_of_a_repaired_row_are_kept(tmp_path: Path) -> None:
+def test_odd_numbers_of_a_repaired_row_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    more = b'{"metadata": {"a": 1, "a": 2.50}, "n": 1E5, "n": -0, "big": 123456789012345678901234567890, '
+    more = b'{"metadata": {"a": 1, "b": 2.50}, "n": 1E5, "m": -0, "big": 123456789012345678901234567890, '
     lines = [more + line[1:] + b"\r\n" for line in text(ROWS).splitlines()]
     log.write_bytes(b"".join(lines))
     out, _ = repair(log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,15 +34,15 @@ class Quarantine:
             yield cls(out)
 
     def add(self, raw: RawRow, place: Place, said: Mapping[str, Mapping[str, Any]]) -> bytes:
-        """Write a row as it was, plus one column; a row that is not an object goes into that column as text.
+        """Write a row as it was, plus one column; a row that is not an object goes into that column as `text`,
+        and as `base64` if it is not UTF-8.
 
         Returns what was written.
         """
         (column, about), *_ = said.items()
         about = {**about, "file": place.file, "row": place.row}
         if raw.value is None:
-            text = (raw.text or b"").decode("utf-8", "backslashreplace")
-            line = orjson.dumps({column: {**about, "text": text}})
+            line = orjson.dumps({column: {**about, **_as_text(raw.text or b"")}})
         elif raw.text is not None:
             # A row of a document may span lines; here each row is one line.
             text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
@@ -58,3 +59,11 @@ class Quarantine:
         """Write a row as `add` returned it."""
         self._out.write(line + b"\n")
         self.rows += 1
+
+
+def _as_text(data: bytes) -> dict[str, str]:
+    """The text of a row that is no object; with its bytes in base64 if it is not UTF-8."""
+    try:
+        return {"text": data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"text": data.decode("utf-8", "backslashreplace"), "base64": b64encode(data).decode("ascii")}
