@@ -251,9 +251,9 @@ def _measured(log: Path, size: int, write: _Writer, jobs: str) -> Iterator[str]:
 _IMAGE = 170_000
 _BLOCK = 4 << 20
 _HEAD = (
-    "Parquet has one large row group, JSONL.gz many gzip members, Arrow record batches of a thousand rows. A row has",
-    "an image beside its tokens. Each log is scanned and repaired; the repaired Parquet file is compared with the log",
-    "by pyarrow alone. Memory is the peak of the largest process (VmHWM).",
+    "Parquet has one large row group, JSONL.gz many gzip members, Arrow record batches of a thousand rows. A row",
+    "has an image beside its tokens. Each log is scanned and repaired; the repaired Parquet file is compared with",
+    "the log by pyarrow alone. Memory is the peak of the largest process (VmHWM).",
     "",
 )
 _TABLE = (
