@@ -96,7 +96,8 @@ def findings(tokenizer: Tokenizer, recorded: Ids, canonical: Ids) -> set[tuple[o
 def whole_pieces(text: str, fast: Ids, recorded: Ids, tokenizer: Tokenizer) -> list[tuple[str, Ids]] | None:
     safe = tokenizer._safe_cuts
     assert safe is not None
-    return pieces_to_prove(text, fast, recorded, tokenizer.vocabulary, tokenizer.cuts, safe)
+    found = pieces_to_prove(text, fast, recorded, tokenizer.vocabulary, tokenizer.cuts, safe)
+    return None if found is None else list(found)
 
 
 def texts_of(name: str, rng: np.random.Generator, count: int) -> list[str]:

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_folded import ALL, row
-from tests.toy import toy_tokenizer
+from tests.test_folded import ALL, row, spelled
+from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.align.drift import align
+from tito_audit.evidence import many
 from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.many import MANY, ManyDifferences
@@ -19,6 +21,7 @@ from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Severity, Where
+from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 from tito_audit.run.check import check_explained, explain
@@ -48,11 +51,13 @@ def test_a_difference_in_columns_is_what_it_is_alone(recorded: list[int], canoni
         for one in stretches(held, other, blocks)
     ]
     if alone:
-        many = ManyDifferences.of(alone[0], held, other, blocks)
-        assert [_said(one) for one in many] == [_said(one) for one in alone]
-        assert [_said(many[at]) for at in range(len(many))] == [_said(one) for one in many]
-        assert [_said(one) for one in many[1:]] == [_said(one) for one in alone[1:]]
-        assert [(one.start, one.end) for one in many.further(7)] == [(one.start + 7, one.end + 7) for one in alone]
+        found = ManyDifferences.of(alone[0], held, other, blocks)
+        assert [_said(one) for one in found] == [_said(one) for one in alone]
+        assert [_said(found[at]) for at in range(len(found))] == [_said(one) for one in found]
+        assert [_said(one) for one in found[1:]] == [_said(one) for one in alone[1:]]
+        assert [(one.start, one.end) for one in found.further(7)] == [
+            (one.start + 7, one.end + 7) for one in alone
+        ]
 
 
 def _evidence(several: int) -> Evidence:
@@ -93,3 +98,18 @@ def test_differences_after_padding_are_placed_in_the_whole_row() -> None:
     evidence = gather(replace(rollout, training_row=replace(line, hidden=~attended)), toy_tokenizer(), None)
     assert isinstance(evidence.differences, ManyDifferences)
     assert evidence.differences[0].start == 4
+
+
+@pytest.mark.parametrize("several", [MANY, MANY + 50])
+def test_very_many_differences_of_a_completion_are_those_of_a_list(
+    several: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = np.array(spelled() * several, np.int32)
+    rollout = Rollout(Place("call.jsonl", 0), "generic", turns=(Turn(_array([82, 76]), ids),))
+    evidence = gather(rollout, toy_tokenizer(), toy_renderer())
+    assert isinstance(evidence.differences, ManyDifferences)
+    monkeypatch.setattr(many, "MANY", 10**9)
+    listed = gather(rollout, toy_tokenizer(), toy_renderer())
+    assert isinstance(listed.differences, tuple)
+    assert [_said(one) for one in evidence.differences] == [_said(one) for one in listed.differences]
+    assert _findings(evidence) == _findings(listed)

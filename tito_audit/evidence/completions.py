@@ -9,7 +9,8 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.align.prefix import starts_with
-from tito_audit.evidence.differences import Region, difference, stretches
+from tito_audit.evidence.differences import Region, Stretch, difference, stretches
+from tito_audit.evidence.many import many_of
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, empty_ids
@@ -78,7 +79,7 @@ def answers_of(
     return answers
 
 
-def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference) -> list[Difference]:
+def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference) -> Sequence[Difference]:
     """Where a completion differs from its re-encoding; severity NOTE."""
     ids, start = answer.ids, answer.start
     encoded = reference.encode_as(answer.text, ids)
@@ -86,8 +87,9 @@ def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference
         return []
     recorded, canonical = reference.pieces(ids), reference.pieces(encoded)
     region = Region(answer.turn, start, len(ids))
-    return [
-        difference(
+
+    def made(stretch: Stretch) -> Difference:
+        return difference(
             stretch,
             Against.REENCODED,
             Severity.NOTE,
@@ -96,6 +98,10 @@ def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference
             turn=answer.turn,
             turns=rollout.turns,
         )
-        for stretch in stretches(recorded, canonical, align(recorded, canonical))
-        if stretch.end > start
-    ]
+
+    blocks = align(recorded, canonical)
+    many = many_of(recorded, canonical, blocks, made)
+    # One that begins in the prompt is not placed as the others are.
+    if many is not None and many.inside(start, len(ids)):
+        return many.further(-start)
+    return [made(stretch) for stretch in stretches(recorded, canonical, blocks) if stretch.end > start]

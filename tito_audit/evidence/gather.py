@@ -81,13 +81,16 @@ def gather(
     if chains.differences or answers or texts or not isinstance(more, ManyDifferences):
         differences = _without_doubles([*chains.differences, *more])
     if reference is not None and not isinstance(differences, ManyDifferences):
-        known = KnownDifferences(differences)
-        for answer in answers:
-            known.add(reencoded_differences(rollout, answer, reference))
-        if texts:
-            known.add(rendered_differences(rollout, chains, texts, reference))
-        differences = _without_expansions(known.every, reference)
-        if differences:
+        again = [reencoded_differences(rollout, answer, reference) for answer in answers]
+        written = rendered_differences(rollout, chains, texts, reference) if texts else []
+        if not differences and not written and _are_columns(again, reference):
+            (differences,) = again
+        else:
+            known = KnownDifferences(differences)
+            for several in (*again, written):
+                known.add(several)
+            differences = _without_expansions(known.every, reference)
+        if differences and not isinstance(differences, ManyDifferences):
             differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
@@ -218,6 +221,12 @@ def _without_doubles(differences: list[Difference]) -> list[Difference]:
         else:
             kept.setdefault(key, one)
     return list(kept.values())
+
+
+def _are_columns(several: Sequence[Sequence[Difference]], reference: Reference) -> bool:
+    """Whether the differences of one sequence are columns, and all of them count."""
+    one = several[0] if len(several) == 1 else ()
+    return isinstance(one, ManyDifferences) and image_tokens(reference.vocabulary) is None
 
 
 def _without_expansions(differences: list[Difference], reference: Reference) -> list[Difference]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.differences import Stretch, stretches
 from tito_audit.evidence.model import CONTEXT_TOKENS, Difference, Explained, TextSide
 from tito_audit.evidence.narrowed import narrowed
 from tito_audit.record.arrays import Ids, Offsets
@@ -49,8 +50,13 @@ class ManyDifferences(Sequence[Difference]):
         return cls(shared, recorded, canonical, columns)
 
     def further(self, tokens: int) -> ManyDifferences:
-        """The same in a sequence with this many more tokens before them."""
+        """The same in a sequence with this many more tokens before them, or fewer if below 0."""
         return replace(self, moved=self.moved + tokens)
+
+    def inside(self, start: int, end: int) -> bool:
+        """Whether all of them are about tokens in this range of the recorded pieces, or between two of them."""
+        first, last = self.columns[0], self.columns[-1]
+        return bool(start <= first[1] and start < first[2] and last[1] < end)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -84,6 +90,7 @@ class ManyDifferences(Sequence[Difference]):
             one.severity,
             one.effect,
             one.sampled,
+            one.message_index,
             equal=(equal[0], equal[1]),
         )
 
@@ -141,6 +148,18 @@ class ManyExplained(Sequence[Explained]):
     def _part(self, which: slice | NDArray[np.bool_]) -> ManyExplained:
         part = replace(self.differences, columns=self.differences.columns[which])
         return replace(self, differences=part, reason=self.reason[which])
+
+
+def many_of(
+    recorded: Pieces, canonical: Pieces, blocks: Blocks, made: Callable[[Stretch], Difference]
+) -> ManyDifferences | None:
+    """The differences of all blocks that are not SAME, as `made` makes each; None if they are few."""
+    differing = blocks.kind != BlockKind.SAME
+    if int(differing.sum()) < MANY:
+        return None
+    some = slice(int(differing.argmax()) + 1)
+    shown = Blocks(blocks.recorded_end[some], blocks.canonical_end[some], blocks.kind[some])
+    return ManyDifferences.of(made(stretches(recorded, canonical, shown)[0]), recorded, canonical, blocks)
 
 
 def _narrowed(rows: Columns, recorded: Pieces, canonical: Pieces) -> Columns:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import BlockKind, Blocks
+from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
-from tito_audit.evidence.many import MANY, ManyDifferences
+from tito_audit.evidence.many import many_of
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan, Sound
 from tito_audit.evidence.reference import Reference, pieces_of
@@ -275,11 +275,8 @@ def _reencoded(held: Pieces, canonical: Pieces) -> Sequence[Difference]:
         )
 
     blocks = align(held, canonical)
-    if int((blocks.kind != BlockKind.SAME).sum()) < MANY:
-        return [made(stretch) for stretch in stretches(held, canonical, blocks)]
-    some = slice(int((blocks.kind != BlockKind.SAME).argmax()) + 1)
-    shown = Blocks(blocks.recorded_end[some], blocks.canonical_end[some], blocks.kind[some])
-    return ManyDifferences.of(made(stretches(held, canonical, shown)[0]), held, canonical, blocks)
+    many = many_of(held, canonical, blocks, made)
+    return many if many is not None else [made(stretch) for stretch in stretches(held, canonical, blocks)]
 
 
 def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:

@@ -10,7 +10,7 @@ from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.rollout import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted
@@ -63,7 +63,7 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
         in_loss = values.logprobs[values.trained & np.isfinite(values.logprobs)]
         whole = len(in_loss) > 1 and bool((in_loss > -_TOLERANCE).all())
         marked = np.flatnonzero(above)
-        for start, end in [(int(marked[0]), int(marked[-1]) + 1)] if whole else trained_runs(above):
+        for start, end in [(int(marked[0]), int(marked[-1]) + 1)] if whole else each_run(above):
             yield _hit(evidence, values, start, end, int(above[start:end].sum()), in_loss if whole else None)
 
 

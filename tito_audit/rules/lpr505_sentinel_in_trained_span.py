@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.rollout import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted
@@ -72,13 +74,13 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     for values in sampled_values(evidence):
         if values.shifted:
             continue
-        for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
+        for start, end in () if values.ordinary else each_run(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
             yield _hit(
                 evidence, values, start, end, f"the placeholder {shows} instead of a logprob", f"sentinel {shows}"
             )
         if values.expected is not None:
-            for start, end in trained_runs(_refuted(values, values.expected)):
+            for start, end in each_run(_refuted(values, values.expected)):
                 said = "a logprob of 0 where the call recorded another value"
                 yield _hit(evidence, values, start, end, said, "sentinel 0")
         else:
@@ -122,11 +124,12 @@ def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
         return
     total, zeros = int(values.trained.sum()), int(marked.sum())
     starts, ends = {start for start, _ in values.runs}, {end for _, end in values.runs}
-    whole = {run for parts in values.constant_stretches for run in parts}
-    for start, end in trained_runs(marked):
+    whole = sorted(run for parts in values.constant_stretches for run in parts)
+    for start, end in each_run(marked):
         run = end - start
         # A stretch of nothing but zeros is LPR506's.
-        if any(a <= start and end <= b for a, b in whole):
+        around = bisect_right(whole, start, key=itemgetter(0)) - 1
+        if around >= 0 and end <= whole[around][1]:
             continue
         least, chance = (_EDGE, _EDGE_CHANCE) if start in starts or end in ends else (_LONG, _CHANCE)
         often = (zeros - run + 1) / (total - run + 2)

@@ -10,7 +10,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, hidden_and_trained, trained_runs
+from tito_audit.record.rollout import TrainingRow, each_run, hidden_and_trained
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
@@ -76,8 +76,9 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     mask = judged_mask(evidence)
     if mask is None:
         return
-    for start, end in trained_runs(mask.not_sampled if hidden is None else mask.not_sampled & ~hidden):
-        roles = Counter(_role(mask.view, position) for position in range(start, end))
+    origins_of = _Origins(mask.view)
+    for start, end in each_run(mask.not_sampled if hidden is None else mask.not_sampled & ~hidden):
+        roles = Counter(origins_of.role(position) for position in range(start, end))
         cause = f"slid by {mask.slide:+d}" if mask.slide else _cause(roles)
         alone = len(roles) == 1
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
@@ -92,7 +93,7 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
 
 def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]:
     """A hit for each run of trained tokens that the attention mask hides."""
-    for start, end in trained_runs(hidden):
+    for start, end in each_run(hidden):
         message = (
             f"{counted(end - start, 'trained token')} {'is' if end - start == 1 else 'are'} hidden by "
             "`attention_mask`; the loss trains what the model treats as padding"
@@ -101,15 +102,25 @@ def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]
         yield Hit(Where.ROW, start, end, message, cause="hidden by the attention mask", recorded=recorded)
 
 
-def _role(view: RowView, position: int) -> str:
-    """The role of a token; an answer's token before a sampled one is a prefill."""
-    role = view.roles[position]
-    if role != ASSISTANT:
-        return role
-    after = position
-    while after < len(view.roles) and view.roles[after] == ASSISTANT and not view.sampled[after]:
-        after += 1
-    return "prefill" if after < len(view.roles) and view.sampled[after] else ASSISTANT
+class _Origins:
+    """Where trained tokens come from, asked in their order."""
+
+    def __init__(self, view: RowView) -> None:
+        self._view = view
+        self._first = self._after = 0
+        """The answer's tokens that were searched last, up to a sampled token or its end."""
+
+    def role(self, position: int) -> str:
+        """The role of a token; an answer's token before a sampled one is a prefill."""
+        roles, sampled = self._view.roles, self._view.sampled
+        role = roles[position]
+        if role != ASSISTANT:
+            return role
+        if not self._first <= position < self._after:
+            self._first = self._after = position
+            while self._after < len(roles) and roles[self._after] == ASSISTANT and not sampled[self._after]:
+                self._after += 1
+        return "prefill" if self._after < len(roles) and sampled[self._after] else ASSISTANT
 
 
 def _cause(roles: Counter[str]) -> str:

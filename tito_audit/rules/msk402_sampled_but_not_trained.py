@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.masks import runs_inside, sampled_turns
+from tito_audit.evidence.masks import sampled_turns
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.rollout import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import counted, places
@@ -54,15 +54,14 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     if mask is None:
         return
     turns = sampled_turns(evidence)
-    in_loss, left_out = trained_runs(mask.trained), trained_runs(mask.not_trained)
-    trained = [any(runs_inside(in_loss, a, b) for a, b in spans) for _, spans in turns]
+    trained = [any(mask.trained[a:b].any() for a, b in spans) for _, spans in turns]
     for number, (turn, spans) in enumerate(turns):
         start, end = spans[0][0], spans[-1][1]
         # A run no longer than its slide misses its turn entirely; that is still not a choice of the trainer.
         if trained[number] or mask.slide:
             for a, b in spans:
-                for s, e in runs_inside(left_out, a, b):
-                    yield _part(evidence, mask, s, e, turn)
+                for s, e in each_run(mask.not_trained[a:b]):
+                    yield _part(evidence, mask, a + s, a + e, turn)
         else:
             severity, message = _left_out(evidence, turn, number, trained)
             yield mask.hit(evidence, start, end, message, "turn left out", turn, severity)

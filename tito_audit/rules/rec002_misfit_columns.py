@@ -11,7 +11,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.rollout import TrainingRow, each_run
 from tito_audit.rule import rule
 from tito_audit.rules._masks import shifted
 from tito_audit.rules._words import counted, shown
@@ -97,7 +97,7 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
         return
     slide = _slide(labels, row.token_ids)
     marked = np.flatnonzero(where)
-    runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong)
+    runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else each_run(wrong)
     for start, end in runs:
         count = int(wrong[start:end].sum())
         labels_are = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'}"

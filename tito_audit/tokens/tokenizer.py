@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ _CACHED_CHARACTERS = 32 * 1024 * 1024
 """How many characters of text a tokenizer keeps the ids of; about four bytes each, ids included."""
 _FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
 """The same for the fast encoder, which only sees whole texts."""
+_AT_ONCE = 1 << 12
+"""How many pieces of a text are proved at a time."""
 _PASSED = {"passed": True}
 _ONE_IN = 64
 """One in this many segments that agree with the log is encoded by the reference as a check."""
@@ -324,10 +327,14 @@ class Tokenizer:
                 return False
         return True
 
-    def _agreed(self, pieces: Sequence[Piece]) -> bool:
+    def _agreed(self, pieces: Iterable[Piece]) -> bool:
         """Whether the reference gives every piece of a text these ids."""
-        found = self.encode_batch([piece for piece, _ in pieces])
-        return all(np.array_equal(ids, own) for (_, own), ids in zip(pieces, found, strict=True))
+        rest = iter(pieces)
+        while some := list(islice(rest, _AT_ONCE)):
+            found = self.encode_batch([piece for piece, _ in some])
+            if not all(np.array_equal(ids, own) for (_, own), ids in zip(some, found, strict=True)):
+                return False
+        return True
 
     def _checked_whole(self, text: str, fast_ids: Ids) -> Ids:
         """The ids of a whole text by the reference; the fast encoder is dropped if its ids differ."""

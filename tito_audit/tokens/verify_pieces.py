@@ -11,6 +11,9 @@ need proof. Which tokens differ follows from the bytes at which they end, as in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 Piece = tuple[str, Ids]
 """A piece of a text and the ids that a fast encoder gave it."""
+_AT_ONCE = 1 << 12
+"""How many pieces are looked up at a time."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIXED = np.array((0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x165667B19E3779F9), np.uint64)
@@ -32,7 +37,7 @@ _MIXED = np.array((0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0
 
 def pieces_to_prove(
     text: str, fast: Ids, recorded: Ids, vocabulary: Vocabulary, controls: Cuts, safe: SafeCuts
-) -> list[Piece] | None:
+) -> Iterable[Piece] | None:
     """Pieces of a text that cover every fast token that is not recorded at its place.
 
     None if they cannot be found: the fast tokens must spell the whole text, the recorded tokens at least its
@@ -58,7 +63,7 @@ def pieces_to_prove(
     between = between[same[between]]
     starts, stops = np.concatenate(([0], between + 1)), np.concatenate((between, [len(fast)]))
     stretch_of = np.searchsorted(between, differing)
-    pieces: list[Piece] = []
+    pieces: list[_Cells] = []
     for number in np.unique(stretch_of).tolist():
         start, stop = int(starts[number]), int(stops[number])
         first, last = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
@@ -70,8 +75,8 @@ def pieces_to_prove(
         if vocabulary.data(fast[low:high]) != around or not stretch.startswith(vocabulary.data(recorded[mine])):
             return None
         asked = differing[stretch_of == number] - start
-        pieces += _cells(stretch, fast[start:stop], ends[start:stop] - first, asked, safe)
-    return pieces
+        pieces.append(_cells(stretch, fast[start:stop], ends[start:stop] - first, asked, safe))
+    return chain.from_iterable(pieces)
 
 
 def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
@@ -101,7 +106,22 @@ def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
     return ends
 
 
-def _cells(data: bytes, ids: Ids, ends: Offsets, asked: Offsets, safe: SafeCuts) -> list[Piece]:
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Pieces of one text, each made while it is looked at: there may be as many as tokens."""
+
+    data: bytes
+    ids: Ids
+    places: Offsets
+    """`[N, 4]` where each starts and ends, in the bytes and in the tokens."""
+
+    def __iter__(self) -> Iterator[Piece]:
+        for at in range(0, len(self.places), _AT_ONCE):
+            for first, last, start, stop in self.places[at : at + _AT_ONCE].tolist():
+                yield self.data[first:last].decode("utf-8"), self.ids[start:stop]
+
+
+def _cells(data: bytes, ids: Ids, ends: Offsets, asked: Offsets, safe: SafeCuts) -> _Cells:
     """The pieces between safe cuts that contain the `asked` tokens; only cuts at the end of a token count."""
     text = data.decode("utf-8")
     cuts = safe.within(text)
@@ -112,9 +132,9 @@ def _cells(data: bytes, ids: Ids, ends: Offsets, asked: Offsets, safe: SafeCuts)
     is_cut[-1] = True
     stops = np.flatnonzero(is_cut[ends]) + 1  # tokens up to each cut
     found = np.unique(np.searchsorted(stops, asked, side="right"))
-    bounds = [0, *stops.tolist()]
-    at = [0, *ends[stops - 1].tolist()]
-    return [(data[at[i] : at[i + 1]].decode("utf-8"), ids[bounds[i] : bounds[i + 1]]) for i in found.tolist()]
+    bounds = np.concatenate(([0], stops))
+    at = np.concatenate(([0], ends[stops - 1]))
+    return _Cells(data, ids, np.column_stack((at[found], at[found + 1], bounds[found], bounds[found + 1])))
 
 
 def _character_starts(data: bytes) -> Offsets:
