@@ -14,8 +14,10 @@ import sys
 from array import array
 from typing import Any, BinaryIO
 
-_ROOM = 1 << 30
+_ROOM = 700 << 20
 """Bytes of memory for Python and the library."""
+_TRANSFORMERS = 300 << 20
+"""And for transformers."""
 _FOR_EACH_BYTE = 24
 """And for each byte of the definition, loaded."""
 _FOR_EACH_CHARACTER = 256
@@ -40,7 +42,7 @@ def main() -> None:
                 _answer(answers, b"+")
             elif "folder" in request:
                 sys.path[:] = request["path"]
-                _limit(request["bytes"] * _FOR_EACH_BYTE + _ROOM, request["seconds"], virtual=False)
+                _limit(request["bytes"] * _FOR_EACH_BYTE + _TRANSFORMERS, request["seconds"], virtual=False)
                 _answer(answers, b"+" + _converted(request["folder"], request["code"]))
             else:
                 characters = sum(map(len, request["texts"]))

@@ -30,8 +30,8 @@ LOADING_SECONDS = 4.0
 """Time to load a definition, and more for large ones."""
 ENCODING_SECONDS = 3.0
 """Time to encode texts, and more for long ones."""
-_CHARACTERS_A_SECOND = 100_000
-_BYTES_A_SECOND = 4_000_000
+_CHARACTERS_A_SECOND = 50_000
+_BYTES_A_SECOND = 2_500_000
 CONVERTING_SECONDS = 60.0
 """Time for transformers to convert a vocabulary, of which it takes several to start."""
 _PATIENCE = 4.0
