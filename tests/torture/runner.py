@@ -196,12 +196,14 @@ class Room:
 def _in_time(process: subprocess.Popen[bytes], limit: float) -> bool:
     """Whether a worker answers or ends within so many seconds, but for time that others have the processor."""
     started = time.monotonic()
-    begun = _processor(process.pid)[1]
+    begun = before = _processor(process.pid)[1]
     wait = limit
     while not select.select([process.stdout], [], [], wait)[0]:
         running, used = _processor(process.pid)
-        if not running or used - begun > limit or time.monotonic() - started > _STARVED * limit:
+        waits = not running and used == before
+        if waits or used - begun > limit or time.monotonic() - started > _STARVED * limit:
             return False
+        before = used
         wait = limit / 10
     return True
 

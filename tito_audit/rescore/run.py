@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.errors import ProviderError, RecordError
+from tito_audit.errors import EncodeError, ProviderError, RecordError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
 from tito_audit.provider import TokenProvider
@@ -149,9 +149,10 @@ class Rescoring:
                 yield _Work(place, None, Plan((), (), ()), group.auditor, str(error))
                 continue
             for rollout in read.rollouts:
-                with guarded("the audit", rollout.place, LEAVE_OUT):
-                    work = self._work(rollout.place, _evidence(rollout, group.auditor), group.auditor)
-                yield work
+                try:
+                    yield self._work(rollout.place, _evidence(rollout, group.auditor), group.auditor)
+                except EncodeError as error:
+                    yield _Work(rollout.place, None, Plan((), (), ()), group.auditor, str(error))
 
     def _work(self, place: Place, evidence: Evidence, auditor: Auditor) -> _Work:
         findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
