@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,26 @@ def test_a_quarantine_takes_what_no_repair_cures_and_the_run_exits_0(tmp_path: P
     assert "In quarantine" in page
     assert len((tmp_path / "cured.jsonl").read_text(encoding="utf-8").splitlines()) == 1
     assert json.loads(bad.read_text(encoding="utf-8"))["tito_audit"]["row"] == 1
+
+
+def test_a_row_of_which_nothing_was_read_is_not_moved_to_a_quarantine(tmp_path: Path) -> None:
+    log, out, bad = tmp_path / "log.jsonl", tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    log.write_text(json.dumps(CLEAN) + "\n" + json.dumps({**CLEAN, "more": "x" * 5000}) + "\n", encoding="utf-8")
+    code, _, said = run("repair", log, "-o", out, "--quarantine", bad, "--max-row-bytes", 4000)
+    assert code == 2
+    assert "row 1 cannot be carried over" in said
+    assert not out.exists()
+    assert not bad.exists()
+
+
+def test_a_row_of_a_table_that_cannot_be_shown_stays_in_it(tmp_path: Path) -> None:
+    log, out, bad = tmp_path / "log.parquet", tmp_path / "out.parquet", tmp_path / "bad.jsonl"
+    texts = pa.array([b"good", b"\xff\xfe"]).view(pa.string())
+    pq.write_table(pa.table({"prompt_ids": [[1], [1]], "completion_ids": [[3], [3]], "text": texts}), log)
+    code, _, said = run("repair", log, "-o", out, "--quarantine", bad)
+    assert code == 1, said
+    assert pq.read_table(out).equals(pq.read_table(log))
+    assert not bad.exists() or not bad.read_bytes()
 
 
 @pytest.mark.parametrize("arguments", [["--dry-run"], ["--diff"], ["--dry-run", "--diff", "-o", "cured.jsonl"]])

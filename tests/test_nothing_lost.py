@@ -144,9 +144,19 @@ def test_a_first_line_that_only_python_reads_is_a_line(odd: str, tmp_path: Path)
     assert min(start for one in report["changed"] for start, _ in one["rows"]) >= 1, "line 0 is blank"
 
 
+@pytest.mark.parametrize("twice", [b'"metadata": {"a": 1, "a": 2.50}', b'"n": 1E5, "n": -0'])
+def test_a_row_with_a_key_twice_is_kept_as_it_is(tmp_path: Path, twice: bytes) -> None:
+    log = tmp_path / "log.jsonl"
+    odd, *others = text(ROWS).splitlines(keepends=True)
+    log.write_bytes(b"{" + twice + b", " + odd[1:] + b"".join(others))
+    out, report = repair(log)
+    assert out.read_bytes().startswith(b"{" + twice + b", " + odd[1:])
+    assert min(start for one in report["changed"] for start, _ in one["rows"]) >= 1
+
+
 def test_odd_numbers_of_a_repaired_row_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    more = b'{"metadata": {"a": 1, "b": 2.50}, "n": 1E5, "m": -0, "big": 123456789012345678901234567890, '
+    more = b'{"metadata": {"a": 2.50}, "n": 1E5, "m": -0, "big": 123456789012345678901234567890, '
     lines = [more + line[1:] + b"\r\n" for line in text(ROWS).splitlines()]
     log.write_bytes(b"".join(lines))
     out, _ = repair(log)
