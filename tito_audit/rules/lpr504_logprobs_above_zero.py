@@ -61,10 +61,14 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
         if not above.any():
             continue
         in_loss = values.logprobs[values.trained & np.isfinite(values.logprobs)]
-        whole = len(in_loss) > 1 and bool((in_loss > -_TOLERANCE).all())
-        marked = np.flatnonzero(above)
-        for start, end in [(int(marked[0]), int(marked[-1]) + 1)] if whole else each_run(above):
-            yield _hit(evidence, values, start, end, int(above[start:end].sum()), in_loss if whole else None)
+        if len(in_loss) > 1 and (in_loss > -_TOLERANCE).all():
+            marked = np.flatnonzero(above)
+            start, end = int(marked[0]), int(marked[-1]) + 1
+            yield _hit(evidence, values, start, end, len(marked), in_loss)
+            continue
+        del in_loss  # not needed while there may be very many
+        for start, end in each_run(above):
+            yield _hit(evidence, values, start, end, end - start, None)
 
 
 def _hit(

@@ -114,7 +114,8 @@ class Findings:
             if group.found > (self._single or 0) + 1 and group.at >= 0:
                 first, times = self._found[group.at], group.found - (self._single or 0)
                 message = f"{first.hit.message} ({times - 1:,} more like this in the row are counted here)"
-                folded = Folded(times, len(group.turns), group.tokens, group.places.tobytes())
+                packed, group.places = group.places.tobytes(), array("q")
+                folded = Folded(times, len(group.turns), group.tokens, packed)
                 self._found[group.at] = replace(first, hit=replace(first.hit, message=message), folded=folded)
                 turns[group.at] = group.turns.keys()
         return self._found, turns
