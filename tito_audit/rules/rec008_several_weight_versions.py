@@ -155,8 +155,8 @@ def _sampled(row: TrainingRow) -> NDArray[np.bool_]:
 def _add_tokens(
     found: _Versions, values: NDArray[np.float64], where: Where, turn: int | None, inside: NDArray[np.bool_]
 ) -> None:
-    """Adds runs of tokens with one version; -1 and NaN are no version."""
-    at = np.flatnonzero(inside & (values >= 0))
+    """Adds runs of tokens with one version; -1, NaN and infinity are no version."""
+    at = np.flatnonzero(inside & (values >= 0) & np.isfinite(values))
     if not len(at):
         return
     cuts = np.flatnonzero(np.diff(values[at])) + 1
