@@ -16,7 +16,8 @@ import pyarrow as pa
 from tests.torture.proof_named import Change, Named
 
 _BOM = b"\xef\xbb\xbf"
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
+"""A string that is never closed goes to the end of the file."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(r'[^\s,:"\[\]{}]+')
 _SPACE = re.compile(r"[ \t\n\r]*")
