@@ -25,11 +25,11 @@ from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling 
 from tests.tiers import examples  # noqa: E402
 from tito_audit.align.drift import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
-from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
 from tito_audit.evidence.prefix_reuse import PiecesCache, SpelledTexts, compare_text  # noqa: E402
 from tito_audit.evidence.reference import Reference  # noqa: E402
+from tito_audit.evidence.stretches import Stretch, stretches  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402
 from tito_audit.record.rollout import Rollout, Turn  # noqa: E402

@@ -8,10 +8,10 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.differences import Stretch
 from tito_audit.evidence.model import RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
+from tito_audit.evidence.stretches import Stretch
 from tito_audit.evidence.unmatched import holds_marker
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.rollout import Rollout, TrainingRow

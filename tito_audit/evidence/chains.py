@@ -16,11 +16,13 @@ from tito_audit.align.prefix import common_byte_prefix, common_prefix, starts_wi
 from tito_audit.chains.histories import Histories, History
 from tito_audit.chains.links import Link, LinkKind, broken_link, link_by_ids, link_without_text, sibling_link
 from tito_audit.evidence.built_tools import tools_in
-from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
+from tito_audit.evidence.differences import Region, difference, region_of
+from tito_audit.evidence.many import GrowingDifferences
 from tito_audit.evidence.model import Against, Difference, TextSide
 from tito_audit.evidence.prefix_reuse import PiecesCache
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
@@ -42,7 +44,7 @@ class Chains:
     """For turn k, the completions known to be in its prompt + completion, and where."""
     seen: tuple[Ids | None, ...]
     """For turn k, its prompt + completion; None without ids."""
-    differences: tuple[Difference, ...]
+    differences: Sequence[Difference]
     """Where later prompts hold tokens other than the sampled ones."""
 
     def link(self, turn: int) -> Link | None:
@@ -62,17 +64,17 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     seen = tuple(turn.seen_ids for turn in turns)
     links: list[Link] = []
     regions: list[tuple[Region, ...]] = []
-    differences: list[Difference] = []
+    differences = GrowingDifferences()
     pieces = PiecesCache(reference) if reference is not None else None
     earlier = Histories()
     for k, turn in enumerate(turns):
-        found: list[Stretch] = []
+        found: Sequence[Stretch] = []
         link = None
         if turn.prompt_ids is not None and earlier:
             link, found = _link(turns, k, earlier, regions, reference, pieces)
             links.append(link)
         if link is not None and link.parent is not None:
-            differences += [
+            differences.extend(
                 difference(
                     stretch,
                     Against.NEXT_PROMPT,
@@ -84,11 +86,11 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                     later_turn=k,
                 )
                 for stretch in found
-            ]
+            )
         regions.append(_regions(k, turn, link, regions))
         if turn.prompt_ids is not None and (mine := seen[k]) is not None:
             earlier.add(History(k, turn.prompt_ids, mine))
-    return Chains(tuple(links), tuple(regions), seen, tuple(differences))
+    return Chains(tuple(links), tuple(regions), seen, differences.done())
 
 
 def _other(stretch: Stretch) -> str:
@@ -112,7 +114,7 @@ def _link(
     regions: Sequence[tuple[Region, ...]],
     reference: Reference | None,
     pieces: PiecesCache | None,
-) -> tuple[Link, list[Stretch]]:
+) -> tuple[Link, Sequence[Stretch]]:
     """How turn k relates to the turns before it, and the stretches where its prompt differs from what was seen."""
     prompt = turns[k].prompt_ids
     assert prompt is not None
@@ -144,7 +146,7 @@ def _other_text(
     pieces: PiecesCache,
     every_region: Sequence[tuple[Region, ...]],
     reference: Reference,
-) -> tuple[Link, list[Stretch]]:
+) -> tuple[Link, Sequence[Stretch]]:
     """The link of a prompt whose text differs: rendered differently, rewritten on purpose, or of another chain."""
     seen, regions = pieces.of(parent.seen), every_region[parent.turn]
     at = common_prefix(prompt.ids, seen.ids)
@@ -163,15 +165,16 @@ def _other_text(
             LinkKind.ORPHAN, "its prompt does not share even its first message with any earlier call"
         ), []
     roles = token_roles(seen, end_ids)
-    given = [s for s in found if _is_given(s, roles, regions)] if at >= first else []
-    if changed or (changed is None and given):
-        what = given[0] if given else None
+    what = next((s for s in found if _is_given(s, roles, regions)), None) if at >= first else None
+    if changed or (changed is None and what is not None):
         detail = f"{roles[what.start]} text changed" if what and what.end > what.start else "messages changed"
         return broken(LinkKind.REWRITTEN, detail), []
     return broken(LinkKind.TEMPLATE), found
 
 
-def stretches_in_seen(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
+def stretches_in_seen(
+    seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]
+) -> Sequence[Stretch]:
     """Where a prompt differs from what was seen before it; what it adds after that is new and not included.
 
     When the texts diverge inside the last answer, that answer is compared with the prompt only up to the next turn
@@ -183,7 +186,7 @@ def stretches_in_seen(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: 
         if len(closes):
             prompt = prompt.part(0, int(closes[0]) + 1)
     blocks = align(seen, prompt, open_end=True)
-    return [s for s in stretches(seen, prompt, blocks) if s.start < len(seen)]
+    return starting_before(stretches(seen, prompt, blocks), len(seen))
 
 
 def _is_given(stretch: Stretch, roles: Roles, regions: tuple[Region, ...]) -> bool:

@@ -9,10 +9,11 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.align.prefix import starts_with
-from tito_audit.evidence.differences import Region, Stretch, difference, stretches
+from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.many import many_of
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.stretches import Stretch, stretches
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout
@@ -99,9 +100,9 @@ def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference
             turns=rollout.turns,
         )
 
-    blocks = align(recorded, canonical)
-    many = many_of(recorded, canonical, blocks, made)
+    found = stretches(recorded, canonical, align(recorded, canonical))
+    many = many_of(found, made)
     # One that begins in the prompt is not placed as the others are.
     if many is not None and many.inside(start, len(ids)):
         return many.further(-start)
-    return [made(stretch) for stretch in stretches(recorded, canonical, blocks) if stretch.end > start]
+    return [made(stretch) for stretch in found if stretch.end > start]

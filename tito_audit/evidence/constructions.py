@@ -6,6 +6,7 @@ proof: rendered that way, the messages give the recorded tokens where they gave 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from tito_audit.evidence.built_dates import dates
 from tito_audit.evidence.built_history import histories
 from tito_audit.evidence.built_systems import systems
 from tito_audit.evidence.built_tools import tool_sets
+from tito_audit.evidence.many import ManyDifferences
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.evidence.reference import Reference
@@ -28,15 +30,15 @@ _SEQUENCES = 8
 
 def with_constructions(
     rollout: Rollout, differences: Sequence[Difference], reference: Reference
-) -> list[Difference]:
+) -> Sequence[Difference]:
     """The same differences, each with the construction that explains it, if one was found."""
-    out = list(differences)
     if reference.renderer is None:
-        return out
-    sequences: dict[tuple[Where, int | None], list[int]] = {}
-    for number, one in enumerate(out):
+        return differences
+    out = _Changed(differences)
+    sequences: dict[tuple[Where, int | None], array[int]] = {}
+    for number, one in enumerate(differences):
         if one.against is Against.TEMPLATE and one.where is not Where.COMPLETION and one.kind not in SAME_BYTES:
-            sequences.setdefault((one.where, one.turn), []).append(number)
+            sequences.setdefault((one.where, one.turn), array("q")).append(number)
     for (where, turn), numbers in list(sequences.items())[:_SEQUENCES]:
         if all(_harmless(out[number]) for number in numbers):
             continue
@@ -44,7 +46,28 @@ def with_constructions(
         if sequence is not None:
             _padding(sequence, out, numbers)
             _explain(sequence, out, [number for number in numbers if out[number].construction is None])
-    return out
+    return out.done()
+
+
+class _Changed:
+    """Differences of which some are replaced."""
+
+    def __init__(self, differences: Sequence[Difference]) -> None:
+        self._differences = differences
+        self._changed: dict[int, Difference] = {}
+
+    def __getitem__(self, number: int) -> Difference:
+        changed = self._changed.get(number)
+        return self._differences[number] if changed is None else changed
+
+    def __setitem__(self, number: int, one: Difference) -> None:
+        self._changed[number] = one
+
+    def done(self) -> Sequence[Difference]:
+        """All of them."""
+        if isinstance(self._differences, ManyDifferences):
+            return self._differences.with_shared(self._changed) if self._changed else self._differences
+        return [self[number] for number in range(len(self._differences))]
 
 
 def _harmless(difference: Difference) -> bool:
@@ -64,7 +87,7 @@ def _unmatched(rollout: Rollout, where: Where, turn: int | None, reference: Refe
     return None if ids is None or not sent else UnmatchedSequence(rollout, reference, ids, sent, opens=True)
 
 
-def _padding(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequence[int]) -> None:
+def _padding(sequence: UnmatchedSequence, out: _Changed, numbers: Sequence[int]) -> None:
     """Explain a run of one control token at the very start or end of a sequence as padding."""
     ids, control = sequence.recorded, sequence.held.control
     where = "prompt ids" if sequence.opens else "row"
@@ -80,7 +103,7 @@ def _padding(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequen
             out[number] = replace(out[number], construction=padding)
 
 
-def _explain(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequence[int]) -> None:
+def _explain(sequence: UnmatchedSequence, out: _Changed, numbers: Sequence[int]) -> None:
     """Give the differences of one sequence their constructions, starting with those that explain the most."""
     found: list[tuple[Candidate, list[int]]] = []
     for candidate in _candidates(sequence) if numbers and sequence.has_role_markers else ():
@@ -97,7 +120,7 @@ def _explain(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequen
                 out[number] = replace(out[number], construction=candidate.construction)
 
 
-def _new(stretch: tuple[int, int], out: Sequence[Difference], numbers: Sequence[int]) -> bool:
+def _new(stretch: tuple[int, int], out: _Changed, numbers: Sequence[int]) -> bool:
     """Whether a stretch differs where the messages, as logged, gave the recorded tokens."""
     return not any(_touch(out[number], stretch) for number in numbers)
 

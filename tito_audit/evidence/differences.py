@@ -1,4 +1,4 @@
-"""Differences from blocks: both sides with the text around them."""
+"""Differences from stretches: what each did to training, and in which completion it lies."""
 
 from __future__ import annotations
 
@@ -7,38 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from tito_audit.align.blocks import BlockKind, Blocks
-from tito_audit.align.pieces import AROUND, Pieces
-from tito_audit.align.prefix import common_prefix
-from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Difference, TextSide
-from tito_audit.evidence.narrowed import narrowed
-from tito_audit.record.arrays import Ids
+from tito_audit.evidence.model import Against, Difference
+from tito_audit.evidence.stretches import Stretch
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Turn
-
-_WINDOW = 4 * AROUND
-"""About how many bytes the text around one difference takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """One block that is not SAME, with both sides' tokens and text."""
-
-    kind: BlockKind
-    start: int
-    end: int
-    """Half-open in the recorded pieces."""
-    canonical_start: int
-    canonical_end: int
-    recorded: TextSide
-    canonical: TextSide
-    equal: tuple[int, int]
-    """How many tokens right before and right after it are the same in both, at most `CONTEXT_TOKENS`."""
-
-    @property
-    def key(self) -> tuple[int, int, bytes]:
-        """The same for one difference found twice in a recorded sequence."""
-        return self.start, self.end, self.canonical.ids.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +20,6 @@ class Region:
     turn: int
     start: int
     end: int
-
-
-def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stretch]:
-    """The tokens that differ in every block that is not SAME, in order."""
-    differing = blocks.differing()
-    few = len(differing) * _WINDOW < len(recorded.data)
-    return [
-        Stretch(
-            kind,
-            start,
-            end,
-            c_start,
-            c_end,
-            _side(recorded, start, end, few),
-            _side(canonical, c_start, c_end, few),
-            equal_around(recorded.ids, (start, end), canonical.ids, (c_start, c_end)),
-        )
-        for block in differing
-        for kind, start, end, c_start, c_end in narrowed(block, recorded, canonical)
-    ]
 
 
 def difference(
@@ -120,22 +72,3 @@ def region_of(stretch: Stretch, regions: Sequence[Region]) -> Region | None:
     region = regions[at]
     touches = region.start < stretch.end or region.start <= stretch.start == stretch.end
     return region if touches else None
-
-
-def equal_around(
-    recorded: Ids, stretch: tuple[int, int], canonical: Ids, other: tuple[int, int]
-) -> tuple[int, int]:
-    """How many tokens right before and right after two ranges are the same in both sequences."""
-    before = (
-        ids[max(at - CONTEXT_TOKENS, 0) : at][::-1] for ids, (at, _) in ((recorded, stretch), (canonical, other))
-    )
-    after = (ids[end : end + CONTEXT_TOKENS] for ids, (_, end) in ((recorded, stretch), (canonical, other)))
-    return common_prefix(*before), common_prefix(*after)
-
-
-def _side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:
-    """One side of a difference. Of few differences each keeps its own text; many share the whole sequence."""
-    if not few:
-        return TextSide(pieces, start, end)
-    near, low = pieces.near(start, end)
-    return TextSide(near, start - low, end - low)

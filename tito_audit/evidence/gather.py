@@ -15,9 +15,10 @@ from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.known_differences import KnownDifferences
-from tito_audit.evidence.many import ManyDifferences
+from tito_audit.evidence.many import GrowingDifferences, ManyDifferences
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.once import each_once
 from tito_audit.evidence.own_date import date_formats
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
@@ -77,21 +78,17 @@ def gather(
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
-    differences: Sequence[Difference] = more
+    differences = more
     if chains.differences or answers or texts or not isinstance(more, ManyDifferences):
-        differences = _without_doubles([*chains.differences, *more])
-    if reference is not None and not isinstance(differences, ManyDifferences):
-        again = [reencoded_differences(rollout, answer, reference) for answer in answers]
-        written = rendered_differences(rollout, chains, texts, reference) if texts else []
-        if not differences and not written and _are_columns(again, reference):
-            (differences,) = again
-        else:
-            known = KnownDifferences(differences)
-            for several in (*again, written):
-                known.add(several)
-            differences = _without_expansions(known.every, reference)
-        if differences and not isinstance(differences, ManyDifferences):
-            differences = with_constructions(rollout, differences, reference)
+        if chains.differences or more:
+            differences = each_once(_joined(chains.differences, more))
+        if reference is not None:
+            again = [reencoded_differences(rollout, answer, reference) for answer in answers]
+            written = rendered_differences(rollout, chains, texts, reference) if texts else ()
+            several = [one for one in (*again, written) if one]
+            if differences or several:
+                differences = _together(differences, several, reference)
+                differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
     if rendered and not texts and renderer is not None and row_error is None:
@@ -158,7 +155,7 @@ def _padded(
 def _moved(found: Sequence[Difference], tokens: int) -> Sequence[Difference]:
     """The differences with those of the row this many tokens later."""
     if isinstance(found, ManyDifferences):
-        return found.further(tokens)
+        return found.further(tokens, Where.ROW)
     return [
         replace(one, start=one.start + tokens, end=one.end + tokens) if one.where is Where.ROW else one
         for one in found
@@ -208,31 +205,27 @@ def _strings_only(turn: Turn) -> bool:
     return turn.completion_ids is None and bool(turn.token_texts)
 
 
-def _without_doubles(differences: list[Difference]) -> list[Difference]:
-    """Each place once: what a later prompt and the training row both show is one difference."""
-    kept: dict[tuple[object, ...], Difference] = {}
-    for one in differences:
-        key = (one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes())
-        if key in kept and one.effect != kept[key].effect:
-            old = kept[key]
-            kept[key] = replace(
-                old, effect=f"{old.effect}; {one.effect}", severity=max(old.severity, one.severity)
-            )
-        else:
-            kept.setdefault(key, one)
-    return list(kept.values())
+def _joined(first: Sequence[Difference], then: Sequence[Difference]) -> Sequence[Difference]:
+    every = GrowingDifferences(first)
+    every.extend(then)
+    return every.done()
 
 
-def _are_columns(several: Sequence[Sequence[Difference]], reference: Reference) -> bool:
-    """Whether the differences of one sequence are columns, and all of them count."""
-    one = several[0] if len(several) == 1 else ()
-    return isinstance(one, ManyDifferences) and image_tokens(reference.vocabulary) is None
-
-
-def _without_expansions(differences: list[Difference], reference: Reference) -> list[Difference]:
-    """The differences that are not just images expanded by a processor."""
-    tokens = image_tokens(reference.vocabulary) if differences else None
-    return differences if tokens is None else [one for one in differences if not is_expansion(one, tokens)]
+def _together(
+    differences: Sequence[Difference], several: Sequence[Sequence[Difference]], reference: Reference
+) -> Sequence[Difference]:
+    """The differences with those of others that none from before covers; no image that a processor expanded."""
+    if not differences and len(several) == 1:
+        differences = several[0]
+    elif several:
+        known = KnownDifferences(differences)
+        for one in several:
+            known.add(one)
+        differences = known.every
+    tokens = image_tokens(reference.vocabulary)
+    if tokens is None:
+        return differences
+    return GrowingDifferences(one for one in differences if not is_expansion(one, tokens)).done()
 
 
 def _present(

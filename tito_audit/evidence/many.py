@@ -1,62 +1,77 @@
-"""Very many differences of one sequence as columns: each is made only while it is looked at."""
+"""Very many differences as columns: each is made only while it is looked at."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import BlockKind, Blocks
-from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.differences import Stretch, stretches
-from tito_audit.evidence.model import CONTEXT_TOKENS, Difference, Explained, TextSide
-from tito_audit.evidence.narrowed import narrowed
-from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.align.blocks import BlockKind
+from tito_audit.evidence.model import Difference, Explained, TextSide
+from tito_audit.evidence.stretches import AT_ONCE, MANY, ManyStretches, Stretch
+from tito_audit.record.arrays import Offsets
+from tito_audit.record.finding import Where
 
-MANY = 1_000
-"""From this many differing blocks of one sequence on, their differences are columns."""
-_AT_ONCE = 1 << 14
-"""How many differences are made of columns at a time."""
-
-Columns = NDArray[np.int64]
+_START, _END, _OTHER, _OTHER_END, _SHARED = 1, 2, 5, 6, 9
+_WIDTH = 10
+"""The numbers of columns, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ManyDifferences(Sequence[Difference]):
-    """Differences that share all but their tokens, in order."""
+    """Very many differences, in order; what many have in common is held once."""
 
-    shared: Difference
-    """What all of them have in common; its tokens are not theirs."""
-    recorded: Pieces
-    canonical: Pieces
+    shared: tuple[Difference, ...]
+    """Differences like theirs in all but the tokens."""
     columns: NDArray[np.int32]
-    """`[N, 7]` kind, recorded start and end, canonical start and end, and how many tokens right before and right
-    after are the same."""
-    moved: int = 0
-    """How many tokens of the sequence come before the recorded pieces."""
+    """`[N, 10]` kind, start and end in its sequence, recorded start and end and canonical start and end in the
+    pieces, how many tokens right before and right after are the same, and the number of what it shares."""
 
     @classmethod
-    def of(cls, shared: Difference, recorded: Pieces, canonical: Pieces, blocks: Blocks) -> ManyDifferences:
-        """The differences of all blocks that are not SAME."""
-        rows = blocks.columns()
-        if (rows[:, 0] == BlockKind.DRIFT).any():
-            rows = _narrowed(rows, recorded, canonical)
-        before, after = _equal(rows, recorded.ids, canonical.ids)
-        columns = np.column_stack((rows, before, after)).astype(np.int32)
-        return cls(shared, recorded, canonical, columns)
+    def of(cls, shared: Difference, found: ManyStretches) -> ManyDifferences:
+        """These stretches as differences like `shared`, at their own places in its sequence."""
+        columns = np.zeros((len(found), _WIDTH), np.int32)
+        columns[:, :_END] = found.columns[:, :_END]
+        columns[:, _END] = found.columns[:, _END]
+        columns[:, 3:_SHARED] = found.columns[:, 1:]
+        sides = replace(shared.recorded, pieces=found.recorded), replace(shared.canonical, pieces=found.canonical)
+        return cls((replace(shared, recorded=sides[0], canonical=sides[1]),), columns)
 
-    def further(self, tokens: int) -> ManyDifferences:
-        """The same in a sequence with this many more tokens before them, or fewer if below 0."""
-        return replace(self, moved=self.moved + tokens)
+    def further(self, tokens: int, where: Where | None = None) -> ManyDifferences:
+        """The same with this many more tokens before them, or fewer if below 0; with `where`, only those there."""
+        columns = self.columns.copy()
+        moved = self._shares(lambda one: where is None or one.where is where)
+        columns[:, _START : _END + 1] += np.where(moved, tokens, 0)[:, None].astype(np.int32)
+        return replace(self, columns=columns)
 
     def inside(self, start: int, end: int) -> bool:
-        """Whether all of them are about tokens in this range of the recorded pieces, or between two of them."""
+        """Whether all of them, in one sequence, are about tokens in this range, or between two of them."""
         first, last = self.columns[0], self.columns[-1]
-        return bool(start <= first[1] and start < first[2] and last[1] < end)
+        return bool(start <= first[_START] and start < first[_END] and last[_START] < end)
+
+    def places(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """`[N]` each: the number of its sequence, and its start and end there."""
+        numbers: dict[Hashable, int] = {}
+        of = np.array([numbers.setdefault((one.where, one.turn), len(numbers)) for one in self.shared], np.int32)
+        return of[self.columns[:, _SHARED]], self.columns[:, _START], self.columns[:, _END]
+
+    def part(self, which: slice | NDArray[np.bool_]) -> ManyDifferences:
+        """Some of them."""
+        return replace(self, columns=self.columns[which])
+
+    def with_shared(self, changed: Mapping[int, Difference]) -> ManyDifferences:
+        """The same, where those with these numbers are others at the same place."""
+        known, columns = Shared(self.shared), self.columns.copy()
+        for number, one in changed.items():
+            columns[number, _SHARED] = known.number(one)
+        return replace(self, shared=tuple(known.every), columns=columns)
+
+    def _shares(self, like: Callable[[Difference], bool]) -> NDArray[np.bool_]:
+        return np.array([like(one) for one in self.shared], np.bool_)[self.columns[:, _SHARED]]
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -67,31 +82,124 @@ class ManyDifferences(Sequence[Difference]):
     def __getitem__(self, number: slice) -> Sequence[Difference]: ...
     def __getitem__(self, number: int | slice) -> Difference | Sequence[Difference]:
         if isinstance(number, slice):
-            return replace(self, columns=self.columns[number])
-        return self._made(*self.columns[number].tolist())
+            return self.part(number)
+        return _made(self.shared, self.columns[number].tolist())
 
     def __iter__(self) -> Iterator[Difference]:
-        for first in range(0, len(self.columns), _AT_ONCE):
-            for row in self.columns[first : first + _AT_ONCE].tolist():
-                yield self._made(*row)
+        for first in range(0, len(self.columns), AT_ONCE):
+            for row in self.columns[first : first + AT_ONCE].tolist():
+                yield _made(self.shared, row)
 
-    def _made(self, kind: int, start: int, end: int, other: int, other_end: int, *equal: int) -> Difference:
-        one, moved = self.shared, self.moved
-        recorded, canonical = TextSide(self.recorded, start, end), TextSide(self.canonical, other, other_end)
-        return Difference(
+
+class Shared:
+    """What differences have in common, each once."""
+
+    def __init__(self, known: Iterable[Difference] = ()) -> None:
+        self.every: list[Difference] = []
+        self._numbers: dict[Hashable, int] = {}
+        for one in known:
+            self.number(one)
+
+    def number(self, one: Difference) -> int:
+        """The number of what a difference shares with others."""
+        key = (
             one.against,
-            BlockKind(kind),
             one.where,
             one.turn,
-            start + moved,
-            end + moved,
-            recorded,
-            canonical,
             one.severity,
             one.effect,
             one.sampled,
             one.message_index,
-            equal=(equal[0], equal[1]),
+            one.later_turn,
+            one.construction,
+            id(one.recorded.pieces),
+            id(one.canonical.pieces),
+        )
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.every)
+            self.every.append(one)
+        return number
+
+
+class GrowingDifferences:
+    """Differences added one by one: a list while they are few, then columns."""
+
+    def __init__(self, every: Iterable[Difference] = ()) -> None:
+        self._few: list[Difference] | None = []
+        self._shared = Shared()
+        self._columns = array("i")
+        self.extend(every)
+
+    def __len__(self) -> int:
+        return len(self._columns) // _WIDTH if self._few is None else len(self._few)
+
+    def __getitem__(self, number: int) -> Difference:
+        if self._few is not None:
+            return self._few[number]
+        return _made(self._shared.every, self._columns[number * _WIDTH : (number + 1) * _WIDTH].tolist())
+
+    def extend(self, every: Iterable[Difference]) -> None:
+        """Add several."""
+        if isinstance(every, ManyDifferences):
+            self._extend(every)
+            return
+        for one in every:
+            self.append(one)
+
+    def append(self, one: Difference) -> None:
+        """Add one."""
+        if self._few is None:
+            self._pack(one)
+            return
+        self._few.append(one)
+        if len(self._few) >= MANY:
+            self._to_columns()
+
+    def done(self) -> Sequence[Difference]:
+        """All of them: a list, or columns if they are many. No more may be added to columns."""
+        if self._few is not None:
+            return self._few
+        return ManyDifferences(
+            tuple(self._shared.every), np.frombuffer(self._columns, np.int32).reshape(-1, _WIDTH)
+        )
+
+    def places(self, numbers: Sequence[int]) -> tuple[Offsets, Offsets]:
+        """`[N]` each: the start and end of these."""
+        if self._few is not None:
+            ends = np.array([(self._few[number].start, self._few[number].end) for number in numbers], np.int64)
+            return ends[:, 0], ends[:, 1]
+        rows = np.frombuffer(self._columns, np.int32).reshape(-1, _WIDTH)
+        return rows[numbers, _START].astype(np.int64), rows[numbers, _END].astype(np.int64)
+
+    def _to_columns(self) -> None:
+        few, self._few = self._few or [], None
+        for one in few:
+            self._pack(one)
+
+    def _extend(self, many: ManyDifferences) -> None:
+        if self._few is not None:
+            self._to_columns()
+        numbers = np.array([self._shared.number(one) for one in many.shared], np.int32)
+        for first in range(0, len(many), AT_ONCE):
+            rows = many.columns[first : first + AT_ONCE].copy()
+            rows[:, _SHARED] = numbers[rows[:, _SHARED]]
+            self._columns.frombytes(rows.tobytes())
+
+    def _pack(self, one: Difference) -> None:
+        recorded, canonical = one.recorded, one.canonical
+        self._columns.extend(
+            (
+                one.kind,
+                one.start,
+                one.end,
+                recorded.start,
+                recorded.end,
+                canonical.start,
+                canonical.end,
+                *one.equal,
+                self._shared.number(one),
+            )
         )
 
 
@@ -146,47 +254,32 @@ class ManyExplained(Sequence[Explained]):
         }
 
     def _part(self, which: slice | NDArray[np.bool_]) -> ManyExplained:
-        part = replace(self.differences, columns=self.differences.columns[which])
-        return replace(self, differences=part, reason=self.reason[which])
+        return replace(self, differences=self.differences.part(which), reason=self.reason[which])
 
 
-def many_of(
-    recorded: Pieces, canonical: Pieces, blocks: Blocks, made: Callable[[Stretch], Difference]
-) -> ManyDifferences | None:
-    """The differences of all blocks that are not SAME, as `made` makes each; None if they are few."""
-    differing = blocks.kind != BlockKind.SAME
-    if int(differing.sum()) < MANY:
-        return None
-    some = slice(int(differing.argmax()) + 1)
-    shown = Blocks(blocks.recorded_end[some], blocks.canonical_end[some], blocks.kind[some])
-    return ManyDifferences.of(made(stretches(recorded, canonical, shown)[0]), recorded, canonical, blocks)
+def many_of(found: Sequence[Stretch], made: Callable[[Stretch], Difference]) -> ManyDifferences | None:
+    """Stretches as differences, as `made` makes the first, in one sequence; None if they are few."""
+    return ManyDifferences.of(made(found[0]), found) if isinstance(found, ManyStretches) else None
 
 
-def _narrowed(rows: Columns, recorded: Pieces, canonical: Pieces) -> Columns:
-    """The parts of all blocks that differ."""
-    parts = array("q")
-    for first in range(0, len(rows), _AT_ONCE):
-        for kind, *place in rows[first : first + _AT_ONCE].tolist():
-            for part in narrowed((BlockKind(kind), *place), recorded, canonical):
-                parts.extend(part)
-    return np.frombuffer(parts, np.int64).reshape(-1, 5)
-
-
-def _equal(rows: Columns, recorded: Ids, canonical: Ids) -> tuple[Offsets, Offsets]:
-    """`[N]` each: how many tokens right before and right after are the same on both sides."""
-    _, start, end, other, other_end = rows.T
-    return (
-        _run(recorded, start - 1, canonical, other - 1, -1),
-        _run(recorded, end, canonical, other_end, 1),
+def _made(shared: Sequence[Difference], row: Sequence[int]) -> Difference:
+    """The difference in a row of columns."""
+    kind, start, end, first, last, other, other_end, before, after, number = row
+    one = shared[number]
+    return Difference(
+        one.against,
+        BlockKind(kind),
+        one.where,
+        one.turn,
+        start,
+        end,
+        TextSide(one.recorded.pieces, first, last),
+        TextSide(one.canonical.pieces, other, other_end),
+        one.severity,
+        one.effect,
+        one.sampled,
+        one.message_index,
+        one.later_turn,
+        one.construction,
+        (before, after),
     )
-
-
-def _run(recorded: Ids, at: Offsets, canonical: Ids, other: Offsets, step: int) -> Offsets:
-    """`[N]` how many tokens from a place on are the same, at most as many as a finding shows."""
-    found, still = np.zeros(len(at), np.int64), np.ones(len(at), np.bool_)
-    for far in range(0, CONTEXT_TOKENS * step, step):
-        here, there = at + far, other + far
-        still &= (here >= 0) & (there >= 0) & (here < len(recorded)) & (there < len(canonical))
-        still &= recorded.take(here, mode="clip") == canonical.take(there, mode="clip")
-        found += still
-    return found

@@ -5,6 +5,7 @@ A conversation of T calls holds O(T²) tokens of prompts, of which O(T) are new.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import common_prefix
-from tito_audit.evidence.differences import Stretch, equal_around, stretches
 from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.stretches import Stretch, equal_around, stretches
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
 
@@ -108,7 +109,7 @@ class Comparison:
 
 def compare_text(
     text: str, recorded: Ids, before: Comparison | None, reference: Reference, pieces: PiecesCache
-) -> tuple[list[Stretch], Comparison | None]:
+) -> tuple[Sequence[Stretch], Comparison | None]:
     """Where recorded ids differ from those of a text, after the part compared `before`, and the new comparison.
 
     Ids with equal bytes are paired by where their tokens end, so nothing before a shared control token affects
@@ -142,7 +143,7 @@ def comparison_of_equal(text: str, ids: Ids, reference: Reference) -> Comparison
 
 def _compare_rest(
     text: str, recorded: Ids, before: Comparison, shared: int, reference: Reference
-) -> tuple[list[Stretch], Comparison] | None:
+) -> tuple[Sequence[Stretch], Comparison] | None:
     """The same from the last shared control token on; None if bytes or cuts differ there."""
     characters, first = before.canonical.up_to(shared)
     mine = before.recorded.up_to(shared)[1] - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +15,8 @@ from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
-from tito_audit.evidence.differences import Stretch, difference, region_of, stretches
+from tito_audit.evidence.differences import difference, region_of
+from tito_audit.evidence.many import GrowingDifferences
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import (
     Comparison,
@@ -26,6 +27,7 @@ from tito_audit.evidence.prefix_reuse import (
 )
 from tito_audit.evidence.prompt_starts import LaterText, prompt_starts
 from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.stretches import Stretch, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
@@ -229,9 +231,9 @@ class _Writer:
 
 def rendered_differences(
     rollout: Rollout, chains: Chains, texts: RenderedTexts, reference: Reference
-) -> list[Difference]:
+) -> Sequence[Difference]:
     """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
-    out: list[Difference] = []
+    out = GrowingDifferences()
     said: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
     pieces = PiecesCache(reference)
@@ -266,7 +268,8 @@ def rendered_differences(
                     turns=rollout.turns,
                 )
             )
-    return out + _last_answer(rollout, chains, texts, reference, said)
+    out.extend(_last_answer(rollout, chains, texts, reference, said))
+    return out.done()
 
 
 def _comparison(
@@ -289,7 +292,7 @@ def _last_answer(
     texts: RenderedTexts,
     reference: Reference,
     said: dict[int, set[tuple[int, int, bytes]]],
-) -> list[Difference]:
+) -> Iterable[Difference]:
     """Where the template would write the last answer differently; its missing end is not a difference."""
     last = len(rollout.turns) - 1
     seen = chains.seen[last] if last >= 0 else None
@@ -301,7 +304,7 @@ def _last_answer(
         return []
     recorded, canonical = reference.pieces(seen), reference.pieces(encoded)
     own = chains.regions[last][-1]
-    return [
+    return (
         difference(
             stretch,
             Against.TEMPLATE,
@@ -313,7 +316,7 @@ def _last_answer(
         )
         for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True))
         if own.start <= stretch.start < len(recorded) and _is_new(stretch, said[last])
-    ]
+    )
 
 
 def _is_new(stretch: Stretch, said: set[tuple[int, int, bytes]]) -> bool:

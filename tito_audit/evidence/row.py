@@ -14,13 +14,15 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
-from tito_audit.evidence.many import many_of
+from tito_audit.evidence.differences import Region, difference, region_of
+from tito_audit.evidence.many import GrowingDifferences, many_of
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan, Sound
+from tito_audit.evidence.once import first_of_each
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.rendered import RenderedConversation, ToldTurns
 from tito_audit.evidence.roles import COMMON_ROLES, TURN_END, Roles, token_roles, unknown_roles
+from tito_audit.evidence.stretches import ManyStretches, Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
@@ -35,15 +37,10 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
     assert row is not None
     held = _pieces(row.token_ids, reference)
     view = _RowColumns(rollout, row, held, reference)
-    out: list[Difference] = []
-    keys: set[tuple[object, ...]] = set()
+    out = GrowingDifferences()
     windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
     for leaf, recorded, blocks in _align_chains(chains, held, reference):
-        found = [
-            stretch
-            for stretch in stretches(recorded, held, blocks)
-            if stretch.start < len(recorded) and not view.claimed(stretch.canonical_start, stretch.canonical_end)
-        ]
+        found = _unclaimed(starting_before(stretches(recorded, held, blocks), len(recorded)), view)
         if not view.take(blocks, chains.regions[leaf]):
             continue  # the row belongs to another chain and holds little of this one
         for stretch in found:
@@ -59,11 +56,16 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
                 turn=leaf,
                 turns=rollout.turns,
             )
-            key = (one.where, one.turn, one.start, one.end, stretch.canonical.ids.tobytes())
-            if key not in keys:
-                keys.add(key)
-                out.append(one)
-    return view.finish(), out
+            out.append(one)
+    return view.finish(), first_of_each(out.done())
+
+
+def _unclaimed(found: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
+    """Those whose row tokens no earlier chain's calls sampled."""
+    if isinstance(found, ManyStretches):
+        claimed = [view.claimed(one.canonical_start, one.canonical_end) for one in found]
+        return found.part(~np.array(claimed, np.bool_))
+    return [one for one in found if not view.claimed(one.canonical_start, one.canonical_end)]
 
 
 def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
@@ -189,10 +191,9 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         view = with_answer_starts(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
-    out = []
-    for stretch in stretches(held, canonical, blocks):
-        if stretch.start >= len(held):
-            continue  # the row ends before the template does
+    out = GrowingDifferences()
+    # The row may end before the template does.
+    for stretch in starting_before(stretches(held, canonical, blocks), len(held)):
         if _names_role(stretch, rollout):
             continue  # a role unknown to the template was rendered as a known one
         own = answer_at(view, generated, stretch)
@@ -210,7 +211,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             where=Where.ROW,
         )
         out.append(replace(found, sampled=mine))
-    return view, out
+    return view, out.done()
 
 
 def _told_view(told: ToldTurns, rollout: Rollout) -> RowView:
@@ -274,9 +275,9 @@ def _reencoded(held: Pieces, canonical: Pieces) -> Sequence[Difference]:
             stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW
         )
 
-    blocks = align(held, canonical)
-    many = many_of(held, canonical, blocks, made)
-    return many if many is not None else [made(stretch) for stretch in stretches(held, canonical, blocks)]
+    found = stretches(held, canonical, align(held, canonical))
+    many = many_of(found, made)
+    return many if many is not None else [made(stretch) for stretch in found]
 
 
 def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:

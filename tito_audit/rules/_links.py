@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ import numpy as np
 
 from tito_audit.align.prefix import common_prefix
 from tito_audit.chains.links import TEXT_UNKNOWN, Link, LinkKind
-from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence, Explained
+from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import NEXT_PROMPT, PREVIOUS_CALL, PROMPT, SAMPLED, Hit, Side, Where
 from tito_audit.rule import SHOWN_TOKENS
@@ -20,17 +21,17 @@ _SHOWN = 8
 """Tokens of each side that a finding holds where no difference says how far it reaches."""
 
 
-def _causes_of(link: Link, evidence: Evidence) -> Sequence[Explained]:
-    """The differences that broke a link, each with the rule it belongs to."""
+def _causes_of(link: Link, evidence: Evidence) -> Sequence[int]:
+    """The numbers of the explained differences that broke a link."""
     return evidence.once("causes of links", _causes).get(link.turn, ())
 
 
-def _causes(evidence: Evidence) -> dict[int | None, list[Explained]]:
-    """The differences that broke links, by the turn whose prompt is broken."""
-    causes: dict[int | None, list[Explained]] = {}
-    for one in evidence.explained:
+def _causes(evidence: Evidence) -> dict[int | None, array[int]]:
+    """The numbers of the explained differences that broke links, by the turn whose prompt is broken."""
+    causes: dict[int | None, array[int]] = {}
+    for number, one in enumerate(evidence.explained):
         if one.difference.against is Against.NEXT_PROMPT:
-            causes.setdefault(one.difference.later_turn, []).append(one)
+            causes.setdefault(one.difference.later_turn, array("q")).append(number)
     return causes
 
 
@@ -42,11 +43,14 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
     for link in evidence.links:
         if not link.kind.only_tokens_differ:
             continue
-        causes = _causes_of(link, evidence)
-        text_kept = bool(causes) and all(one.code.startswith("TOK") for one in causes)
+        causes = map(evidence.explained.__getitem__, _causes_of(link, evidence))
+        owned = Counter((one.code, one.cause) for one in causes)
+        text_kept = bool(owned) and all(code.startswith("TOK") for code, _ in owned)
         if (link.kind is LinkKind.RETOKENIZED or text_kept) is not by_tokenizer:
             continue
-        counts = Counter(one.cause for one in causes)
+        counts: Counter[str] = Counter()
+        for (_, cause), n in owned.items():
+            counts[cause] += n
         what = listed([cause if n == 1 else f"{n} × {cause}" for cause, n in counts.items()]) or link.detail
         same = "same text" if link.kind is LinkKind.RETOKENIZED else "what decoding made of the text"
         lead = f"{same}, other ids" if by_tokenizer else "same messages, other text"
@@ -103,7 +107,8 @@ def _sides(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Sid
 def _stretch(link: Link, evidence: Evidence, prompt: Ids, seen: Ids, said_at: int) -> tuple[int, int] | None:
     """Where the first difference of a broken link ends, in the prompt and in what was seen before it; None if no
     difference begins where they part."""
-    for one in (cause.difference for cause in _causes_of(link, evidence)):
+    for number in _causes_of(link, evidence):
+        one = evidence.explained[number].difference
         if one.turn != link.parent or one.where is not Where.COMPLETION:
             continue
         # The two may share the first tokens of a difference.
