@@ -324,6 +324,9 @@ def plain(value: Any) -> Any:
     if pa.types.is_floating(value.type):
         number = value.as_py()
         return Bits(struct.pack("<d", float(number)))
+    if isinstance(value, pa.StringScalar):
+        # What is damaged in the file is no UTF-8.
+        return value.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
     return value.as_py()
 
 
