@@ -231,10 +231,10 @@ def growing(step: str, start: str = "'xx'") -> str:
     ],
 )
 def test_a_template_that_takes_too_much_is_stopped(bomb):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(RenderError):
         render(bomb, time_limit=1.0, size_limit=4_000_000)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_the_limits_leave_ordinary_building_alone():

@@ -286,9 +286,11 @@ def test_what_is_no_row_where_one_should_be_is_a_finding_that_says_what_is_there
     assert out.read_bytes().splitlines()[1:] == log.read_bytes().splitlines()[1:]
     out.unlink()
     options = ("--with", "drop", "--unsafe", "--quarantine", left)
-    assert run("repair", log, "--rows-at", "data.rollouts", "-o", out, *options)[0] == 0
-    assert values_at(out, None) == [{"data": {"rollouts": [CLEAN]}}, {"data": {"rollouts": [CLEAN]}}]
-    assert len(left.read_text().splitlines()) == 7
+    assert run("repair", log, "--rows-at", "data.rollouts", "-o", out, *options)[0] == 1
+    # What is no row of its own cannot be moved to another file.
+    assert values_at(out, None)[0] == {"data": {"rollouts": [CLEAN, 7]}}
+    assert out.read_bytes().splitlines()[1:] == log.read_bytes().splitlines()[1:]
+    assert [json.loads(line)["token_ids"] for line in left.read_bytes().splitlines()] == [BROKEN["token_ids"]]
 
 
 @pytest.mark.parametrize(
