@@ -70,12 +70,12 @@ def named_reports(
     *,
     quiet: bool,
 ) -> list[tuple[str, Path | None]]:
-    """The reports of a command that has its own, with their places: `text` to stdout if none is named.
+    """The reports of a command that has its own, with their places: `text` to stdout if no other goes there.
 
     SetupError for an unknown report, or for one that cannot be written to its place.
     """
     named = named_places(given, logs, kept, inputs)
-    wanted = with_printed(named, output_format, quiet=quiet or bool(given))
+    wanted = with_printed(named, output_format, quiet=quiet)
     for name, _ in wanted:
         if name not in known:
             raise unknown("report", name, known, flag="--report")

@@ -104,6 +104,10 @@ class Hit:
         return (canonical, recorded) if swap else (recorded, canonical)
 
 
+_AT_ONCE = 4096
+"""Places made objects at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Folded:
     """What a finding stands for, if it is the first of many of one rule, severity and cause in a rollout."""
@@ -162,8 +166,10 @@ class Finding:
         if self.folded is None:
             yield self.hit.turn, self.hit.start, self.hit.end
             return
-        for turn, start, end in self.folded.places.tolist():
-            yield None if turn < 0 else turn, start, end
+        places = self.folded.places
+        for first in range(0, len(places), _AT_ONCE):
+            for turn, start, end in places[first : first + _AT_ONCE].tolist():
+                yield None if turn < 0 else turn, start, end
 
     @property
     def unit(self) -> str:

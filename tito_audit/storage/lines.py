@@ -89,13 +89,17 @@ def rows_of_lines(
 
     With `between`, rows keep their text, and what remains in it at the end is the tail of the file.
     """
-    for index, line in enumerate(cut_lines(blocks, limit)):
+    index = -1
+    for line in cut_lines(blocks, limit):
+        index += 1
         row = None
         if line.data is None:
             row = too_long(index, line.size, limit)
         elif line.data and not line.data.isspace():
             row = parse(index, line.data, cut_off=not line.complete)
         if between is None:
+            # A long line would be held for as long as its row is audited; `enumerate` would hold it too.
+            del line
             if row is not None:
                 yield row
             continue

@@ -135,6 +135,11 @@ class ColumnTypes:
         for name in names:
             try:
                 fields.append(pa.field(name, pa.array([row.get(name) for row in self._rows]).type))
+            except UnicodeEncodeError:
+                raise SetupError(
+                    f"column {name!r} holds half of a surrogate pair, as of a character cut in two, and a table has "
+                    "no place for it.\nWrite the log as .jsonl."
+                ) from None
             except (pa.ArrowException, OverflowError) as error:
                 raise _of_two_types(name, error) from None
         self._rows, self._size = [], 0

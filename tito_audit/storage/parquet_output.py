@@ -74,7 +74,13 @@ class ParquetOutput(TableOutput):
         result = self._edit.table(table, self._ends[self._group] - len(table), self._rows)
         self._check_order(result)
         if len(result) or not len(table):
-            self._writer.write_table(result, row_group_size=max(len(result), 1))
+            try:
+                self._writer.write_table(_from_their_start(result), row_group_size=max(len(result), 1))
+            except pa.ArrowNotImplementedError as error:
+                raise StorageError(
+                    f"{self._source}: row group {self._group} cannot be written again ({error}).\n"
+                    "Write the log as JSONL, or with columns of plainer types."
+                ) from error
         self._group += 1
         self._rows = {}
 
@@ -110,3 +116,15 @@ class ParquetOutput(TableOutput):
             f"{self._source}: {what} of the Parquet file cannot be read ({reason}), so the file cannot be written "
             "again with its repairs.\nThe copy is incomplete or damaged; copy it again, or write it again."
         )
+
+
+def _from_their_start(table: Any) -> Any:
+    """The table with views in objects copied where they are part of a longer array: pyarrow cannot write those."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        chunks = table.column(place).chunks
+        if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
+            copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
+            table = table.set_column(place, field, pa.chunked_array(copies, type=field.type))
+    return table

@@ -54,8 +54,10 @@ class ByteStream:
         while have < size and (block := self._pull()):
             self._ahead.append(block)
             have += len(block)
-        self._ahead = [b"".join(self._ahead)] if have else []
-        return self._ahead[0][:size] if have else b""
+        # The blocks stay apart: a joined one would be held until its last row is read.
+        if self._ahead and len(self._ahead[0]) >= size:
+            return self._ahead[0][:size]
+        return b"".join(self._ahead)[:size]
 
     def unread(self, blocks: list[bytes]) -> None:
         """Put blocks back to be read again."""
