@@ -137,7 +137,7 @@ class ColumnTypes:
                 fields.append(pa.field(name, pa.array([row.get(name) for row in self._rows]).type))
             except UnicodeEncodeError:
                 raise SetupError(
-                    f"column {name!r} holds half of a surrogate pair, as of a character cut in two, and a table has "
+                    f"column {name!r} holds half a surrogate pair, as of a character cut in two, and a table has "
                     "no place for it.\nWrite the log as .jsonl."
                 ) from None
             except (pa.ArrowException, OverflowError) as error:
