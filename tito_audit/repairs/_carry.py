@@ -129,7 +129,7 @@ def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Seq
         mine = values[target.offset[at]]
         held = ~np.isnan(old[at]) & ~np.isnan(mine)
         # Values near the calls' count as rounded only if the whole turn's do: a shifted column has some by chance.
-        rounded = bool((np.abs(mine - old[at])[held] <= _ROUNDING).all())
+        rounded = bool(np.isclose(mine[held], old[at][held], rtol=0, atol=_ROUNDING).all())
         out[at] = np.where(held & rounded, old[at], mine)
         off |= not rounded
     return _without_strays(out, row, target, turns) if off else out
