@@ -389,7 +389,7 @@ def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
             one.pop("seconds")
         text = json.dumps(page).replace(str(out), "OUT")
         said = re.sub(r"[0-9.]+ s\b", "", done.stdout.replace(str(out), "OUT"))
-        printed.append((done.returncode, said.split(), done.stderr, text, out.read_bytes()))
+        printed.append((done.returncode, " ".join(said.split()), done.stderr, text, out.read_bytes()))
     assert printed[0] == printed[1]
     assert printed[0][0] == 1
     assert "repaired by" in printed[0][1]
