@@ -250,3 +250,18 @@ def test_a_repair_holds_two_record_batches_one_to_read_and_one_to_write(
     finally:
         pa.set_memory_pool(usual)
     assert POOL.max_memory() - start < 2.7 * each
+
+
+@pytest.mark.parametrize("new", NEW)
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_batches_that_pyarrow_would_misread_are_refused(tmp_path: Path, new: str, codec: str) -> None:
+    table = pa.table({"token_ids": [[5, 6, 7]], "reward": [1.0]})
+    old = {"metadata_version": pa.ipc.MetadataVersion.V4}
+    path = store(tmp_path / "log.arrow", table, new, compression=codec, **old)
+    code, _, said = run("scan", path, "--no-config")
+    assert code == 2
+    assert f"{path}: compressed record batches of metadata version 4" in said
+    for options in (old, {"compression": codec}):
+        store(path, table, new, **options)
+        with open_arrow(path) as file:
+            assert [batch.to_pylist() for batch, *_ in file.batches()] == [table.to_pylist()]

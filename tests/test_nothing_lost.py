@@ -156,7 +156,7 @@ def test_a_row_with_a_key_twice_is_kept_as_it_is(tmp_path: Path, twice: bytes) -
 
 def test_odd_numbers_of_a_repaired_row_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    more = b'{"metadata": {"a": 2.50}, "n": 1E5, "m": -0, "big": 123456789012345678901234567890, '
+    more = b'{"metadata": {"a": 1, "b": 2.50}, "n": 1E5, "m": -0, "big": 123456789012345678901234567890, '
     lines = [more + line[1:] + b"\r\n" for line in text(ROWS).splitlines()]
     log.write_bytes(b"".join(lines))
     out, _ = repair(log)

@@ -149,14 +149,18 @@ class Rescoring:
                 yield _Work(place, None, Plan((), (), ()), group.auditor, str(error))
                 continue
             for rollout in read.rollouts:
-                try:
-                    yield self._work(rollout.place, _evidence(rollout, group.auditor), group.auditor)
-                except EncodeError as error:
-                    yield _Work(rollout.place, None, Plan((), (), ()), group.auditor, str(error))
+                yield self._work(rollout, group.auditor)
 
-    def _work(self, place: Place, evidence: Evidence, auditor: Auditor) -> _Work:
-        findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
-        return _Work(place, evidence, plan_of(evidence, findings, _vocabulary(auditor)), auditor)
+    def _work(self, rollout: Rollout, auditor: Auditor) -> _Work:
+        """What to score of a rollout; PluginError if a rule fails on it by mistake."""
+        place = rollout.place
+        try:
+            with guarded("the audit", place, LEAVE_OUT):
+                evidence = _evidence(rollout, auditor)
+                findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
+                return _Work(place, evidence, plan_of(evidence, findings, _vocabulary(auditor)), auditor)
+        except EncodeError as error:
+            return _Work(place, None, Plan((), (), ()), auditor, str(error))
 
     async def _rescored(self, work: _Work) -> RescoredRollout:
         """The scores of a rollout; PluginError if they cannot be compared by mistake."""

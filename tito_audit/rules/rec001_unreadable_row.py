@@ -15,8 +15,10 @@ def unreadable_row(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     Rows that are not JSON, that name a key twice in one object, that fit no format, or that fit one but make no
-    sense: ids that are not integers, a mask that is text, a negative prompt length. Such a row never becomes a rollout, so the finding is made while
-    reading, and this check has nothing left to do.
+    sense: ids that are not integers, a mask that is text, a negative prompt length. Such a row never becomes a
+    rollout, so the finding is made while reading, and this check has nothing left to do. A row with a text that
+    the tokenizer cannot encode, or not within its limits, has this finding too, with the cause "the tokenizer
+    cannot encode it"; what needs no tokenizer is checked all the same.
 
     ## Why it matters
     A trainer that skips such rows loses data silently; one that does not skip them crashes. Their tokens were not

@@ -113,8 +113,7 @@ class RowRepair:
             if reading is not None:
                 audited = self._audit(read, self.group.auditor, of_run, reading)
         except RecordError as error:
-            held = raw.value is not None or raw.text is not None
-            return RepairedRow(self._unrepaired(place, (unreadable(place, str(error), self.codes),), held=held))
+            return RepairedRow(self._unrepaired(raw, place, (unreadable(place, str(error), self.codes),)))
         before = tuple(self._selected(one.result) for one in audited)
         if not self._needs_repair(before):
             return RepairedRow(self._unrepaired(raw, place, before))
@@ -171,11 +170,10 @@ class RowRepair:
             quarantined=because,
         )
 
-    def _unrepaired(self, place: Place, results: tuple[Result, ...], *, held: bool = True) -> Outcome:
-        """The outcome of a row on which no repair is tried.
-
-        `held`: whether anything of it was read; if not, the quarantine would hold nothing of it.
-        """
+    def _unrepaired(self, raw: RawRow, place: Place, results: tuple[Result, ...]) -> Outcome:
+        """The outcome of a row on which no repair is tried."""
+        # Nothing could be moved of a row that was skipped or is a value inside another row, so it stays.
+        held = raw.value is not None or raw.text is not None
         because = self._quarantined(self._failing(results), "fixes") if held else None
         kept = because is None
         return Outcome(place, results, results if kept else (), rows=int(kept), quarantined=because)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from tito_audit.storage.lines import Between, Piece, PieceBuffer
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import Sample
@@ -13,7 +15,15 @@ from tito_audit.storage.sampling import Sample
 _BRACKET = re.compile(rb'["\[\]{}]')
 _BRACKET_OR_COMMA = re.compile(rb'["\[\]{},]')
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+_DENSE = 256
+"""So many quotes and brackets in one piece are taken one by one; then whole windows are looked at."""
+_WINDOW = 1 << 16
+"""Bytes."""
+_STEPS = np.zeros(256, np.int8)
+"""What a byte outside strings adds to the depth."""
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
 def rows_of_values(
@@ -76,12 +86,15 @@ class _Cutter:
         """The pieces that end in this block."""
         if self._carry:
             block, self._carry = self._carry + block, b""
-        start = position = 0
+        start = position = many = 0
         while not self._closed:
             if self._in_string:
                 position = self._string_end(block, position)
                 if self._in_string:
                     break
+            if many >= _DENSE:
+                position, self._depth = _passed(block, position, self._depth, int(self._array))
+                many = 0
             commas = self._array and self._depth == 1
             found = (_BRACKET_OR_COMMA if commas else _BRACKET).search(block, position)
             if found is None:
@@ -89,7 +102,9 @@ class _Cutter:
             position = found.end()
             cut = self._step(block[found.start()])
             if cut is None:
+                many += 1
                 continue
+            many = 0
             # A document includes its closing bracket; an element ends before the comma or bracket after it.
             end = found.start() if self._array else position
             self._gathered.add(block[start:end])
@@ -132,6 +147,30 @@ class _Cutter:
             return None
         self._closed = self._array
         return not self._array
+
+
+def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, int]:
+    """A place behind brackets and strings in the next window, all of which leave the depth above `least`, and the
+    depth there.
+
+    `position` is outside strings. Nothing is passed if a window has a backslash outside strings, as no JSON has.
+    """
+    window = block[position : position + _WINDOW]
+    text = _ESCAPED.sub(b"  ", window) if _BACKSLASH in window else window
+    read = np.frombuffer(text, np.uint8)
+    quotes = read == _QUOTE
+    outside = np.cumsum(quotes, dtype=np.uint8) & 1 == 0
+    if text is not window and outside[np.frombuffer(window, np.uint8) == _BACKSLASH].any():
+        return position, depth
+    steps = np.where(outside, _STEPS[read], 0)
+    depths = depth + np.cumsum(steps, dtype=np.int64)
+    low = np.flatnonzero(depths <= least)[:1]
+    ends = (steps != 0) | (quotes & outside)
+    passed = np.flatnonzero(ends[: low[0]] if len(low) else ends)
+    if not len(passed):
+        return position, depth
+    last = int(passed[-1])
+    return position + last + 1, int(depths[last])
 
 
 def _blank(piece: Piece) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tito_audit.record.nesting import parsed_json
 from tito_audit.storage.number_text import numbers_of
 from tito_audit.storage.repeated_keys import may_repeat_keys
-from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.row import RawRow, parse_row, parses
 
 _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
