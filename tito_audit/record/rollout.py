@@ -179,7 +179,10 @@ def visible_part(row: TrainingRow) -> tuple[int, int]:
 
 
 def each_run(mask: Mask) -> Iterator[tuple[int, int]]:
-    """The same as `trained_runs`, one by one: a mask may have half as many runs as tokens."""
+    """The same as `trained_runs`, one by one: a mask may have half as many runs as tokens.
+
+    Rows of few runs have them as a list, since a generator takes a call for each.
+    """
     marked, end = mask.tobytes(), 0
     while (start := marked.find(1, end)) >= 0:
         end = marked.find(0, start)

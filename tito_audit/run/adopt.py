@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tito_audit.errors import EncodeError
 from tito_audit.evidence.first_prompt import FirstPrompt, first_prompt
 from tito_audit.evidence.own_date import at, own_date
 from tito_audit.evidence.reference import Reference
@@ -54,21 +53,9 @@ def adopted(
 ) -> Adopted | None:
     """What the first rollouts prove that a log was written with, if a finding of these codes may say so.
 
-    None if the settings fit, if nothing else certainly does, or if the tokenizer cannot encode the prompts.
+    None if the settings fit, or if nothing else certainly does. EncodeError if the tokenizer cannot encode the
+    prompts.
     """
-    try:
-        return _proven(head, tokenizer, renderer, settings, codes)
-    except EncodeError:  # which the audit of each row says
-        return None
-
-
-def _proven(
-    head: Sequence[Rollout],
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    settings: Settings,
-    codes: frozenset[str],
-) -> Adopted | None:
     speakers = Speakers(settings.sampled_roles)
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
     prompts = [one for one in map(first_prompt, rollouts) if one is not None]

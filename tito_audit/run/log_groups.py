@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.errors import RecordError, SetupError
+from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
 from tito_audit.join import Answers, Batch, Join, Work, contains_row, lines_of, shown_by
 from tito_audit.record.finding import Result
@@ -339,7 +340,9 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
     if renderer is None:
         return group
     head = _head(file, group, joined=True) if group.joins_files else head
-    other = adopted(head, tokenizer, renderer, settings, codes) if asked & ADOPTING else None
+    other = None
+    with suppress(EncodeError):  # the audit of each row says so
+        other = adopted(head, tokenizer, renderer, settings, codes) if asked & ADOPTING else None
     if other is not None:
         auditor, renderer = auditor.adopting(other), other.renderer
     if REWRITING in asked:
