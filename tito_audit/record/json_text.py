@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from tito_audit.record.edits import ABSENT, Edit, Path, edits_between, with_edits
+from tito_audit.record.json_lists import AT_ONCE, FlatSpans, Keys, Run, Span, runs
 
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -21,7 +22,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXACT = 2**53
 """Whole numbers below this are exact as floats."""
 
-Span = tuple[int, int]
 Change = tuple[int, int, str]
 """Text that replaces what is between two positions."""
 
@@ -235,38 +235,68 @@ def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
     if not new:
         return "[]"
     style = _style_of(text, start, spans, outer)
-    source = _origins(_parsed(text[start:end]), new)
-    parts = [text[start : spans[0][0]]]
-    usual, before = _gap(text, spans, style), None
-    for index, (value, origin) in enumerate(zip(new, source, strict=True)):
+    out = _Joined(text[start : spans[0][0]])
+    usual = _gap(text, spans, style)
+    for index, origin, count in _joined(runs(*_all_keys(text, span, spans, new))):
         if index:
-            follows = origin is not None and before is not None and origin == before + 1
-            parts.append(text[spans[origin - 1][1] : spans[origin][0]] if follows and origin else usual)
+            out.add(usual)
         if origin is not None:
-            parts.append(text[slice(*spans[origin])])
+            out.add(text[spans[origin][0] : spans[origin + count - 1][1]])
         elif index < len(spans) and text[spans[index][0]] in "[{":
-            parts.append(_respelled(text, spans[index], value, style))
+            out.add(_respelled(text, spans[index], new[index], style))
         else:
-            parts.append(_written(value, style))
-        before = origin
-    return "".join([*parts, text[spans[-1][1] : end]])
+            out.add(_written(new[index], style))
+    out.add(text[spans[-1][1] : end])
+    return out.whole()
 
 
-def _origins(old: Sequence[Any], new: Sequence[Any]) -> list[int | None]:
-    """For each new entry, the old entry whose spelling it takes: an equal one at the same place, from either end,
-    else the first equal one."""
-    kinds = {type(value) for value in old}
+class _Joined:
+    """Text put together from very many pieces."""
+
+    def __init__(self, text: str) -> None:
+        self._parts, self._pieces = list[str](), [text]
+
+    def add(self, piece: str) -> None:
+        self._pieces.append(piece)
+        if len(self._pieces) > AT_ONCE:
+            self._parts.append("".join(self._pieces))
+            self._pieces.clear()
+
+    def whole(self) -> str:
+        return "".join([*self._parts, *self._pieces])
+
+
+def _joined(found: Iterable[Run]) -> Iterator[Run]:
+    """The same runs, those joined that follow one another in both lists: the text between them is copied too."""
+    index, origin, count = 0, None, 0
+    for at, source, more in found:
+        if origin is not None and source == origin + count:
+            count += more
+            continue
+        if count:
+            yield index, origin, count
+        index, origin, count = at, source, more
+    if count:
+        yield index, origin, count
+
+
+def _all_keys(text: str, span: Span, spans: Sequence[Span], new: Sequence[Any]) -> tuple[Keys, Keys]:
+    """What the entries of a list in the text and of the one that replaces it are compared by."""
+    size = len(spans)
+    whole: Sequence[Any] = () if isinstance(spans, FlatSpans) and size > AT_ONCE else _parsed(text[slice(*span)])
+
+    def old(first: int, last: int) -> Sequence[Any]:
+        if whole:
+            return whole[first:last]
+        part: Sequence[Any] = _parsed(f"[{text[spans[first][0] : spans[last - 1][1]]}]")
+        return part
+
+    kinds = {type(value) for first in range(0, size, AT_ONCE) for value in old(first, min(first + AT_ONCE, size))}
     mixed = int in kinds and float in kinds
-    was, now = _keys(old, mixed), _keys(new, mixed)
-    most = min(len(was), len(now))
-    head = next((i for i in range(most) if was[i] != now[i]), most)
-    tail = next((i for i in range(most - head) if was[-1 - i] != now[-1 - i]), most - head)
-    first = {key: index for index, key in zip(range(len(was) - 1, -1, -1), reversed(was), strict=True)}
-    middle = [
-        index if index < len(was) and was[index] == now[index] else first.get(now[index])
-        for index in range(head, len(now) - tail)
-    ]
-    return [*range(head), *middle, *range(len(was) - tail, len(was))]
+    return (
+        Keys(size, lambda first, last: _keys(old(first, last), mixed)),
+        Keys(len(new), lambda first, last: _keys(new[first:last], mixed)),
+    )
 
 
 def _keys(values: Sequence[Any], mixed: bool = False) -> list[str]:
@@ -326,12 +356,12 @@ def _after(text: str, start: int) -> int:
             return position
 
 
-def _spans(text: str, start: int) -> tuple[list[Span], int]:
+def _spans(text: str, start: int) -> tuple[Sequence[Span], int]:
     """The range of each entry or member of the container at `start`, and where the container ends."""
     if text[start] == "[":
         end = _after(text, start)
-        if not any(sign in text[start + 1 : end] for sign in '"[{'):
-            return [found.span() for found in _SCALAR.finditer(text, start + 1, end - 1)], end
+        if all(text.find(sign, start + 1, end) < 0 for sign in '"[{'):
+            return FlatSpans(found.span() for found in _SCALAR.finditer(text, start + 1, end - 1)), end
     spans: list[Span] = []
     close = "}" if text[start] == "{" else "]"
     position = _space(text, start + 1)
