@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -10,6 +11,10 @@ from tito_audit.record.finding import Finding, Severity, Where
 
 FIRST = "REC007", "REC011", "TPL210", "TPL212"
 """The codes whose findings about a whole log are shown first, because all others depend on them."""
+_UNREADABLE = "REC001"
+"""The code of rows that cannot be read."""
+_VALUES = re.compile(r"near .*\Z|\d[\d,]*|'[^']*'|\"[^\"]*\"", re.DOTALL)
+"""What differs between messages of one reason: numbers, names and what is near."""
 PER_HEADLINE = 2
 """Maximum findings shown of one headline; one if they are notes."""
 _KEPT = 8
@@ -20,7 +25,7 @@ _PLACES = 5
 """Maximum rows named of one cause."""
 
 _Key = tuple[str, str, str]
-"""Code, file and cause: what identifies an entry."""
+"""Code, file and cause, or the reason of a row that cannot be read: what identifies an entry."""
 _GroupKey = tuple[str, str]
 """A headline and what it counts."""
 
@@ -142,7 +147,10 @@ def _group(finding: Finding) -> _GroupKey:
 
 
 def _key(finding: Finding) -> _Key:
-    return finding.code, finding.place.file, finding.hit.cause
+    hit = finding.hit
+    # Rows that cannot be read have one cause and many reasons, each with its own places and values.
+    why = _VALUES.sub("#", hit.message) if finding.code == _UNREADABLE else hit.cause
+    return finding.code, finding.place.file, why
 
 
 def _keep(kept: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:
