@@ -30,7 +30,8 @@ from tito_audit.evidence.roles import TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.evidence.stretches import stretches
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.rollout import Place, Rollout, trained_runs
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import Rendering, spans

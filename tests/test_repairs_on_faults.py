@@ -19,7 +19,8 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
 from tito_audit.record.finding import Finding, Severity, Where
-from tito_audit.record.rollout import Padding, Rollout, TrainingRow, trained_runs
+from tito_audit.record.rollout import Padding, Rollout, TrainingRow
+from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Proposal
 from tito_audit.repairs import repair_named
 from tito_audit.rules import all_rules

@@ -27,7 +27,8 @@ from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.finding import Finding, Hit, Severity, Skip, Where
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, each_run, trained_runs
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.runs import each_run, trained_runs
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
 from tito_audit.repairs.mask import _taken_out

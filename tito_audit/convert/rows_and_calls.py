@@ -14,7 +14,8 @@ from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
 from tito_audit.record.message import Message
-from tito_audit.record.rollout import Rollout, TrainingRow, Turn, trained_runs
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.record.runs import Run, trained_runs
 
 _FINISH, _EACH_FINISH, _WEIGHTS = "finish_reason", "finish_reasons", "weight_versions"
 
@@ -254,7 +255,7 @@ def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
     return bool(np.array_equal(logprobs, np.array(made[0].logprobs), equal_nan=True))
 
 
-def _runs(row: TrainingRow) -> list[tuple[int, int]]:
+def _runs(row: TrainingRow) -> Sequence[Run]:
     """The trained runs; RecordError where calls could not hold everything in the row."""
     weights = loss_weights(row)
     if row.loss_mask is None or weights is None:

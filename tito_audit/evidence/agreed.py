@@ -12,7 +12,8 @@ from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.arrays import Mask
 from tito_audit.record.message import Message
-from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 from tito_audit.tokens.vocab import Vocabulary
 

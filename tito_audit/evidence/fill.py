@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.evidence.model import SampledSpan
+from tito_audit.evidence.run_spans import RunSpans
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, ColumnRole
-from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.runs import trained_runs
 
 IMPOSSIBLE = (1.0, -9999.0)
 """Values that are never logprobs, whatever the format's fill."""
@@ -47,6 +49,9 @@ class Values:
     def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
         """The places of the spans moved by `far`, `[T]` each: all that may have been sampled, and all that must
         have been."""
+        if isinstance(spans, RunSpans) and all(end is None for end in ends):
+            both = spans.runs.moved(far, len(self.real)) & self.covered
+            return both, both
         widest, least = np.zeros_like(self.real), np.zeros_like(self.real)
         for span, end in zip(spans, ends, strict=True):
             start = max(span.start + far, 0)

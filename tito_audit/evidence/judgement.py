@@ -21,7 +21,8 @@ from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound
 from tito_audit.evidence.slides import FARTHEST, Ends, slides_of
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
+from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.testimony import CHANCE, Reading, Witness
 
 _PREFILL = 12

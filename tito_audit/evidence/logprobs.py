@@ -11,9 +11,11 @@ from tito_audit.evidence.fill import IMPOSSIBLE, values_of
 from tito_audit.evidence.judgement import judgement, shifts_of
 from tito_audit.evidence.masks import runs_inside, sampled_turns
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.evidence.run_spans import spans_of_runs
 from tito_audit.evidence.slides import FARTHEST
 from tito_audit.record.arrays import Logprobs
-from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.runs import trained_runs
 
 ROUNDING = 1e-3
 """Values this close count as equal: logs round, some to four decimals."""
@@ -127,7 +129,7 @@ def _against_mask(row: TrainingRow) -> list[LogprobShift]:
     """The whole trained part if its values are off, where nothing says what was sampled."""
     if row.loss_mask is None or not row.loss_mask.any() or row.loss_mask.all():
         return []
-    spans = tuple(SampledSpan(start, (end,)) for start, end in trained_runs(row.loss_mask))
+    spans = spans_of_runs(row.loss_mask)
     values = values_of(row, spans, FARTHEST)
     if values is None:
         return []

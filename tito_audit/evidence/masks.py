@@ -16,7 +16,8 @@ from tito_audit.evidence.roles import UNKNOWN, ends_turn
 from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import TrainingRow, each_run, trained_runs
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.runs import each_run, trained_runs
 
 _FARTHEST_SLIDE = 2
 

@@ -25,7 +25,8 @@ from tito_audit.evidence.roles import COMMON_ROLES, TURN_END, Roles, token_roles
 from tito_audit.evidence.stretches import ManyStretches, Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
+from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 
 Found = tuple[RowView | None, Sequence[Difference]]

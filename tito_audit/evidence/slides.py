@@ -9,7 +9,7 @@ import numpy as np
 
 from tito_audit.evidence.model import SampledSpan
 from tito_audit.record.arrays import Mask
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.runs import trained_runs
 
 FARTHEST = 4
 """How many places off its tokens a mask or a column is looked for."""

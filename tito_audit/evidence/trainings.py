@@ -12,7 +12,8 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
-from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
+from tito_audit.record.runs import MANY, ManyRuns
+from tito_audit.record.trainings import SEQUENCE, SPAN, Spans, TrainedAgain, Trainings
 
 _LEAST = -50.0
 """A logprob below this is a sentinel: no sampler draws such a token."""
@@ -29,13 +30,17 @@ _Runs = Sequence[tuple[int, int]]
 def trainings_of(rollout: Rollout) -> Trainings | None:
     """What a rollout trains, in its training row and in each of its calls; None if nothing is known."""
     sequences: list[tuple[int, int, int]] = []
+    packed = b""
     spans: list[_Span] = []
     for turn, answer_id, found in _sequences(rollout):
         sequences.append((len(found), turn, answer_id))
-        spans += found
+        if isinstance(found, list):
+            spans += found
+        else:
+            packed, spans = b"".join((packed, np.array(spans, SPAN).tobytes(), found.tobytes())), []
     if not sequences:
         return None
-    records = np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes()
+    records = np.array(sequences, SEQUENCE).tobytes(), packed + np.array(spans, SPAN).tobytes()
     return Trainings(*records, rollout.stated.calls_at)
 
 
@@ -47,18 +52,18 @@ def hit_again(said: TrainedAgain) -> Hit:
     return Hit(where, said.runs[0][0], said.runs[-1][1], said.message, said.turn, said.cause, severity)
 
 
-def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
+def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span] | Spans]]:
     """Turn, id and spans of each sequence that trains anything."""
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
-    if row is not None and (found := _of_row(row, stated.facts)):
+    if row is not None and len(found := _of_row(row, stated.facts)):
         yield -1, 0, found
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
     for number, turn in enumerate(turns):
-        if found := _of_call(turn):
+        if len(found := _of_call(turn)):
             yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, found
 
 
-def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
+def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span] | Spans:
     mask = seen_by_loss(row)
     if mask is None or any(map(_is_zero, (facts.get(name) for name in _LEFT_OUT))):
         return []
@@ -72,7 +77,7 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, int | float | np.generic) and value == 0
 
 
-def _of_call(turn: Turn) -> list[_Span]:
+def _of_call(turn: Turn) -> list[_Span] | Spans:
     """The spans of a call: its completion, or the sampled parts of it; [] if its context is unknown."""
     if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
         return []
@@ -83,6 +88,8 @@ def _of_call(turn: Turn) -> list[_Span]:
     if logprobs is not None:
         logprobs = np.concatenate((np.full(before, np.nan), logprobs))
     seen = np.concatenate((turn.prompt_ids, turn.completion_ids))
+    if isinstance(runs, ManyRuns):
+        return _many_spans(seen, ManyRuns(runs.bounds + before), logprobs)
     return _spans(seen, [(start + before, end + before) for start, end in runs if end > start], logprobs)
 
 
@@ -100,18 +107,22 @@ def _runs(mask: Mask) -> _Runs:
     """The trained runs, without a copy of the mask."""
     if not len(mask):
         return []
-    edges = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
-    bounds = [*([0] if mask[0] else []), *edges, *([len(mask)] if mask[-1] else [])]
+    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+    if len(edges) > 2 * MANY:
+        return ManyRuns.of(mask)
+    bounds = [*([0] if mask[0] else []), *edges.tolist(), *([len(mask)] if mask[-1] else [])]
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span]:
+def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span] | Spans:
     """The records of these trained runs, of the token after each, and of the end of the ids.
 
     This lets a row that trains a turn end match one that does not.
     """
     if not runs:
         return []
+    if isinstance(runs, ManyRuns):
+        return _many_spans(ids, runs, logprobs)
     data = np.ascontiguousarray(ids, np.int32).data.cast("B")
     hasher, at = blake2b(digest_size=8), 0
     found: list[_Span] = []
@@ -123,6 +134,40 @@ def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span]:
         known = np.nan if logprobs is None else _sum(logprobs[start:end])
         found.append((int.from_bytes(hasher.digest(), "little"), end, end - start, known))
     return found
+
+
+def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> Spans:
+    """The same records for very many runs, `[S]`."""
+    starts, ends = runs.bounds.T
+    found = np.zeros(2 * len(runs) - int(ends[-1] == len(ids)), SPAN)
+    between = ends + 1
+    between[-1] = len(ids)
+    found["end"][::2], found["end"][1::2] = ends, between[: len(found) // 2]
+    found["tokens"][::2] = ends - starts
+    found["logprob"] = np.nan
+    if logprobs is not None:
+        found["logprob"][::2] = _sums(logprobs, runs)
+    data = np.ascontiguousarray(ids, np.int32).data.cast("B")
+    hasher, at, digests = blake2b(digest_size=8), 0, bytearray()
+    for end in found["end"]:
+        hasher.update(data[at : 4 * int(end)])
+        at = 4 * int(end)
+        digests += hasher.digest()
+    found["hash"] = np.frombuffer(digests, "<u8")
+    return found
+
+
+def _sums(logprobs: Logprobs, runs: ManyRuns) -> Logprobs:
+    """`[N]` the `_sum` of each run; those of a token or two, of which there may be most, at once."""
+    starts, ends = runs.bounds.T
+    real = (logprobs > _LEAST) & (logprobs < 0)
+    last = np.minimum(starts + 1, ends - 1)
+    two, one, other = last > starts, logprobs[starts], logprobs[last]
+    out = np.where(two, one + other, one)
+    out[~real[starts] | ~real[last] | (two & (one == other))] = np.nan
+    for number in np.flatnonzero(ends - starts > 2):
+        out[number] = _sum(logprobs[starts[number] : ends[number]])
+    return np.asarray(out)
 
 
 def _sum(values: Logprobs) -> float:

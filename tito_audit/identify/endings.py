@@ -10,7 +10,8 @@ import numpy as np
 from tito_audit.evidence.reference import Reference
 from tito_audit.identify.model import Ending
 from tito_audit.record.arrays import Ids
-from tito_audit.record.rollout import Rollout, trained_runs
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.runs import trained_runs
 
 _CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))
 _MOST = 6

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.record.arrays import Ids
-from tito_audit.record.rollout import Rollout, trained_runs
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.runs import trained_runs
 
 _NEARLY_ALL = 0.9
 """The share of the sequences that must look like a family's chats."""

@@ -12,7 +12,8 @@ import numpy as np
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, trained_runs
+from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.runs import trained_runs
 
 _LONGEST, _ALL = 32_768, 65_536
 """The most ids of one observation in a search if there are shorter ones, and of all together."""

@@ -21,7 +21,8 @@ from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import as_messages
-from tito_audit.record.rollout import Rollout, trained_runs
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.runs import trained_runs
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.tokens.tokenizer import Tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -176,27 +176,3 @@ def visible_part(row: TrainingRow) -> tuple[int, int]:
         return 0, len(row.token_ids)
     seen = (~row.hidden).nonzero()[0]
     return int(seen[0]), int(seen[-1]) + 1
-
-
-def each_run(mask: Mask) -> Iterator[tuple[int, int]]:
-    """The same as `trained_runs`, one by one: a mask may have half as many runs as tokens.
-
-    Rows of few runs have them as a list, since a generator takes a call for each.
-    """
-    marked, end = mask.tobytes(), 0
-    while (start := marked.find(1, end)) >= 0:
-        end = marked.find(0, start)
-        end = len(marked) if end < 0 else end
-        yield start, end
-
-
-def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:
-    """The half-open runs `[start, end)` in which the mask is true, in order."""
-    # Searching bytes is faster than making three small arrays.
-    trained, end = loss_mask.tobytes(), 0
-    runs: list[tuple[int, int]] = []
-    while (start := trained.find(1, end)) >= 0:
-        end = trained.find(0, start)
-        end = len(trained) if end < 0 else end
-        runs.append((start, end))
-    return runs

@@ -89,7 +89,7 @@ def _has_calls(evidence: Evidence) -> bool:
 
 def _covered(evidence: Evidence, findings: Sequence[Finding]) -> list[Difference]:
     """The differences in the row that these findings report, in order."""
-    places = {(one.hit.start, one.hit.end) for one in findings if one.hit.where is Where.ROW}
+    places = {(start, end) for one in findings if one.hit.where is Where.ROW for _, start, end in one.spans()}
     found = [one for one in evidence.differences if one.where is Where.ROW and (one.start, one.end) in places]
     return sorted(found, key=lambda one: (one.start, one.end))
 

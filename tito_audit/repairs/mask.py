@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.finding import Finding, Hit, Where
-from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.finding import Finding, Where
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.testimony import Reading
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
@@ -128,39 +129,55 @@ def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding]
     """`[T]` the tokens that the findings cover, widened as chosen."""
     out = np.zeros(len(row.token_ids), np.bool_)
     for finding in findings:
-        place = _place(evidence, row, finding)
-        if place is None:
-            continue
-        out[place.positions] = True
-        if choices.mask_by == "turn" and place.in_answer:
-            out |= _turns_of(evidence, row, place)
-        elif choices.mask_by == "first-divergence" and place.diverges:
-            out[place.first :] = True
+        # Each place may widen to other turns, so folded ones are looked at one by one.
+        for one in _apart(finding) if choices.mask_by == "turn" else (finding,):
+            place = _place(evidence, row, one)
+            if place is None:
+                continue
+            out[place.positions] = True
+            if choices.mask_by == "turn" and place.in_answer:
+                out |= _turns_of(evidence, row, place)
+            elif choices.mask_by == "first-divergence" and place.diverges:
+                out[place.first :] = True
     return out
+
+
+def _apart(finding: Finding) -> Iterator[Finding]:
+    """The findings that it stands for, each while it is looked at."""
+    for turn, start, end in finding.spans():
+        yield replace(finding, hit=replace(finding.hit, turn=turn, start=start, end=end), folded=None)
 
 
 def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | None:
     """The tokens of the row that a finding covers; None when a mask cannot leave them out."""
     hit, view = finding.hit, evidence.row
-    span = np.arange(hit.start, hit.end)
-    if finding.code.startswith(("TOK", "TPL")):
-        if hit.where is Where.ROW:
-            return _Place(span, hit.start, diverges=True)
-        return _drifted(view, evidence, hit) if view is not None and view.proven else None
+    if finding.code.startswith(("TOK", "TPL")) and hit.where is not Where.ROW:
+        return _drifted(view, evidence, finding) if view is not None and view.proven else None
     if hit.where is not Where.ROW:
         return None
-    if finding.code == "REC003":
-        return _Place(span, hit.start, diverges=True)
+    span, first = _covered(finding, len(row.token_ids))
+    if finding.code.startswith(("TOK", "TPL")) or finding.code == "REC003":
+        return _Place(span, first, diverges=True)
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
             return None  # taking out what it trains would leave nothing; `normalize` inverts it
         given = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
-        return _Place(given, hit.start, in_answer=False)
+        return _Place(given, first, in_answer=False)
     if finding.code in ("LPR503", "LPR505") and _gap_is_evidence(evidence):
         return None  # the gap may be the only sign that the column is shifted
     if finding.code == "LPR504" and _no_logprobs(row):
         return _Place(np.arange(len(row.token_ids)), 0)
-    return _Place(span, hit.start)
+    return _Place(span, first)
+
+
+def _covered(finding: Finding, size: int) -> tuple[Offsets, int]:
+    """The positions in a row of this size that a finding covers, and where the first of its ranges begins."""
+    if finding.folded is None:
+        return np.arange(finding.hit.start, finding.hit.end), finding.hit.start
+    _, starts, ends = finding.folded.places.T
+    # At each position, how many ranges have begun and not ended.
+    opened = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
+    return np.flatnonzero(np.cumsum(opened)), int(starts.min())
 
 
 def _gap_is_evidence(evidence: Evidence) -> bool:
@@ -169,26 +186,44 @@ def _gap_is_evidence(evidence: Evidence) -> bool:
     return found is not None and found.undecided and view is not None and not view.proven
 
 
-def _drifted(view: RowView, evidence: Evidence, hit: Hit) -> _Place:
-    """The drifted row tokens that correspond to a range of a call's prompt or completion: those between the
-    sampled tokens that the row holds before and after the range.
+def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _Place:
+    """The drifted row tokens that correspond to ranges of calls' prompts or completions: for each range, those
+    between the sampled tokens that the row holds before and after it.
     """
-    turns = evidence.rollout.turns
-    number = -1 if hit.turn is None else hit.turn
-    known = np.flatnonzero(view.turn >= 0)
-    before = view.turn[known] < number
-    if hit.where is Where.COMPLETION:
-        before |= (view.turn[known] == number) & (view.turn_offset[known] < hit.start)
-    else:
-        starts = np.array([0 if (ids := turn.prompt_ids) is None else len(ids) for turn in turns])
-        before &= starts[view.turn[known]] + view.turn_offset[known] < hit.start
-    low = int(known[before].max()) if before.any() else -1
-    later = known[known > low]
-    high = int(later.min()) if len(later) else len(view.turn)
-    found = np.flatnonzero(view.drifted[low + 1 : high]) + low + 1
-    first = int(found[0]) if len(found) else low + 1
+    hit, known = finding.hit, np.flatnonzero(view.turn >= 0)
+    starts: dict[int, list[int]] = {}
+    for turn, start, _ in finding.spans():
+        starts.setdefault(-1 if turn is None else turn, []).append(start)
+    before = [_known_before(view, evidence, known, hit.where, *one) for one in starts.items()]
+    gaps = np.unique(np.concatenate(before))
+    # Gap n ends at sampled token n and begins after the one before it.
+    edges = np.concatenate([[-1], known, [len(view.turn)]])
+    drifted = np.flatnonzero(view.drifted & (view.turn < 0))
+    found = drifted[np.isin(np.searchsorted(known, drifted), gaps)]
+    start, end = edges[gaps[0] : gaps[0] + 2].tolist()
+    first = int(found[0]) if len(found) and found[0] < end else start + 1
     in_answer = hit.where is Where.COMPLETION
-    return _Place(found, first, number if in_answer else -1, in_answer=in_answer, diverges=True)
+    turn = hit.turn if in_answer and hit.turn is not None else -1
+    return _Place(found, first, turn, in_answer=in_answer, diverges=True)
+
+
+def _known_before(
+    view: RowView, evidence: Evidence, known: Offsets, where: Where, number: int, starts: Sequence[int]
+) -> Offsets:
+    """For each start of a range in one call, how many of the `known` positions come before it or before a sampled
+    token that does.
+    """
+    turn, offset = view.turn[known], view.turn_offset[known]
+    if where is Where.COMPLETION:
+        earlier, same = np.flatnonzero(turn < number), np.flatnonzero(turn == number)
+        at = offset[same]
+    else:
+        earlier, same = np.zeros(0, np.int64), np.flatnonzero(turn < number)
+        prompts = [0 if (ids := one.prompt_ids) is None else len(ids) for one in evidence.rollout.turns]
+        at = np.array(prompts, np.int64)[turn[same]] + offset[same]
+    order = np.argsort(at, kind="stable")
+    furthest = np.concatenate([[int(earlier[-1]) if len(earlier) else -1], same[order]])
+    return np.maximum.accumulate(furthest)[np.searchsorted(at[order], starts)] + 1
 
 
 def _no_logprobs(row: TrainingRow) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,8 @@ from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
+from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.runs import ManyRuns, Run, trained_runs
 from tito_audit.rules._words import shown
 
 _EQUAL = 4
@@ -35,7 +36,7 @@ class SampledValues:
     """`[N]`"""
     trained: Mask
     """`[N]` tokens whose logprob enters the loss; in a completion, all."""
-    runs: tuple[tuple[int, int], ...]
+    runs: Sequence[Run]
     """Runs `[start, end)` of trained tokens, each sampled without a break."""
     sentinel: float | None
     expected: Logprobs | None
@@ -53,7 +54,7 @@ class SampledValues:
     @cached_property
     def in_loss(self) -> Logprobs:
         """`[S]` the values that enter the loss, in order."""
-        whole = self.runs == ((0, len(self.logprobs)),)
+        whole = len(self.runs) == 1 and self.runs[0] == (0, len(self.logprobs))
         return self.logprobs if whole else self.logprobs[self.trained]
 
     @cached_property
@@ -76,11 +77,12 @@ class SampledValues:
         return np.asarray((self.logprobs == 0) & ~np.signbit(self.logprobs))
 
     @cached_property
-    def constant_stretches(self) -> list[list[tuple[int, int]]]:
+    def constant_stretches(self) -> list[Sequence[Run]]:
         """Groups of runs in which all values are equal: one group of all runs, or one for each constant run."""
-        runs = list(self.runs)
+        runs = self.runs
         if runs and _constant(self, runs):
             return [runs]
+        runs = runs.long(_EQUAL) if isinstance(runs, ManyRuns) else runs
         return [[run] for run in runs if _constant(self, [run])]
 
 
@@ -104,7 +106,7 @@ def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
         return
     trained = _trained(row, evidence.row)
     if trained is not None:
-        runs = tuple(trained_runs(trained if evidence.row is None else trained & evidence.row.sampled))
+        runs = trained_runs(trained if evidence.row is None else trained & evidence.row.sampled)
         expected = evidence.row.expected_logprobs if evidence.row is not None else None
         shifted = bool(shifts(evidence))
         yield SampledValues(
@@ -132,12 +134,15 @@ def _placeholders(values: SampledValues) -> Mask:
     return np.asarray(np.isin(values.logprobs, marks))
 
 
-def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
+def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
     """True when all values of these runs are equal, and enough of them for that to mean something."""
     start, end = parts[0]
     if end - start > 1 and values.logprobs[start] != values.logprobs[start + 1]:
         return False  # the quick exit: most runs differ at once
-    where = np.concatenate([np.arange(start, end) for start, end in parts])
+    if isinstance(parts, ManyRuns):
+        where = np.flatnonzero(parts.moved(0, len(values.logprobs)))
+    else:
+        where = np.concatenate([np.arange(start, end) for start, end in parts])
     mine = values.logprobs[where]
     if len(mine) < _EQUAL or not np.isfinite(mine).all():
         return False

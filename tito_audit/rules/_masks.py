@@ -14,7 +14,8 @@ from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, each_run
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.runs import each_run
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rules._words import shown
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rules._words import listed, shown
 

@@ -14,7 +14,7 @@ from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.rollout import each_run
+from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted
@@ -123,7 +123,9 @@ def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
     if not marked.any():
         return
     total, zeros = int(values.trained.sum()), int(marked.sum())
-    starts, ends = {start for start, _ in values.runs}, {end for _, end in values.runs}
+    edges = np.zeros((2, len(marked) + 1), np.bool_)
+    for start, end in values.runs:
+        edges[0, start] = edges[1, end] = True
     whole = sorted(run for parts in values.constant_stretches for run in parts)
     for start, end in each_run(marked):
         run = end - start
@@ -131,7 +133,7 @@ def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
         around = bisect_right(whole, start, key=itemgetter(0)) - 1
         if around >= 0 and end <= whole[around][1]:
             continue
-        least, chance = (_EDGE, _EDGE_CHANCE) if start in starts or end in ends else (_LONG, _CHANCE)
+        least, chance = (_EDGE, _EDGE_CHANCE) if edges[0, start] or edges[1, end] else (_LONG, _CHANCE)
         often = (zeros - run + 1) / (total - run + 2)
         if run >= least and run * math.log10(often) < (_CHANCE if run >= _LONG else chance):
             yield start, end

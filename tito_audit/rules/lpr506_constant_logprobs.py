@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.runs import Run
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.terminal.words import decimal
@@ -56,7 +57,7 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
             yield _hit(evidence, values, parts)
 
 
-def _hit(evidence: Evidence, values: SampledValues, parts: list[tuple[int, int]]) -> Hit:
+def _hit(evidence: Evidence, values: SampledValues, parts: Sequence[Run]) -> Hit:
     start, end = parts[0][0], parts[-1][1]
     count, value = sum(b - a for a, b in parts), values.logprobs[start]
     severity = Severity.ERROR

@@ -15,7 +15,8 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.by_name import over_row, trainer_columns
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
+from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._words import shown
 from tito_audit.terminal.words import decimal, percent

@@ -10,7 +10,8 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, each_run, hidden_and_trained
+from tito_audit.record.rollout import TrainingRow, hidden_and_trained
+from tito_audit.record.runs import each_run
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask

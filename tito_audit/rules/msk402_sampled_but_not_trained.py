@@ -10,7 +10,7 @@ from tito_audit.evidence.masks import sampled_turns
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.rollout import each_run
+from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import counted, places

@@ -11,7 +11,8 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, each_run
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._masks import shifted
 from tito_audit.rules._words import counted, shown

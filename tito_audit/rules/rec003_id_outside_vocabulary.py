@@ -12,7 +12,7 @@ from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Mask, empty_ids
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import each_run
+from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, listed, shown
 

@@ -12,7 +12,8 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.by_name import over_row, version_column
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
+from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, listed
 

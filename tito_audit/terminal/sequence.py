@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.runs import trained_runs
 from tito_audit.terminal.boxes import DIFFERS, shortened
 from tito_audit.terminal.words import many
 

@@ -17,7 +17,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.roles import UNKNOWN, Roles
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 

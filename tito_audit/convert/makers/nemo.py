@@ -27,7 +27,8 @@ from tito_audit.convert.makers.shared import (
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.rollout import Rollout, Turn, trained_runs
+from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.runs import trained_runs
 
 _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
 """The keys of a message log's entry that are not columns."""
