@@ -109,6 +109,25 @@ def test_a_row_of_a_table_that_cannot_be_shown_stays_in_it(tmp_path: Path) -> No
     assert code == 1, said
     assert pq.read_table(out).equals(pq.read_table(log))
     assert not bad.exists() or not bad.read_bytes()
+    _, page, _ = run("repair", log, "--dry-run")
+    assert "--quarantine FILE" not in page, "no quarantine would take it"
+    _, page, _ = run("repair", written(tmp_path / "other.jsonl", [{"prompt_ids": ["x"]}]), "--dry-run")
+    assert "--quarantine FILE" in page
+
+
+def test_rows_that_cannot_be_read_for_different_reasons_are_not_alike(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    bad = [
+        '{"token_ids": [17',
+        '{"token_ids": [1, "x"]}',
+        '{"a": 1, "a": 2}',
+        '{"token_ids": [1, 2, "x"]}',
+        '{"b": 1, "b": 2}',
+    ]
+    log.write_text("\n".join([json.dumps(CLEAN), *bad]) + "\n", encoding="utf-8")
+    _, page, _ = run("scan", log)
+    assert "2 like this in 2 rows: 2, 4" in page
+    assert "2 like this in 2 rows: 3, 5" in page
 
 
 @pytest.mark.parametrize("arguments", [["--dry-run"], ["--diff"], ["--dry-run", "--diff", "-o", "cured.jsonl"]])

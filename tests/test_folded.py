@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.command import run, written
+from tests.tiers import some
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
 from tito_audit.record.build import training_row
@@ -19,8 +20,11 @@ from tito_audit.record.finding import Finding, Result
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
+from tito_audit.run import row_repair
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fold import SINGLE
+from tito_audit.run.repair import repair_rollouts
+from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
 from tito_audit.summary import Summary
 from tito_audit.tables import findings_table
 
@@ -186,3 +190,27 @@ def test_a_finding_is_what_it_was_where_nothing_is_folded() -> None:
     finding: Finding = audited(row(1), SINGLE).findings[0]
     assert (finding.folded, finding.times, finding.units) == (None, 1, 1)
     assert list(finding.spans()) == [(finding.hit.turn, finding.hit.start, finding.hit.end)]
+
+
+REPAIRS = [RepairSettings(choices=RepairChoices(mask_by=by)) for by in ("span", "turn", "first-divergence")]
+REPAIRS += [
+    RepairSettings((name,), unsafe=True, choices=one.choices) for name in ("mask", "canonical") for one in REPAIRS
+]
+
+
+@pytest.mark.parametrize(
+    "log", some(sorted(Path("fixtures/formats").glob("*.jsonl")), 12), ids=lambda log: log.stem
+)
+def test_folding_changes_no_repair(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(tokenizer=str(TOKENIZER), jobs=1)
+    for repairs in REPAIRS:
+        said = {}
+        for single in (None, 0):
+            monkeypatch.setattr(row_repair, "SINGLE", single)
+            out = tmp_path / f"{single}.jsonl"
+            outcomes = list(repair_rollouts([log], out, settings, replace(repairs, force=True)))
+            told = [
+                (one.place, one.cured, one.declined, one.needs_unsafe, one.notes, one.costs) for one in outcomes
+            ]
+            said[single] = told, out.read_bytes()
+        assert said[None] == said[0], repairs

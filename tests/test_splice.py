@@ -21,8 +21,10 @@ from tests.tiers import examples, one_in, some
 from tito_audit.errors import RecordError
 from tito_audit.formats import NUMBER_COLUMNS, map_columns, number_columns, pick_format
 from tito_audit.record.rollout import Place
+from tito_audit.run.repair import repair_rollouts
+from tito_audit.run.rows import LogGroup
 from tito_audit.run.scan import read_rollouts, scan_rollouts
-from tito_audit.settings.model import Settings
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import number_arrays, number_text, open_log
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.number_text import numbers_of
@@ -115,7 +117,8 @@ def reading(row: Any, mapping: dict[str, str] | None = None) -> Any:
 def assert_same_row(data: bytes, columns: Any = NUMBER_COLUMNS, *, read: bool = True) -> RawRow:
     found = Splicer(columns).parse_row(7, data, cut_off=True)
     wanted = parse_row(7, data, cut_off=True)
-    exactly(found, wanted, arrays=True)
+    exactly(dataclasses.replace(found, spliced=False), wanted, arrays=True)
+    exactly(dataclasses.replace(found, text=data).plain.value, wanted.value)
     if read:
         exactly(reading(found.value), reading(wanted.value))
     return found
@@ -480,7 +483,7 @@ def test_a_mapped_column_is_read_as_an_array():
 # Scans
 
 
-def test_rows_that_keep_their_text_keep_their_lists(tmp_path: Path):
+def test_rows_that_keep_their_text_have_their_lists_again(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(orjson.dumps({"token_ids": list(range(1000, 1900))}) + b"\n")
     (plain,), (array,), (text,) = (
@@ -488,8 +491,11 @@ def test_rows_that_keep_their_text_keep_their_lists(tmp_path: Path):
         open_log(path, arrays=NUMBER_COLUMNS),
         open_log(path, arrays=NUMBER_COLUMNS, keep_text=True),
     )
-    assert isinstance((array.value or {})["token_ids"], np.ndarray)
-    assert type((text.value or {})["token_ids"]) is type((plain.value or {})["token_ids"]) is list
+    for row in (array, text):
+        assert row.spliced
+        assert isinstance((row.value or {})["token_ids"], np.ndarray)
+    assert text.plain.value == plain.value
+    assert plain.plain is plain
 
 
 @pytest.mark.usefixtures("every_array_is_cut")
@@ -505,6 +511,24 @@ def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: py
     monkeypatch.setattr("tito_audit.run.rows.number_columns", lambda mapping: {})
     assert found == (said(1),) * 2
     exactly(rollouts, list(read_rollouts(log)))
+
+
+@pytest.mark.usefixtures("every_array_is_cut")
+@pytest.mark.parametrize("log", some(LOGS, 12), ids=lambda log: log.name)
+def test_a_repair_writes_the_same_of_rows_read_either_way(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def done(jobs: int) -> Any:
+        out = tmp_path / f"out{log.suffix}"
+        settings = Settings(tokenizer="fixtures/tokenizers/toy_bpe", jobs=jobs)
+        repairs = repair_rollouts(log, out, settings, RepairSettings(unsafe=True, force=True))
+        repairs.batch_bytes = None if jobs == 1 else 1 << 12
+        said = [(one.place, one.cured, one.declined, one.notes, one.costs, one.quarantined) for one in repairs]
+        return said, out.read_bytes(), repairs.changed
+
+    found = done(1), done(2)
+    monkeypatch.setattr(LogGroup, "splices", False)
+    assert found == (done(1),) * 2
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

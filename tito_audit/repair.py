@@ -60,8 +60,9 @@ class Repair:
     """The order in which repairs are tried when the user names none, lowest first."""
     doc: str
     mend: _Propose
-    """The repair itself, a pure function: it reads no file and encodes nothing. None when there is nothing to do
-    for these findings. RecordError, with the reason, when there is something that it cannot do."""
+    """The repair itself, a pure function: it reads no file and encodes nothing. A finding may stand for many of
+    its kind; `Finding.spans` gives the range of each. None when there is nothing to do for these findings.
+    RecordError, with the reason, when there is something that it cannot do."""
     fits: Callable[[Evidence, Finding], bool]
     """Whether it would attempt this finding, judging by the evidence; cheap, for reports."""
     chosen: Callable[[RepairChoices], bool]

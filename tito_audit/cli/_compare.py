@@ -281,9 +281,9 @@ def _next(run: Repaired) -> Iterator[str]:
         yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {listed(unnamed)}"
     if tally.milder and not run.repairs.strategies:
         yield f"--fail-on warning   also repairs {many(tally.milder, 'warning')}"
-    if tally.left and run.repairs.quarantine is None:
+    if tally.movable and run.repairs.quarantine is None:
         codes = listed(sorted(tally.left))
-        yield f"--quarantine FILE   moves the {many(tally.standing, 'row')} with {codes} there, with the reason"
+        yield f"--quarantine FILE   moves the {many(tally.movable, 'row')} with {codes} there, with the reason"
     if tally.first_left is not None:
         place = tally.first_left.place
         yield f"tito-audit explain {tally.first_left.code}   what it means, and what fixes it"

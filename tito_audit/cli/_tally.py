@@ -97,6 +97,8 @@ class Tally:
     """Additional tokens in those rows, compared to one row each."""
     standing: int = 0
     """Rows written with findings at or above the threshold, repaired or not."""
+    movable: int = 0
+    """Those among them that a quarantine would take."""
     quarantined: int = 0
     done: dict[str, _Done] = field(default_factory=dict)
     notes: Sayings = field(default_factory=Sayings)
@@ -132,13 +134,15 @@ class Tally:
             self.declined.add(reason, outcome.place, name, needs_unsafe=name in outcome.needs_unsafe)
         standing = [finding for result in outcome.after for finding in result.findings if self._fails(finding)]
         self.standing += bool(standing)
+        self.movable += bool(standing) and not outcome.stays
         self.milder += sum(
-            finding.severity is Severity.WARNING and finding.repair is not None and not self._fails(finding)
+            finding.times
             for result in outcome.after
             for finding in result.findings
+            if finding.severity is Severity.WARNING and finding.repair is not None and not self._fails(finding)
         )
         for finding in standing:
-            self.left.setdefault(finding.code, Counter())[finding.repair] += 1
+            self.left.setdefault(finding.code, Counter())[finding.repair] += finding.times
             if self.first_left is None or finding.severity > self.first_left.severity:
                 self.first_left = finding
 

@@ -35,6 +35,8 @@ class Outcome:
     """How many more tokens the rows of a fork hold than a single row."""
     quarantined: str | None = None
     """Why it was moved to the quarantine; None if it was not."""
+    stays: bool = False
+    """True for a row of which nothing was read, as it is too long: no quarantine can take it."""
 
     @property
     def repaired(self) -> bool:

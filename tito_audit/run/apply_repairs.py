@@ -314,7 +314,7 @@ def _refuted(
             return because
     claimed = _claimed(before, repair, terms)
     left = [f for one in after for f in _claimed(one, repair, terms)]
-    if claimed and len(left) >= len(claimed) and not repair.chosen(terms.choices):
+    if claimed and _times(left) >= _times(claimed) and not repair.chosen(terms.choices):
         return f"{', '.join(_codes(left))} would remain"
     known = _worst_by_kind(_found(before))
     for kind, severity in _worst_by_kind(f for one in after for f in _found(one)).items():
@@ -349,7 +349,12 @@ def _codes(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 
 def _count(findings: Sequence[Finding], code: str) -> int:
-    return sum(finding.code == code for finding in findings)
+    return _times(finding for finding in findings if finding.code == code)
+
+
+def _times(findings: Iterable[Finding]) -> int:
+    """How many findings these stand for."""
+    return sum(finding.times for finding in findings)
 
 
 def _mark(applied: Applied, proposal: Proposal) -> None:

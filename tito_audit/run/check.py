@@ -84,15 +84,17 @@ def check(
     rules: Sequence[Rule],
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
+    single: int | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """The findings of the selected codes, in code order, and the rules that had to be skipped.
 
     With `repairs`, each finding above a note names the first repair that fits it; `repairs` is called only if
-    there is such a finding. PluginError if a rule fails; one that is `ignored` is skipped instead.
+    there is such a finding. With `single`, findings of one rule, severity and cause beyond that many are folded
+    into one. PluginError if a rule fails; one that is `ignored` is skipped instead.
     """
     explained = explain(evidence, rules, selected - ignored)
-    return check_explained(explained, rules, selected, repairs, ignored=ignored)
+    return check_explained(explained, rules, selected, repairs, single, ignored)
 
 
 def check_explained(
@@ -103,10 +105,7 @@ def check_explained(
     single: int | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """The same for evidence returned by `explain`.
-
-    With `single`, findings of one rule, severity and cause beyond that many are folded into one.
-    """
+    """The same for evidence returned by `explain`."""
     owned = _owned(evidence)
     found = Findings(evidence.rollout.place, evidence.rollout.stated.calls_at, single)
     skips: list[Skip] = []

@@ -20,7 +20,8 @@ from tito_audit.run.row_repair import Again, Proven, RepairedRow, RowRepair
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.journal import Finished
-from tito_audit.storage.row import parse_json
+from tito_audit.storage.lines import ParseRow
+from tito_audit.storage.row import parse_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def planned(
             yield Kept(file, kept[file]), None
             continue
         group = flow.groups[str(file)]
-        log = group.open(file, keep_text=keep_text or size is not None)
+        log = group.open_kept(file) if keep_text or size is not None else group.open(file)
         yield Started(file, log), None
         for rows in _batches(group.rows(log), size or 0):
             again = {} if once is None else once.again(str(file), [raw.index for raw in rows])
@@ -133,8 +134,8 @@ class RepairBatch:
 
     def row(self, file: Path, raw: RawRow, known: Proven | None, again: Again) -> RepairedRow | None:
         """One row, repaired; None when it first needs what its log proves."""
-        raw = unpacked(raw)
-        found = self._repair(str(file)).repaired(raw, Place(str(file), raw.index), known, again)
+        repair = self._repair(str(file))
+        found = repair.repaired(unpacked(raw, repair.parse), Place(str(file), raw.index), known, again)
         if found is None:
             return None
         outcome = _bare(found.outcome) if self.bare else found.outcome
@@ -196,8 +197,9 @@ def _without_value(raw: RawRow) -> RawRow:
     return replace(raw, value=None) if raw.value is not None and raw.text is not None else raw
 
 
-def unpacked(raw: RawRow) -> RawRow:
+def unpacked(raw: RawRow, parse: ParseRow = parse_row) -> RawRow:
     """The row with the value that packing or waiting removed."""
     if raw.value is None and raw.error is None:
-        return replace(raw, value=parse_json(raw.text or b""))
+        read = parse(raw.index, raw.text or b"")
+        return replace(raw, value=read.value, spliced=read.spliced)
     return raw

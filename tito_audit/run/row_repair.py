@@ -14,6 +14,7 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
 from tito_audit.format import Row
+from tito_audit.formats import number_columns
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import Outcome
@@ -26,11 +27,13 @@ from tito_audit.rules import all_rules
 from tito_audit.run.apply_repairs import Applied, AppliedRow, Audited, RepairTerms, apply_repairs
 from tito_audit.run.auditor import Auditor, counts_of, unencoded, unreadable
 from tito_audit.run.check import check
+from tito_audit.run.fold import SINGLE
 from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup, ReadRow
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.storage.row import RawRow
+from tito_audit.storage.number_arrays import Splicer
+from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.version import VERSION
 
 COLUMN = "tito_audit"
@@ -87,6 +90,8 @@ class RowRepair:
     def __init__(self, group: LogGroup, repairs: RepairSettings) -> None:
         self.group = group
         self.settings = group.settings
+        self.parse = Splicer(number_columns(group.settings.columns)).parse_row if group.splices else parse_row
+        """Reads the text of a row."""
         self.repairs = repairs
         self.rules = all_rules()
         self.codes = group.auditor.codes
@@ -117,6 +122,8 @@ class RowRepair:
         before = tuple(self._selected(one.result) for one in audited)
         if not self._needs_repair(before):
             return RepairedRow(self._unrepaired(raw, place, before))
+        if raw.spliced:
+            return self.repaired(raw.plain, place, known, again)
         assert raw.value is not None
         return self._repair(raw, raw.value, read, audited, place, of_run, reading)
 
@@ -176,7 +183,9 @@ class RowRepair:
         held = raw.value is not None or raw.text is not None
         because = self._quarantined(self._failing(results), "fixes") if held else None
         kept = because is None
-        return Outcome(place, results, results if kept else (), rows=int(kept), quarantined=because)
+        return Outcome(
+            place, results, results if kept else (), rows=int(kept), quarantined=because, stays=not held
+        )
 
     def _quarantined(self, failing: Sequence[Finding], verb: str) -> str | None:
         """Why a row with these findings goes to the quarantine; None when it does not."""
@@ -221,7 +230,7 @@ class RowRepair:
         again, renderer = of_run.of(rollout), auditor.renderer_for(rollout)
         evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, log_reading, again)
         ignored = self.all_codes - self.codes
-        findings, skips = check(evidence, self.rules, self.all_codes, all_repairs, ignored)
+        findings, skips = check(evidence, self.rules, self.all_codes, all_repairs, SINGLE, ignored)
         return Audited(evidence, Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence)))
 
     def _selected(self, result: Result) -> Result:
@@ -241,7 +250,7 @@ class RowRepair:
 
 def failing(flow: RowFlow, file: str, result: Result) -> int:
     """How many findings of a result fail the run under its log's settings."""
-    return sum(1 for _ in fails(flow.groups[file].settings, result))
+    return sum(finding.times for finding in fails(flow.groups[file].settings, result))
 
 
 def fails(settings: Settings, result: Result) -> Iterator[Finding]:

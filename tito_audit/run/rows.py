@@ -55,6 +55,19 @@ class LogGroup:
         log.only, log.quick = self.settings.row, True
         return log
 
+    def open_kept(self, file: Path) -> Log:
+        """A log opened to be written again: rows keep their text, and long arrays are numpy arrays until a row
+        has to be changed.
+        """
+        return self.open(
+            file, keep_text=True, arrays=number_columns(self.settings.columns) if self.splices else None
+        )
+
+    @property
+    def splices(self) -> bool:
+        """Whether rows that keep their text may be read with arrays: each is a text of its own."""
+        return self.join is None and self.settings.rows_at is None
+
     def rows(self, log: Log) -> Iterable[RawRow]:
         """The rows of a log; lines that a join reads as one row are gathered."""
         return log if self.join is None else self.join.rows(log)

@@ -261,9 +261,9 @@ def open_log(
     kind. A row longer than `max_row_bytes` becomes an error row and is never held in memory. With `keep_text`,
     JSON rows keep their bytes: all leads, texts and the tail together are the file. `arrays` names columns (see
     Splicer) whose long lists of numbers in JSON lines become numpy arrays, as in tables: faster to read, but
-    not to be written back. With `share`, only about that share of the rows is read (see Sample), without text;
-    the others are not parsed. With `rows_at`, the rows are the objects at that path in each row of the file (see
-    RowPath), numbered as they are found.
+    not to be written back (see `RawRow.plain`). With `share`, only about that share of the rows is read (see
+    Sample), without text; the others are not parsed. With `rows_at`, the rows are the objects at that path in each
+    row of the file (see RowPath), numbered as they are found.
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
@@ -271,7 +271,7 @@ def open_log(
         inside = parse_row_path(rows_at) if rows_at is not None else None
         if inside is not None and arrays:
             arrays = inside.columns(arrays)
-        parse = Splicer(arrays).parse_row if arrays and not keep_text else parse_row
+        parse = Splicer(arrays).parse_row if arrays else parse_row
         log = Log(path, max_row_bytes, keep_text, parse, share, inside)
         refuse_device(path)
         if path.is_file() and not isinstance(path, RowsInMemory):

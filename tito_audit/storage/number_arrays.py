@@ -49,7 +49,7 @@ class Splicer:
         Integers become int64, floats float64, booleans bool; mixed lists and lists of other things stay lists.
         """
         value = self._spliced(data) if len(data) >= _SHORTEST else None
-        return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value)
+        return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value, spliced=True)
 
     def parses(self, data: bytes) -> bool:
         """Whether a text is JSON; of numbers that the columns allow, no objects are made."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -36,12 +36,19 @@ class RawRow:
     """Where it is nested in a row of the file; None if it is a row of the file itself."""
     open: bool = False
     """True for an object in memory, which may get keys at any depth, as JSON may."""
+    spliced: bool = False
+    """True if some of its lists of numbers were read as arrays, which is only right for an audit: see `plain`."""
 
     @property
     def of_text(self) -> bool:
         """Whether it is an object that may get keys: from text that is kept, its own or that of the row of the
         file around it, or in memory."""
         return self.open or self.text is not None or (self.within is not None and self.within.outer.of_text)
+
+    @property
+    def plain(self) -> RawRow:
+        """The row as its text has it, without arrays; itself if it has none."""
+        return replace(self, value=parse_json(self.text or b""), spliced=False) if self.spliced else self
 
 
 @dataclass(frozen=True, slots=True)
