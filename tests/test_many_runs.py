@@ -20,7 +20,7 @@ from tito_audit.evidence.trainings import trainings_of
 from tito_audit.record import runs
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.runs import ManyRuns, each_run, trained_runs
+from tito_audit.record.runs import ManyRuns, each_run, run_ends, trained_runs
 from tito_audit.rules import all_rules
 from tito_audit.run.check import check
 
@@ -67,6 +67,8 @@ def test_runs_are_the_same_as_columns(mask: Any) -> None:
     assert list(columns.long(2)) == [run for run in few if run[1] - run[0] >= 2]
     with many(0):
         assert trained_runs(mask) == few
+        assert run_ends(mask) == dict(few)
+        assert [start for start in range(len(mask) + 1) if start in run_ends(mask)] == [start for start, _ in few]
         assert list(spans_of_runs(mask)) == (list(RunSpans(columns)) if few else [])
 
 

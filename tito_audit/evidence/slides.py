@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from tito_audit.evidence.model import SampledSpan
 from tito_audit.record.arrays import Mask
-from tito_audit.record.runs import trained_runs
+from tito_audit.record.runs import run_ends
 
 FARTHEST = 4
 """How many places off its tokens a mask or a column is looked for."""
@@ -28,7 +28,7 @@ def slides_of(
     known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
     if mask is None or not mask.any():
         return {}, known
-    bounds, runs = (first, len(mask)), dict(trained_runs(mask))
+    bounds, runs = (first, len(mask)), run_ends(mask)
     ends = _slid(runs, spans, 0, bounds)
     if ends is not None and (len(spans) > 1 or spans[0].start > first):
         return {0: _together(known, ends)}, _together(known, ends)
@@ -40,7 +40,7 @@ def slides_of(
         return slides, slides[0]
     turned = ~mask
     turned[:first] = False
-    ends = _slid(dict(trained_runs(turned)), spans, 0, bounds)
+    ends = _slid(run_ends(turned), spans, 0, bounds)
     if ends is None:
         ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
     irregular = _together(known, ends)
@@ -58,9 +58,11 @@ def _sampled(spans: Sequence[SampledSpan], ends: Ends, size: int) -> Mask:
 
 
 def _slid(
-    runs: dict[int, int], spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
+    runs: Mapping[int, int], spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
 ) -> list[int | None] | None:
     """Where each span ended if the trained runs lie `far` places off the spans; None where they do not."""
+    if len(runs) > len(spans):
+        return None
     fitted = [_fitted(span, runs, far, bounds) for span in spans]
     if sum(bool(ends) for ends in fitted) != len(runs) or any(ends == [] for ends in fitted):
         return None
@@ -71,7 +73,7 @@ def _together(known: Ends, ends: Sequence[int | None]) -> Ends:
     return tuple(a if b is None else b for a, b in zip(known, ends, strict=True))
 
 
-def _fitted(span: SampledSpan, runs: dict[int, int], far: int, bounds: tuple[int, int]) -> list[int] | None:
+def _fitted(span: SampledSpan, runs: Mapping[int, int], far: int, bounds: tuple[int, int]) -> list[int] | None:
     """The ends of a span for which a run is `far` places off; None where no run begins there.
 
     [] where a run begins there but ends elsewhere.

@@ -30,18 +30,20 @@ _Runs = Sequence[tuple[int, int]]
 def trainings_of(rollout: Rollout) -> Trainings | None:
     """What a rollout trains, in its training row and in each of its calls; None if nothing is known."""
     sequences: list[tuple[int, int, int]] = []
-    packed = b""
+    parts: list[bytes] = []
     spans: list[_Span] = []
     for turn, answer_id, found in _sequences(rollout):
         sequences.append((len(found), turn, answer_id))
         if isinstance(found, list):
             spans += found
         else:
-            packed, spans = b"".join((packed, np.array(spans, SPAN).tobytes(), found.tobytes())), []
+            parts += (np.array(spans, SPAN).tobytes(), found.tobytes()) if spans else (found.tobytes(),)
+            spans = []
     if not sequences:
         return None
-    records = np.array(sequences, SEQUENCE).tobytes(), packed + np.array(spans, SPAN).tobytes()
-    return Trainings(*records, rollout.stated.calls_at)
+    if spans:
+        parts.append(np.array(spans, SPAN).tobytes())
+    return Trainings(np.array(sequences, SEQUENCE).tobytes(), b"".join(parts), rollout.stated.calls_at)
 
 
 def hit_again(said: TrainedAgain) -> Hit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, overload
 
@@ -68,6 +68,34 @@ class ManyRuns(Sequence[Run]):
         return all(mine == one for mine, one in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # equal to a list, which has none
+
+
+class _Ends(Mapping[int, int]):
+    """The end of each of very many runs by its start."""
+
+    __slots__ = ("_runs", "_starts")
+
+    def __init__(self, runs: ManyRuns) -> None:
+        self._runs = runs
+        self._starts = np.ascontiguousarray(runs.bounds[:, 0])
+
+    def __getitem__(self, start: int) -> int:
+        at = int(np.searchsorted(self._starts, start))
+        if at == len(self._starts) or self._starts[at] != start:
+            raise KeyError(start)
+        return int(self._runs.bounds[at, 1])
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[int]:
+        return (start for start, _ in self._runs)
+
+
+def run_ends(mask: Mask) -> Mapping[int, int]:
+    """The end of each run in which the mask is true, by its start."""
+    runs = trained_runs(mask)
+    return _Ends(runs) if isinstance(runs, ManyRuns) else dict(runs)
 
 
 def trained_runs(loss_mask: Mask) -> Sequence[Run]:
