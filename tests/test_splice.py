@@ -514,7 +514,7 @@ def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("every_array_is_cut")
-@pytest.mark.parametrize("log", some(LOGS, 12), ids=lambda log: log.name)
+@pytest.mark.parametrize("log", some(LOGS, 5), ids=lambda log: log.name)
 def test_a_repair_writes_the_same_of_rows_read_either_way(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

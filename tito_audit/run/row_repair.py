@@ -123,6 +123,7 @@ class RowRepair:
         if not self._needs_repair(before):
             return RepairedRow(self._unrepaired(raw, place, before))
         if raw.spliced:
+            del read, of_run, audited, before  # in a row of millions of tokens they take more than its text
             return self.repaired(raw.plain, place, known, again)
         assert raw.value is not None
         return self._repair(raw, raw.value, read, audited, place, of_run, reading)
