@@ -199,7 +199,7 @@ REPAIRS += [
 
 
 @pytest.mark.parametrize(
-    "log", some(sorted(Path("fixtures/formats").glob("*.jsonl")), 12), ids=lambda log: log.stem
+    "log", some(sorted(Path("fixtures/formats").glob("*.jsonl")), 4), ids=lambda log: log.stem
 )
 def test_folding_changes_no_repair(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(tokenizer=str(TOKENIZER), jobs=1)
