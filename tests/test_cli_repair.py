@@ -115,6 +115,18 @@ def test_a_row_of_a_table_that_cannot_be_shown_stays_in_it(tmp_path: Path) -> No
     assert "--quarantine FILE" in page
 
 
+def test_a_written_file_that_is_no_log_any_more_is_a_finding(tmp_path: Path) -> None:
+    log, out, bad = tmp_path / "log.jsonl", tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    faulty = json.dumps({"prompt_ids": [17], "completion_ids": [19], "completion_logprobs": [None]}).encode()
+    log.write_bytes(faulty + b"\x85" + faulty + b"\n")  # two calls of a log that may be joined, the second damaged
+    code, page, said = run("repair", log, "-o", out, "--with", "drop", "--unsafe", "--quarantine", bad)
+    assert (code, said) == (1, "")
+    assert out.read_bytes() == b"\x85" + faulty + b"\n"
+    assert b"quarantined" in bad.read_bytes()
+    assert "not all fixed" in page
+    assert "1 in quarantine" in page
+
+
 def test_rows_that_cannot_be_read_for_different_reasons_are_not_alike(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     bad = [

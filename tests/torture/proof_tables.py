@@ -170,8 +170,9 @@ def lost_in_arrow(before: bytes, after: bytes, named: Named) -> list[str]:
     if (before[:6] == b"ARROW1") != (after[:6] == b"ARROW1"):
         return ["an Arrow file became a stream, or the other way round"]
     found = []
-    if _messages(after) and _messages(before) != _messages(after):
-        found.append(f"form of the record batches: {_messages(before)} became {_messages(after)}")
+    was, form = _messages(before), _messages(after)
+    if was is not None and form != set() and was != form:
+        found.append(f"form of the record batches: {was} became {form}")
     (schema, batches, more), (other, others, now) = _batches(before), _batches(after)
     found += _schema(schema, other, named)
     if more != now:
@@ -210,13 +211,18 @@ def _batches(data: bytes) -> tuple[Any, list[Any], Any]:
                 return schema, batches, None
 
 
-def _messages(data: bytes) -> set[tuple[int, str]]:
-    """The metadata version and codec of the record batches."""
+def _messages(data: bytes) -> set[tuple[int, str]] | None:
+    """The metadata version and codec of the record batches; None for a damaged file that only its footer opens."""
     start = 8 if data[:6] == b"ARROW1" else 0
     found = set()
-    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data[start:])):
-        if message.type == "record batch":
-            found.add((int(message.metadata_version), _codec(bytes(message.metadata))))
+    try:
+        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data[start:])):
+            if message.type == "record batch":
+                found.add((int(message.metadata_version), _codec(bytes(message.metadata))))
+    except (OSError, pa.ArrowException):
+        if start:
+            return None
+        raise
     return found
 
 

@@ -17,11 +17,12 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.testimony import Testimony
 from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes
+from tito_audit.run.closing_scan import closing_scan
 from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
-from tito_audit.run.progress import CHECKING, Progress, entered
+from tito_audit.run.progress import Progress
 from tito_audit.run.repair_in_memory import InMemory, repaired_rows
 from tito_audit.run.repair_output import Writes, opened_quarantine, targets_of, write_row
 from tito_audit.run.repair_replay import (
@@ -37,7 +38,7 @@ from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired
 from tito_audit.run.resume import states_of
 from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
-from tito_audit.run.scan import Scan, conclude, once_of, testimony_of
+from tito_audit.run.scan import conclude, once_of, testimony_of
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
     Log,
@@ -167,7 +168,8 @@ class Repairs(ShownRepairs):
         conclude(self.before)
         flow.save()
         if not self.dry:
-            self._scan_again(flow, journal)
+            self.after, failed = closing_scan(self.written, self.settings, self.progress, flow, journal)
+            self.failing += failed
         else:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
@@ -228,16 +230,6 @@ class Repairs(ShownRepairs):
         """The executor that repairs the batches."""
         executor = executor_for(self.settings.jobs or 1, self.before)
         return InProcess() if self.batch_bytes is None and is_small(flow.files) else executor
-
-    def _scan_again(self, flow: RowFlow, journal: Journal | None) -> None:
-        """Scan the written files for `after`."""
-        scan = Scan([one for _, one in self.written], every_row(self.settings), entered(self.progress, CHECKING))
-        scan.journal = journal
-        scan.loader = flow.loader
-        scan.standing_for = {target: log for log, target in self.written}
-        logs = {str(target): str(log) for log, target in self.written}
-        self.after = scan.summary
-        self.failing += sum(failing(flow, logs[result.place.file], result) for result in scan)
 
 
 @dataclass(slots=True)
