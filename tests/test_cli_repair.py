@@ -127,6 +127,25 @@ def test_a_written_file_that_is_no_log_any_more_is_a_finding(tmp_path: Path) -> 
     assert "1 in quarantine" in page
 
 
+@pytest.mark.parametrize(
+    ("rows", "more", "left"),
+    [
+        ([CLEAN, {"token_ids": ["x"]}], " garbage", [CLEAN]),
+        ([{"token_ids": ["x"]}], " garbage", []),
+        ([CLEAN], "\n\n{}", [CLEAN]),
+        ([CLEAN, CLEAN], "\n]", [CLEAN, CLEAN]),
+    ],
+)
+def test_an_array_is_closed_when_what_follows_it_goes_to_a_quarantine(
+    rows: list[Any], more: str, left: list[Any], tmp_path: Path
+) -> None:
+    log, out, bad = tmp_path / "log.json", tmp_path / "out.json", tmp_path / "bad.jsonl"
+    log.write_text(json.dumps(rows, indent=1) + more, encoding="utf-8")
+    assert run("repair", log, "-o", out, "--quarantine", bad)[0] == 0
+    assert json.loads(out.read_text(encoding="utf-8")) == left
+    assert len(bad.read_text(encoding="utf-8").splitlines()) == len(rows) - len(left) + 1
+
+
 def test_rows_that_cannot_be_read_for_different_reasons_are_not_alike(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     bad = [

@@ -10,7 +10,7 @@ import orjson
 
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
-from tito_audit.record.nesting import parsed_by_python, parsed_json
+from tito_audit.record.nesting import TooDeep, parsed_by_python, parsed_json
 from tito_audit.storage.repeated_keys import repeated_key
 
 _NEAR = 24
@@ -115,9 +115,11 @@ def parse_json(data: bytes) -> Any:
 
 
 def parses(data: bytes) -> bool:
-    """Whether `data` is a JSON value."""
+    """Whether `data` is a JSON value, if only one nested too deeply to be read."""
     try:
         parse_json(data)
+    except TooDeep:
+        return True
     except ValueError:
         return False
     return True

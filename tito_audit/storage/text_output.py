@@ -41,6 +41,8 @@ class TextOutput:
         """Rows of a fork waiting for the next lead, which shows how rows are separated."""
         self._lead = b""
         """The lead of the last row written."""
+        self._closing = b""
+        """The lead of a dropped row after the end of an array: the bracket that closes it is there."""
         self._read: int | None = 0
         """Bytes of the log's text so far; None past a row that was not read."""
 
@@ -63,13 +65,15 @@ class TextOutput:
             self._held += texts[1:]
         elif not self._written and self._first is None:
             self._first = raw.lead
+        elif self._kind == "array" and b"]" in raw.lead:
+            self._closing = raw.lead
 
     def finish(self, log: Log) -> None:
         """Write what follows the last row, and end the compressed stream."""
-        self._separate(log.tail)
-        tail = log.tail
+        tail = self._closing + log.tail
+        self._separate(tail)
         if self._compression == log.compression == "gzip" and self._read is not None:
-            one = _is_one_member(log.path, self._read + len(tail))
+            one = _is_one_member(log.path, self._read + len(log.tail))
             self.not_kept = () if one else ("one gzip member, not several",)
         if not self._written and self._first is not None:
             # A dropped line takes its line end with it.
