@@ -146,6 +146,25 @@ def test_an_array_is_closed_when_what_follows_it_goes_to_a_quarantine(
     assert len(bad.read_text(encoding="utf-8").splitlines()) == len(rows) - len(left) + 1
 
 
+@pytest.mark.parametrize("how", [("-o", "OUT"), ("--dry-run",)])
+def test_rows_that_were_trained_twice_before_are_counted_before_and_after(how: Any, tmp_path: Path) -> None:
+    logprobs = [None, *(-0.3 - place % 7 / 8 for place in range(1, 400))]
+    row = {
+        "token_ids": [300 + place % 40 for place in range(400)],
+        "loss_mask": [0] + [1] * 399,
+        "logprobs": logprobs,
+    }
+    other = {**row, "token_ids": [77, *row["token_ids"][1:]], "logprobs": [None, 0.5, *logprobs[2:]]}
+    log, report = written(tmp_path / "log.jsonl", [row, row, other]), tmp_path / "report.json"
+    words = (str(tmp_path / "out.jsonl") if word == "OUT" else word for word in how)
+    code, page, _ = run("repair", log, *words, "--report", f"json={report}", "--report", "text")
+    said = json.loads(report.read_text(encoding="utf-8"))
+    once = [said[when]["findings"]["REC009"]["error"] for when in ("before", "after")]
+    assert (code, once) == (1, [1, 1])
+    assert [said[when]["findings"].get("LPR504", {}).get("error", 0) for when in ("before", "after")] == [1, 0]
+    assert "not all fixed: 2 errors → 1" in page
+
+
 def test_rows_that_cannot_be_read_for_different_reasons_are_not_alike(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     bad = [

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 from tito_audit.record.trainings import SEQUENCE, SPAN, Spans, Trainings
 
@@ -70,6 +71,11 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self._counts)
+
+    def note(self, result: Result) -> None:
+        """Record what the rollout of a result trains, if that is known."""
+        if result.trainings is not None:
+            self.add(result.trainings, result.place)
 
     def add(self, trainings: Trainings, place: Place) -> None:
         """Record what one rollout trains, if there is room; the rollouts of a file come in a row."""

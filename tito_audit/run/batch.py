@@ -143,8 +143,7 @@ class BatchAuditor:
             result = audit_rollout(one, auditor)
             if result.witness is not None:
                 testimony.add(result.witness, result.place)
-            if result.trainings is not None:
-                ledger.add(result.trainings, result.place)
+            ledger.note(result)
             yield result
         findings = findings_of_log(BATCH, testimony, auditor.codes)
         if findings:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import StorageError
+from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 from tito_audit.run.auditor import unreadable
 from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.once import Once
 from tito_audit.run.progress import CHECKING, Progress, entered
 from tito_audit.run.row_repair import failing
 from tito_audit.run.rows import every_row
@@ -49,6 +52,18 @@ def closing_scan(
         scan.summary.add(result)
         failed += failing(flow, logs[str(target)], result)
     return scan.summary, failed
+
+
+def count_trained_again(ledger: Ledger, summary: Summary) -> Sequence[Result]:
+    """Count what the rows of a run train more than once, or never; the findings, as a scan has them."""
+    if not len(ledger):
+        return ()
+    once = Once.of(ledger)
+    results = tuple(once.results())
+    for result in results:
+        summary.add(result)
+    summary.notices += once.notices()
+    return results
 
 
 def _refused(target: Path) -> str | None:

@@ -11,13 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.testimony import Testimony
 from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes
-from tito_audit.run.closing_scan import closing_scan
+from tito_audit.run.closing_scan import closing_scan, count_trained_again
 from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
@@ -145,6 +146,7 @@ class Repairs(ShownRepairs):
             recorder = RepairRecorder(journal, flow, states, self.repairs, targets, once)
             self.resumed = len(recorder.kept)
             self.before.notices += recorder.finished.notices()
+        trained = Ledger(), Ledger()
         started = time.perf_counter()
         # The quarantine is closed first: its file is complete before any log without those rows gets its name.
         # A journal holds those rows, so with one each log gets its name at once.
@@ -157,11 +159,17 @@ class Repairs(ShownRepairs):
             for outcome in outcomes:
                 for result in flow.noted(outcome.before):
                     self.before.add(result)
+                    trained[0].note(result)
                 self.before.seconds = time.perf_counter() - started
                 for result in outcome.after if self.dry else ():
                     self.after.add(result)
+                    trained[1].note(result)
                     self.failing += failing(flow, result.place.file, result)
                 yield outcome
+        if once is None:  # else the rows themselves had these findings
+            count_trained_again(trained[0], self.before)
+            for result in count_trained_again(trained[1], self.after):
+                self.failing += failing(flow, result.place.file, result)
         write_dataset_metadata(list(map(str, self.logs)), targets, overwrite=writes.replaces, sealed=writes.sealed)
         flow.say_joined(self.before)
         flow.encoders.warn(self.before)

@@ -13,6 +13,7 @@ from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.trainings import trainings_of
 from tito_audit.format import Row
 from tito_audit.formats import number_columns
 from tito_audit.record.arrays import Ids
@@ -25,7 +26,7 @@ from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
 from tito_audit.run.apply_repairs import Applied, AppliedRow, Audited, RepairTerms, apply_repairs
-from tito_audit.run.auditor import Auditor, counts_of, unencoded, unreadable
+from tito_audit.run.auditor import TRAINED_ONCE, Auditor, counts_of, unencoded, unreadable
 from tito_audit.run.check import check
 from tito_audit.run.fold import SINGLE
 from tito_audit.run.guard import LEAVE_OUT, guarded
@@ -96,6 +97,8 @@ class RowRepair:
         self.rules = all_rules()
         self.codes = group.auditor.codes
         self.all_codes = frozenset(rule.code for rule in self.rules)
+        self.compares = TRAINED_ONCE in self.codes
+        """Whether the rows of the run are compared with each other once all are repaired."""
         self.terms = RepairTerms(
             strategies(repairs),
             self.rules,
@@ -235,10 +238,11 @@ class RowRepair:
         return Audited(evidence, Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence)))
 
     def _selected(self, result: Result) -> Result:
-        """The result with the selected codes only."""
+        """The result with the selected codes only, and with what its rollout trains."""
         findings = tuple(finding for finding in result.findings if finding.code in self.codes)
         skips = tuple(skip for skip in result.skips if skip.code in self.codes)
-        return replace(result, findings=findings, skips=skips)
+        trainings = None if result.rollout is None or not self.compares else trainings_of(result.rollout)
+        return replace(result, findings=findings, skips=skips, trainings=trainings)
 
     def _needs_repair(self, results: Sequence[Result]) -> bool:
         if any(repair.chosen(self.terms.choices) for repair in self.terms.repairs):

@@ -165,8 +165,7 @@ class Scan(Shown):
             file = result.place.file
             if result.witness is not None:
                 self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)
-            if result.trainings is not None:
-                self.ledger.add(result.trainings, result.place)
+            self.ledger.note(result)
             yield result
         if file is not None:
             yield from self._of_log(file, flow)
