@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -261,7 +262,7 @@ def tried(environment: ChatEnvironment, lookup: type, thing: Any, name: str) -> 
         return "undefined", value._undefined_name, value._undefined_hint, value._undefined_exception
     if callable(value):
         return type(value), getattr(value, "__name__", None), getattr(value, "__qualname__", None)
-    return type(value), repr(value)
+    return type(value), re.sub(" at 0x[0-9a-f]+", "", repr(value))  # each lookup makes an object of its own
 
 
 # Tools and guesses
