@@ -40,10 +40,11 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
     while True:
         head = stream.peek(size + 1)
         at_end = len(head) <= size
-        lines = [line for line in (head if at_end else head[: head.rfind(b"\n") + 1]).split(b"\n") if line.strip()]
+        end = len(head) if at_end else head.rfind(b"\n") + 1
+        lines = [line for line in head[:end].split(b"\n") if line.strip()]
         if len(lines) >= count or at_end or size >= limit:
             return lines[:count]
-        size = min(2 * size, limit)
+        head, size = b"", min(2 * size, limit)  # a long first line is not held twice
 
 
 def _lines_of_lists(stream: ByteStream, limit: int) -> bool:

@@ -55,9 +55,13 @@ class ByteStream:
             self._ahead.append(block)
             have += len(block)
         # The blocks stay apart: a joined one would be held until its last row is read.
-        if self._ahead and len(self._ahead[0]) >= size:
-            return self._ahead[0][:size]
-        return b"".join(self._ahead)[:size]
+        parts, left = [], size
+        for block in self._ahead:
+            parts.append(block[:left])
+            left -= len(block)
+            if left <= 0:
+                break
+        return b"".join(parts)
 
     def unread(self, blocks: list[bytes]) -> None:
         """Put blocks back to be read again."""
