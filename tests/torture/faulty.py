@@ -32,7 +32,7 @@ def _hang() -> None:
 
 
 def _memory() -> None:
-    _held.append(b"x" * (1200 << 20))
+    _held.append(b"x" * (1800 << 20))  # what the worker frees meanwhile does not hide it
     _held.clear()
 
 
