@@ -235,7 +235,7 @@ def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
     if not new:
         return "[]"
     style = _style_of(text, start, spans, outer)
-    out = _Joined(text[start : spans[0][0]])
+    out = _Pieces(text[start : spans[0][0]])
     usual = _gap(text, spans, style)
     for index, origin, count in _joined(runs(*_all_keys(text, span, spans, new))):
         if index:
@@ -250,7 +250,7 @@ def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
     return out.whole()
 
 
-class _Joined:
+class _Pieces:
     """Text put together from very many pieces."""
 
     def __init__(self, text: str) -> None:
