@@ -37,7 +37,9 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
-    with Room(tmp_path_factory.mktemp("faulty"), worker="tests.torture.faulty", seconds=3) as room:
+    with Room(
+        tmp_path_factory.mktemp("faulty"), worker="tests.torture.faulty", seconds=3, memory=150 << 20
+    ) as room:
         yield room
 
 
@@ -69,8 +71,8 @@ def attack_on(name: str) -> Attack:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_kind_of_failure_is_seen(faulty: Room, name: str) -> None:
-    failures = faulty.attempt(attack_on(name)).failures
-    assert KINDS.get(name, name) in [one.kind for one in failures]
+    trial = faulty.attempt(attack_on(name))
+    assert KINDS.get(name, name) in [one.kind for one in trial.failures], trial
     assert not faulty.attempt(attack_on("sound")).failures, "the next run has nothing of the fault"
 
 

@@ -17,7 +17,7 @@ from tests.torture.mutants.pickles import TRAP
 from tests.torture.prover import proven
 from tests.torture.sources import ROOT
 
-__all__ = ["Failure", "Outcome", "judged"]
+__all__ = ["MEMORY", "Failure", "Outcome", "judged"]
 
 MEMORY = 1 << 30
 """A run that takes more than this over what the process held before fails."""
@@ -61,10 +61,10 @@ class Failure:
         return f"{self.kind}: {self.place}"
 
 
-def judged(attack: Attack, outcome: Outcome, folder: Path) -> Iterator[Failure]:
-    """Everything that is wrong with a run of an attack in a room's folder."""
+def judged(attack: Attack, outcome: Outcome, folder: Path, memory: int = MEMORY) -> Iterator[Failure]:
+    """Everything that is wrong with a run of an attack in a room's folder, with so many bytes of memory."""
     errors = outcome.stderr.decode("utf-8", "surrogateescape")
-    yield from _ended(attack, outcome, errors)
+    yield from _ended(attack, outcome, errors, memory)
     yield from _input(attack, folder)
     yield from _left(attack, outcome, folder)
     if outcome.ended == "exit" and "Traceback (most recent call last)" not in errors:
@@ -73,7 +73,7 @@ def judged(attack: Attack, outcome: Outcome, folder: Path) -> Iterator[Failure]:
         yield from _written(attack, outcome, folder)
 
 
-def _ended(attack: Attack, outcome: Outcome, errors: str) -> Iterator[Failure]:
+def _ended(attack: Attack, outcome: Outcome, errors: str, memory: int) -> Iterator[Failure]:
     if outcome.ended == "hang":
         yield Failure("hang", f"{attack.command} {_first_of_ours(errors)}", f"{outcome.seconds:.0f} s")
     elif outcome.ended == "died":
@@ -87,7 +87,7 @@ def _ended(attack: Attack, outcome: Outcome, errors: str) -> Iterator[Failure]:
     for path, kind, text in _WARNING.findall(errors):
         short = "/".join(Path(path).parts[-2:])
         yield Failure("warning", f"{short} {kind} {re.sub('[0-9]+', 'N', text)[:60]}", errors[-2000:])
-    if outcome.peak > MEMORY:
+    if outcome.peak > memory:
         yield Failure("memory", f"{attack.command} {_last_words(attack.made)}", f"{outcome.peak >> 20} MB")
 
 

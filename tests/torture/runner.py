@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.torture.attack import IN, OUT, ROOT_WORD, Attack
-from tests.torture.judge import Failure, Outcome, judged
+from tests.torture.judge import MEMORY, Failure, Outcome, judged
 from tests.torture.sources import ROOT
 
 __all__ = ["Room", "Trial"]
@@ -44,9 +44,17 @@ class Trial:
 class Room:
     """A folder where attacks run, one after the other. Close it, or use it as a context."""
 
-    def __init__(self, folder: Path, *, worker: str = "tests.torture.worker", seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        worker: str = "tests.torture.worker",
+        seconds: float = SECONDS,
+        memory: int = MEMORY,
+    ) -> None:
         self.folder = folder.resolve()
         self.seconds = seconds
+        self.memory = memory
         self._module = worker
         self._worker: subprocess.Popen[bytes] | None = None
         self._runs = 0
@@ -69,7 +77,7 @@ class Room:
         """Run an attack and judge what came of it."""
         self._furnish(attack)
         outcome = self._alone(attack) if attack.process else self._asked(attack)
-        return Trial(outcome, tuple(judged(attack, outcome, self.folder)))
+        return Trial(outcome, tuple(judged(attack, outcome, self.folder, self.memory)))
 
     def words(self, attack: Attack) -> list[str]:
         """The words of a run in this room."""
