@@ -6,6 +6,7 @@ import json
 import os
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ import pytest
 from tests.command import run, written
 from tests.test_render import CHAT, render
 from tito_audit.errors import EncodeError, RenderError, SetupError, TokenizerError
+from tito_audit.render import limits
 from tito_audit.render.fast.render import GivenUp
+from tito_audit.render.limits import charged, is_given_up
 from tito_audit.render.sizes import DEEPEST, written_size
 from tito_audit.render.template import compile_template
 from tito_audit.tokens import limited
@@ -198,6 +201,34 @@ def test_long_tokens_of_unigram_run_in_a_process_of_their_own(tmp_path: Path) ->
     assert is_limited(load_tokenizer(changed(tmp_path, model=model)).backend)
 
 
+def with_model(folder: Path, **settings: object) -> str:
+    """A toy tokenizer whose model has other settings."""
+    model = json.loads((TOY / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    return changed(folder, model=model | settings)
+
+
+@pytest.mark.parametrize("prefix", ["\0", "x", "Ġ"])
+def test_a_prefix_that_cuts_merges_within_a_character_is_refused(tmp_path: Path, prefix: str) -> None:
+    # Without the process of its own: SIGABRT, "panic in a destructor during cleanup".
+    folder = with_model(tmp_path, continuing_subword_prefix=prefix)
+    with pytest.raises(TokenizerError, match="this is not a tokenizer"):
+        load_tokenizer(folder)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("continuing_sub", "continuing\\u005fsub"), encoding="utf-8"
+    )
+    with pytest.raises(TokenizerError, match="this is not a tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_an_empty_prefix_and_that_of_wordpiece_are_known(tmp_path: Path) -> None:
+    assert not is_limited(load_tokenizer(with_model(tmp_path, continuing_subword_prefix="")).backend)
+    vocabulary = {"[UNK]": 0, "the": 1, "##re": 2}
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocabulary, "continuing_subword_prefix": "##"}
+    model["max_input_chars_per_word"] = 100
+    assert not is_limited(load_tokenizer(changed(tmp_path, model=model)).backend)
+
+
 def test_a_part_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     text = (TOY / "tokenizer.json").read_text(encoding="utf-8").rstrip().removesuffix("}")
     (tmp_path / "tokenizer.json").write_text(text + ', "added_tokens": []}', encoding="utf-8")
@@ -330,6 +361,23 @@ def test_a_template_that_passes_limits_again_and_again_is_given_up() -> None:
         said.append(str(raised.value))
     assert ["past the limit" in one for one in said] == [True] * 3 + [False] * 2
     assert "it is not run again" in said[-1]
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.002, None), (0.04, 101)])
+def test_a_template_that_is_slow_at_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, runs: int | None
+) -> None:
+    # `template` renders some five hundred short conversations; published templates take two milliseconds at most.
+    ticks = count()
+    monkeypatch.setattr(limits.time, "thread_time", lambda: next(ticks) * seconds)
+    source = f"a source that takes {seconds}"
+    for number in range(1000):
+        if is_given_up(source, 3.0):
+            assert number == runs
+            return
+        with charged(source, 3.0, {}):
+            pass
+    assert runs is None
 
 
 def test_large_conversations_that_pass_a_limit_do_not_give_the_template_up() -> None:

@@ -37,6 +37,9 @@ _OF_MODELS = frozenset(
     b"type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback ignore_merges "
     b"vocab merges".split()
 )
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
+"""A prefix that is not empty. BPE cuts the second token of each merge by the bytes of its prefix: the library
+makes broken text of some, and may crash while it says so."""
 _LIST = re.compile(rb'"vocab"\s*:\s*\[')
 _LETTERS = (b"2", b"5", b"6", b"7")
 """How the numbers of letters, quotes and the underscore begin, after `\\u00`."""
@@ -139,7 +142,7 @@ def check_definition(content: bytes, file: Path) -> str | None:
             check_token(token.get("content"), file)
     check_tries(parts, file)
     try:
-        return unknown_step(parts) or long_piece(parts)
+        return unknown_step(parts) or long_piece(parts) or _prefixed(parts.get("model"), content)
     except ValueError as error:
         raise TokenizerError(f"{file}: {error}.\nNo sampler has such a tokenizer. Download it again.") from None
 
@@ -158,7 +161,7 @@ def _head(content: bytes) -> dict[str, Any] | None:
     start = content.find(_MODEL)
     if start < 0 or _has_long_text(content, start) or _has_list(content, start):
         return None
-    if _goes_on(content, start) or _is_escaped(content):
+    if _goes_on(content, start) or _is_escaped(content) or _has_prefix(content):
         return None
     try:
         parts = orjson.loads(content[:start].rstrip().removesuffix(b",") + b"}")
@@ -195,6 +198,24 @@ def _has_list(content: bytes, start: int) -> bool:
         if _LIST.match(content, at):
             return True
         at = content.find(b'"vocab"', at + 1)
+    return False
+
+
+def _prefixed(model: object, content: bytes) -> str | None:
+    """What the library may crash on, in a few words; None if nothing is there."""
+    if not isinstance(model, dict) or model.get("type") in ("WordPiece", "WordLevel", "Unigram"):
+        return None
+    has_one = model.get("continuing_subword_prefix") or _has_prefix(content)
+    return "merges of BPE with a prefix" if has_one else None
+
+
+def _has_prefix(content: bytes) -> bool:
+    """Whether a model has a prefix of the pieces within words."""
+    at = content.find(b'"continuing_subword_prefix"')
+    while at >= 0:
+        if _PREFIX.match(content, at):
+            return True
+        at = content.find(b'"continuing_subword_prefix"', at + 1)
     return False
 
 
