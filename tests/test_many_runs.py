@@ -34,6 +34,7 @@ def many(least: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "MANY", least)
         patch.setattr(trainings, "MANY", least / 2)
+        patch.setattr(trainings, "_AT_ONCE", 3)
         yield
 
 

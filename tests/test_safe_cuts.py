@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 from itertools import chain
@@ -17,7 +18,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tests.fuzz_encoders import FRAGMENTS, Drawn
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
-from tito_audit.tokens import split_points
+from tito_audit.tokens import long_texts, split_points
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.split_points import TABLES, SafeCuts, find_safe_cuts, in_matcher, splitting_steps
@@ -130,6 +131,42 @@ def test_the_parts_of_a_text_cut_at_its_safe_places_encode_as_the_whole(name):
 def test_they_do_so_for_what_regexes_and_normalizers_trip_over(name):
     tokenizer, cuts = loaded(name), cuts_of(name)
     assert assert_cuts_hold(tokenizer, cuts, hard_texts(name, STRINGS), one_of=random.Random(6)) > STRINGS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_a_text_end_at_the_safe_cuts_of_the_whole(name):
+    cuts = cuts_of(name)
+    texts = Drawn(loaded(name), seed=7).texts(STRINGS // 4) + Drawn(loaded(name), seed=8).chats(STRINGS // 8)
+    texts += ["", "a", "a" * 9000, "".join(texts), " the" * 5000]
+    for text, size in itertools.product([*texts, *hard_texts(name, STRINGS // 4)], (1, 7, 900)):
+        parts = cuts.parts(text, size)
+        wanted, begin = [], 0
+        for place in cuts.within(text).tolist():
+            if place >= begin + size:
+                wanted.append(place)
+                begin = place
+        assert "".join(parts) == text
+        assert list(itertools.accumulate(map(len, parts)))[:-1] == wanted, (ascii(text[:200]), size)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
+    monkeypatch.setattr(long_texts, "LONG", 100)
+    monkeypatch.setattr(long_texts, "PART", 40)
+    tokenizer = loaded(name)
+    asked = []
+
+    def encode(texts):
+        asked.extend(texts)
+        return whole(texts)
+
+    whole = ReferenceEncoder(tokenizer.backend).encode_batch
+    together = "".join(hard_texts(name, 30) + Drawn(tokenizer, seed=9).chats(5))
+    texts = [together, "short", "", together[::-1], "\ud83d\ude00 half \ud83d " * 30, "a" * 500]
+    found = long_texts.in_parts(encode, lambda: cuts_of(name))(texts)
+    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in whole(texts)]
+    assert max(map(len, asked)) == 500, "only the text without cuts is encoded whole"
+    assert not any(ids.flags.writeable for ids in found)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,25 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from io import BytesIO
 
 import numpy as np
 
-from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
 from tito_audit.record.runs import MANY, ManyRuns
-from tito_audit.record.trainings import SEQUENCE, SPAN, Spans, TrainedAgain, Trainings
+from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
 _LEAST = -50.0
 """A logprob below this is a sentinel: no sampler draws such a token."""
 _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl|resp|gen|msg)[-_].{6,}", re.DOTALL)
 """An id that a server gives to each answer."""
+_AT_ONCE = 1 << 14
+"""Runs whose records are made at a time."""
 _LEFT_OUT = ("sample_loss_mask", "sample_mask")
 """Facts that are 0 where the trainer leaves out the whole row (NeMo-RL)."""
 
 _Span = tuple[int, int, int, float]
 """Hash, end, tokens and logprob of a span, as in SPAN."""
+_Found = list[_Span] | bytes
+"""The spans of a sequence; their records where there are very many."""
 _Runs = Sequence[tuple[int, int]]
 
 
@@ -33,17 +38,19 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
     parts: list[bytes] = []
     spans: list[_Span] = []
     for turn, answer_id, found in _sequences(rollout):
-        sequences.append((len(found), turn, answer_id))
         if isinstance(found, list):
+            sequences.append((len(found), turn, answer_id))
             spans += found
         else:
-            parts += (np.array(spans, SPAN).tobytes(), found.tobytes()) if spans else (found.tobytes(),)
+            sequences.append((len(found) // SPAN.itemsize, turn, answer_id))
+            parts += (np.array(spans, SPAN).tobytes(), found) if spans else (found,)
             spans = []
     if not sequences:
         return None
     if spans:
         parts.append(np.array(spans, SPAN).tobytes())
-    return Trainings(np.array(sequences, SEQUENCE).tobytes(), b"".join(parts), rollout.stated.calls_at)
+    together = parts[0] if len(parts) == 1 else b"".join(parts)
+    return Trainings(np.array(sequences, SEQUENCE).tobytes(), together, rollout.stated.calls_at)
 
 
 def hit_again(said: TrainedAgain) -> Hit:
@@ -54,7 +61,7 @@ def hit_again(said: TrainedAgain) -> Hit:
     return Hit(where, said.runs[0][0], said.runs[-1][1], said.message, said.turn, said.cause, severity)
 
 
-def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span] | Spans]]:
+def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, _Found]]:
     """Turn, id and spans of each sequence that trains anything."""
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
     if row is not None and len(found := _of_row(row, stated.facts)):
@@ -65,7 +72,7 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span] | Spans
             yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, found
 
 
-def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span] | Spans:
+def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> _Found:
     mask = seen_by_loss(row)
     if mask is None or any(map(_is_zero, (facts.get(name) for name in _LEFT_OUT))):
         return []
@@ -79,7 +86,7 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, int | float | np.generic) and value == 0
 
 
-def _of_call(turn: Turn) -> list[_Span] | Spans:
+def _of_call(turn: Turn) -> _Found:
     """The spans of a call: its completion, or the sampled parts of it; [] if its context is unknown."""
     if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
         return []
@@ -116,7 +123,7 @@ def _runs(mask: Mask) -> _Runs:
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span] | Spans:
+def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> _Found:
     """The records of these trained runs, of the token after each, and of the end of the ids.
 
     This lets a row that trains a turn end match one that does not.
@@ -138,35 +145,39 @@ def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span] | Sp
     return found
 
 
-def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> Spans:
-    """The same records for very many runs, `[S]`."""
-    starts, ends = runs.bounds.T
-    found = np.zeros(2 * len(runs) - int(ends[-1] == len(ids)), SPAN)
-    between = ends + 1
-    between[-1] = len(ids)
-    found["end"][::2], found["end"][1::2] = ends, between[: len(found) // 2]
-    found["tokens"][::2] = ends - starts
-    found["logprob"] = np.nan
-    if logprobs is not None:
-        found["logprob"][::2] = _sums(logprobs, runs)
+def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
+    """The same records for very many runs, some of them at a time."""
     data = np.ascontiguousarray(ids, np.int32).data.cast("B")
-    hasher, at, digests = blake2b(digest_size=8), 0, bytearray()
-    for end in found["end"]:
-        hasher.update(data[at : 4 * int(end)])
-        at = 4 * int(end)
-        digests += hasher.digest()
-    found["hash"] = np.frombuffer(digests, "<u8")
-    return found
+    hasher, at = blake2b(digest_size=8), 0
+    records = BytesIO()  # its content is not copied in the end
+    for first in range(0, len(runs), _AT_ONCE):
+        starts, ends = runs.bounds[first : first + _AT_ONCE].T
+        found = np.zeros(2 * len(starts), SPAN)
+        found["end"][::2], found["end"][1::2] = ends, ends + 1
+        found["tokens"][::2] = ends - starts
+        found["logprob"] = np.nan
+        if logprobs is not None:
+            found["logprob"][::2] = _sums(logprobs, starts, ends)
+        if first + len(starts) == len(runs):  # what follows the last run is one span
+            found["end"][-1] = len(ids)
+            found = found[:-1] if ends[-1] == len(ids) else found
+        digests = bytearray()
+        for end in (4 * found["end"].astype(np.int64)).tolist():
+            hasher.update(data[at:end])
+            at = end
+            digests += hasher.digest()
+        found["hash"] = np.frombuffer(digests, "<u8")
+        records.write(found.data)
+    return records.getvalue()
 
 
-def _sums(logprobs: Logprobs, runs: ManyRuns) -> Logprobs:
+def _sums(logprobs: Logprobs, starts: Offsets, ends: Offsets) -> Logprobs:
     """`[N]` the `_sum` of each run; those of a token or two, of which there may be most, at once."""
-    starts, ends = runs.bounds.T
-    real = (logprobs > _LEAST) & (logprobs < 0)
     last = np.minimum(starts + 1, ends - 1)
     two, one, other = last > starts, logprobs[starts], logprobs[last]
     out = np.where(two, one + other, one)
-    out[~real[starts] | ~real[last] | (two & (one == other))] = np.nan
+    real = (np.minimum(one, other) > _LEAST) & (np.maximum(one, other) < 0)
+    out[~real | (two & (one == other))] = np.nan
     for number in np.flatnonzero(ends - starts > 2):
         out[number] = _sum(logprobs[starts[number] : ends[number]])
     return np.asarray(out)

@@ -22,10 +22,13 @@ import orjson
 from tito_audit.errors import EncodeError
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.tokens.encoders import ReferenceEncoder
+from tito_audit.tokens.long_texts import LONG, Encode, in_parts
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from tito_audit.tokens.split_points import SafeCuts
 
 Stretch = tuple[int, int, bytes]
 """The ids of a segment with its neighbours: the control token before (-1: the start), the one after (-1: the
@@ -123,7 +126,14 @@ class Cuts:
 class SegmentEncoder:
     """An encoder that encodes each distinct segment once, within a call and across calls."""
 
-    def __init__(self, encode: Callable[[Sequence[str]], list[Ids]], cuts: Cuts, cached_characters: int) -> None:
+    def __init__(
+        self,
+        encode: Encode,
+        cuts: Cuts,
+        cached_characters: int,
+        safe_cuts: Callable[[], SafeCuts | None] = lambda: None,
+    ) -> None:
+        """`safe_cuts` finds the cuts at which very long segments are encoded in parts."""
         self.cuts = cuts
         self.cached_characters = cached_characters
         """How many characters of text it keeps the ids of."""
@@ -132,6 +142,7 @@ class SegmentEncoder:
         self.held = 0
         """How many characters the cached segments have."""
         self._encode = encode
+        self._in_parts = in_parts(encode, safe_cuts)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
@@ -151,7 +162,7 @@ class SegmentEncoder:
 
     def encode_apart(self, segments: Sequence[str]) -> dict[str, Ids]:
         """The ids by segment, bypassing the cache, for a second thread."""
-        return dict(zip(segments, self._encode(segments), strict=True))
+        return dict(zip(segments, self._in_parts(segments), strict=True))
 
     def remember(self, encoded: Mapping[str, Ids]) -> None:
         """Cache what `encode_apart` returned."""
@@ -170,7 +181,8 @@ class SegmentEncoder:
                 cache.move_to_end(segment)
                 found[segment] = ids
         if missing:
-            encoded = dict(zip(missing, self._encode(missing), strict=True))
+            encode = self._encode if max(map(len, missing)) <= LONG else self._in_parts  # a call less for each
+            encoded = dict(zip(missing, encode(missing), strict=True))
             found |= encoded
             self._remember(encoded)
         return found

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TABLES = Path(__file__).parent / "cut_tables"
 """One file for each way of splitting, named by its hash."""
 CODE_POINTS = 0x110000
+_LOOKED_AT = 1024
+"""Characters in which a cut is looked for at a time, at least."""
 NUMERIC = "(numeric)"
 """The matcher of the `Digits` step, which is not a regex."""
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -57,6 +59,8 @@ class SafeCuts:
         """Whether no two control tokens can share a character of a text."""
         either = "|".join(map(re.escape, words))
         self._words = re.compile(either if self.apart else f"(?=({either}))") if words else None
+        self._around_cut = 2 + max(map(len, words), default=0)
+        """Whether a cut is safe depends on no character farther away than this."""
         self._flat = safe.reshape(-1)
 
     def within(self, text: str) -> Offsets:
@@ -79,6 +83,25 @@ class SafeCuts:
         if len(spans):
             self._around(spans, safe)
         return np.flatnonzero(safe) + 1
+
+    def parts(self, text: str, size: int) -> list[str]:
+        """A text in order, cut at the first safe cut after each `size` characters."""
+        parts, begin = [], 0
+        while (end := self._first_from(text, begin + size)) is not None:
+            parts.append(text[begin:end])
+            begin = end
+        return [*parts, text[begin:]]
+
+    def _first_from(self, text: str, place: int) -> int | None:
+        """The first safe cut from a place on, found without looking at all of the text."""
+        around = self._around_cut
+        for start in range(place, len(text), max(_LOOKED_AT, around)):
+            low, stop = max(start - around, 0), start + max(_LOOKED_AT, around)
+            cuts = self.within(text[low : stop + around]) + low
+            found = cuts[(cuts >= start) & (cuts < stop)]
+            if len(found):
+                return int(found[0])
+        return None
 
     def _safe(
         self, before: NDArray[np.uint8], after: NDArray[np.uint8], following: NDArray[np.uint8]

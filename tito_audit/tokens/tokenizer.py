@@ -163,7 +163,7 @@ class Tokenizer:
                 self._go_without(refused)
                 return False
         # Whole texts: cutting, looking up and joining costs more than encoding again with fastokens.
-        whole = SegmentEncoder(encoder.encode_batch, Cuts({}), _FAST_CACHED_CHARACTERS)
+        whole = SegmentEncoder(encoder.encode_batch, Cuts({}), _FAST_CACHED_CHARACTERS, lambda: self._safe_cuts)
         self._fast = PrefixEncoder(whole, self.cuts)
         self._fast_name = encoder.name
         self.encoder_notice = None
@@ -291,7 +291,9 @@ class Tokenizer:
 
     @cached_property
     def _reference(self) -> SegmentEncoder:
-        return SegmentEncoder(self._encode_by_reference, self.cuts, self.cached_characters)
+        return SegmentEncoder(
+            self._encode_by_reference, self.cuts, self.cached_characters, lambda: self._safe_cuts
+        )
 
     def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
         return ReferenceEncoder(self.backend).encode_batch(texts)
