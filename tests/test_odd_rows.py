@@ -26,7 +26,8 @@ from tito_audit.inspect.decoys import _differ
 from tito_audit.record.column import MaskEncoding, mask_encoding
 from tito_audit.record.nesting import DEEPEST, TooDeep, is_too_deep, parsed_by_python, parsed_json
 from tito_audit.record.rollout import Place
-from tito_audit.storage.row import parse_row
+from tito_audit.storage import open_log
+from tito_audit.storage.row import parse_row, parses
 from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.table_rows import plain_decimal, plain_values, take_rows
 
@@ -295,3 +296,32 @@ def test_values_with_arrays_in_them_are_compared() -> None:
     assert _differ(one, {**one, "a": [np.array([1, 3]), "x"]})
     assert _differ(one, {"a": one["a"]})
     assert _differ([1], [1, 2])
+
+
+DEEP = b"[" * 2000 + b"]" * 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        (DEEP, True),
+        (b' {"a": "]}", "b": ' + DEEP + b', "c": "\\"]"} \r\n', True),
+        (b"[" + DEEP + b",", False),
+        (b"[" + DEEP + b', "]]', False),
+        (DEEP + b"]", False),
+    ],
+)
+def test_a_value_that_is_nested_too_deeply_is_one_if_its_first_bracket_closes_at_its_end(
+    text: bytes, is_one: bool
+) -> None:
+    assert parses(text) is is_one
+
+
+def test_an_array_whose_first_row_is_nested_too_deeply_is_an_array(tmp_path: Path) -> None:
+    # The first line alone was taken for a row: then no row could be read.
+    log = tmp_path / "log.json"
+    log.write_bytes(b"[" + DEEP + b',\n{"token_ids": [1, 2, 3]}]\n')
+    rows = list(open_log(log))
+    assert [row.index for row in rows] == [0, 1]
+    assert "nested too deeply" in str(rows[0].error)
+    assert rows[1].value == {"token_ids": [1, 2, 3]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,9 @@ from tito_audit.storage.repeated_keys import repeated_key
 
 _NEAR = 24
 """Bytes shown on each side of the place where JSON is invalid."""
+_BRACKET = re.compile(rb'[\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+"""A bracket, or a string, in which brackets are text."""
+_DEEPER = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,20 @@ def parses(data: bytes) -> bool:
     try:
         parse_json(data)
     except TooDeep:
-        return True
+        return _closes(data)
     except ValueError:
         return False
     return True
+
+
+def _closes(data: bytes) -> bool:
+    """Whether the first bracket of a text is closed at its end."""
+    depth = 0
+    for found in _BRACKET.finditer(data):
+        depth += _DEEPER.get(found[0], 0)
+        if depth <= 0:
+            return not data[found.end() :].strip()
+    return False
 
 
 def too_long(index: int, size: int, limit: int) -> RawRow:
