@@ -343,12 +343,24 @@ def _equal(was: str, now: str) -> bool:
 
 
 def _reads(data: bytes) -> bool:
-    """Whether Python reads it as JSON, whatever its numbers."""
+    """Whether Python reads it as JSON, whatever its numbers, or would if it were nested less deeply."""
     try:
         _DECODER.decode(data.decode("utf-8"))
-    except (ValueError, RecursionError):
+    except RecursionError:
+        return _is_whole(data)
+    except ValueError:
         return False
     return True
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether the first bracket is closed at the end."""
+    depth = 0
+    for found in _TOKEN.finditer(data):
+        depth += (found[0] in (b"[", b"{")) - (found[0] in (b"]", b"}"))
+        if depth == 0 and found[0] != b",":
+            return not data[found.end() :].strip()
+    return False
 
 
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
