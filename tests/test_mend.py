@@ -229,10 +229,10 @@ def test_no_place_to_splice_is_an_error_that_says_what_was_looked_for() -> None:
 
 def test_a_prompt_full_of_stop_tokens_holds_nobody_up() -> None:
     seen, prefix = [1, END, 2, 3], [1, END, 4] + [END] * 200_000
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(SpliceError, match="too many to align"):
         splice_prefix(seen, prefix, [1, END, 5] + [END, 6] * 100_000, END)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 @given(ids, ids)
@@ -518,10 +518,10 @@ def test_a_long_row_is_aligned_beyond_what_was_put_in_and_left_out() -> None:
     recorded = np.concatenate((reference[:9000], put_in, reference[9000:20_000], reference[26_000:]))
     expected = np.ones(len(recorded), np.bool_)
     expected[9000:12_000] = False
-    started = time.perf_counter()
+    started = time.process_time()
     assert mask_drift(recorded, reference, np.ones(len(recorded))) == expected.tolist()
     assert left_out.stop - left_out.start == 6000
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_a_mask_that_does_not_fit_is_refused() -> None:
@@ -653,9 +653,9 @@ def test_a_thousand_calls_take_no_minute() -> None:
         calls.append((prompt, completion))
         if number % 10:
             prompt = np.concatenate((prompt, completion, [3, 4, 5])).astype(np.int32)
-    started = time.perf_counter()
+    started = time.process_time()
     rows = fork_rows(calls)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
     assert sorted(k for row in rows for k in row.trained) == list(range(1000))
     assert len(rows) == 101
 

@@ -313,11 +313,11 @@ def test_a_template_that_takes_too_much_is_given_up(bomb):
     if template is None:
         return
     given = {"messages": [{"role": "user", "content": "word " * 20_000}], "tools": None}
-    began = time.monotonic()
+    began = time.process_time()
     for _ in range(2):
         with pytest.raises((GivenUp, RenderError)):
             template.run(given)
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
 
 
 @pytest.mark.parametrize(
