@@ -197,6 +197,10 @@ def test_a_mistake_in_the_other_template_is_said_of_that_one(tmp_path: Path) -> 
     code, out, err = run("template", TOKENIZER, "--against", wrong)
     assert (code, out) == (2, "")
     assert err.startswith(f"tito-audit: {wrong}: the chat template cannot be used (line 1")
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"messages": [{"role": "user", "content": "hi"}], "token_ids": [1, 2]}\n', encoding="utf-8")
+    code, out, err = run("scan", log, "-t", TOKENIZER, "--chat-template", wrong)
+    assert err.startswith(f"tito-audit: {wrong}: the chat template cannot be used (line 1")
     code, out, err = run("template", TOKENIZER, "--against", tmp_path / "none.jinja")
     assert (code, out) == (2, "")
     assert "there is no such file" in err

@@ -198,6 +198,7 @@ def make_renderer(
     tokenizer: Tokenizer,
     *,
     chat_template: str | None = None,
+    template_file: str | None = None,
     template_name: str | None = None,
     template_args: Mapping[str, object] | None = None,
     tool_arguments: ToolArguments = "auto",
@@ -208,7 +209,7 @@ def make_renderer(
 ) -> Renderer:
     """A renderer for a tokenizer; SetupError when there is no template, or none with this name.
 
-    `chat_template` is the source of a template that replaces the tokenizer's own.
+    `chat_template` is the source of a template that replaces the tokenizer's own, read from `template_file`.
     """
     sources = {"default": chat_template} if chat_template is not None else dict(tokenizer.chat_templates)
     if chat_template is not None or not template_name:
@@ -219,7 +220,11 @@ def make_renderer(
     return Renderer(
         templates={
             name: compile_template(
-                text, tokenizer.name, time_limit=time_limit, size_limit=size_limit, store=tokenizer.store
+                text,
+                template_file or tokenizer.name,
+                time_limit=time_limit,
+                size_limit=size_limit,
+                store=tokenizer.store,
             )
             for name, text in wanted.items()
         },

@@ -369,6 +369,7 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
     return make_renderer(
         tokenizer,
         chat_template=source,
+        template_file=settings.chat_template,
         template_name=settings.template_name,
         template_args=settings.template_args,
         tool_arguments=settings.tool_arguments,
