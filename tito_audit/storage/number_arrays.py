@@ -41,7 +41,9 @@ class Splicer:
         """`every` are the kinds for all other keys, which only matters to `parses`."""
         self._columns = columns
         self._every = every or None
-        self._kinds = {path.rpartition(".")[2].encode(): kinds for path, kinds in columns.items()}
+        self._kinds = {
+            path.rpartition(".")[2].encode("utf-8", "surrogatepass"): kinds for path, kinds in columns.items()
+        }
 
     def parse_row(self, index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
         """The row as `storage.row.parse_row` gives it, with some lists as arrays `[N]`.
