@@ -77,7 +77,7 @@ def _form(before: bytes, after: bytes, named: Named) -> Iterator[str]:
     if added:
         elements.pop()
     for was, now in zip(old[2], elements, strict=False):
-        if was != now:
+        if was != now and not _told(named, "type and name"):
             yield f"schema: {was} became {now}"
     if len(old[2]) != len(elements):
         yield f"schema: {len(old[2])} elements became {len(elements)}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from typing import Any
 
+from tito_audit.storage._parquet_footer import Footer
 from tito_audit.storage._parquet_pages import (
     ABOUT,
     BLOOM,
@@ -25,6 +27,8 @@ _NAMED = 3
 _LEVELS = {"RLE", "BIT_PACKED", "PLAIN"}
 """Encodings that every column may have besides its own."""
 _ARROW = b"ARROW:schema"
+_NAME, _CHILDREN = 4, 5
+"""Fields of a node of the schema."""
 # Numbers that footers have for encodings, codecs and types of pages, and fields of statistics.
 _DICTIONARIES, _LEVEL_CODES, _PLAIN_DICTIONARY = {2, 8}, {0, 3, 4}, 2
 _LZ4, _LZ4_RAW = 5, 7
@@ -37,8 +41,12 @@ def own_metadata(file: Any) -> dict[bytes, bytes]:
     return {name: value for name, value in (file.metadata.metadata or {}).items() if name != _ARROW}
 
 
-def not_kept(old: Any, new: Any) -> Iterator[str]:
-    """What the footer `old` shows of columns and `new` does not, in words; `new` may have more columns."""
+def not_kept(old: Any, new: Any, elements: Sequence[Struct]) -> Iterator[str]:
+    """What the footer `old` shows of columns and `new` does not, in words; `new` may have more columns.
+
+    `elements`: the nodes of the old schema as they are stored; pyarrow shows no more than one of two types that
+    contradict each other.
+    """
     shared = range(old.num_columns)
     found: dict[str, list[str]] = {}
     for place in shared:
@@ -48,10 +56,38 @@ def not_kept(old: Any, new: Any) -> Iterator[str]:
         if new.num_row_groups:
             for what in _column(*(_form(one, place) for one in (old, new))):
                 found.setdefault(what, []).append(name)
+    names = found.get("type and name", [])
+    for name in _changed(elements, _stored_elements(new)):
+        if not any(one == name or one.startswith(f"{name}.") for one in names):
+            found["type and name"] = names = [*names, name]
     yield from _said(found)
     gone = [key for key, value in (old.metadata or {}).items() if key != _ARROW and new.metadata.get(key) != value]
     if gone:
         yield f"metadata {listed([repr(key.decode('utf-8', 'replace')) for key in gone])}"
+
+
+def _stored_elements(metadata: Any) -> list[Struct]:
+    """The nodes of the schema in the footer that pyarrow has written."""
+    file = BytesIO()
+    metadata.write_metadata_file(file)
+    return Footer(file).elements
+
+
+def _changed(old: Sequence[Struct], new: Sequence[Struct]) -> Iterator[str]:
+    """The paths of nodes of a schema that lack something in the new one, as far as both have the same nodes."""
+    above: list[list[Any]] = []
+    for was, now in zip(old[1:], new[1:], strict=False):
+        if was.get(_NAME) != now.get(_NAME):
+            return
+        while above and not above[-1][1]:
+            above.pop()
+        if above:
+            above[-1][1] -= 1
+        path = b".".join([*(name for name, _ in above), was.get(_NAME)])
+        if any(now.fields.get(number) != value for number, value in was.fields.items()):
+            yield path.decode("utf-8", "replace")
+        if was.get(_CHILDREN):
+            above.append([was.get(_NAME), was.get(_CHILDREN)])
 
 
 class NotKept:

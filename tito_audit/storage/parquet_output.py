@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
+from tito_audit.storage._parquet_footer import Footer
 from tito_audit.storage._parquet_form import has_lost_times, writer_options
 from tito_audit.storage._parquet_kept import not_kept, own_metadata
 from tito_audit.storage._table_edit import TableEdit
@@ -54,7 +55,9 @@ class ParquetOutput(TableOutput):
         if hasattr(self._writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
             self._writer.add_key_value_metadata(own_metadata(self._file))
         self._writer.close()
-        self.not_kept = list(not_kept(self._file.metadata, self._written[0]))
+        with self._source.open("rb") as source:
+            elements = Footer(source).elements
+        self.not_kept = list(not_kept(self._file.metadata, self._written[0], elements))
         self._file.close()
 
     def _write_group(self) -> None:
