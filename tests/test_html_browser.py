@@ -271,6 +271,8 @@ def test_a_rollout_opens_where_there_is_something_to_see(browser: driver.Browser
     browser.js("document.querySelector('table.findings .small').click()")
     wait(browser, "document.querySelector('#viewer-tokens .here')")
     assert 0 < browser.js(at, ".here") < 1, "the finding that it was opened from"
+    browser.js("document.getElementById('viewer').dispatchEvent(new Event('close'))")  # said late of the first
+    assert 0 < browser.js(at, ".here") < 1, "it stays open"
 
 
 def test_the_card_of_a_token_leaves_what_stands_in_its_place_in_sight(

@@ -209,7 +209,7 @@ function viewerApp(index, folder) {
   }
 
   function close() {
-    if (reopening) return; // the browser says later that it closed, and by then another is on its way
+    if (reopening || dialog.open) return; // the browser says later that it closed: another may be on its way, or there
     hideTip();
     document.body.classList.remove("viewing");
     open = -1;
