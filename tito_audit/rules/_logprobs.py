@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +16,87 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss
-from tito_audit.record.runs import ManyRuns, Run, trained_runs
+from tito_audit.record.runs import ManyRuns, Run, each_run, trained_runs
 from tito_audit.rules._words import shown
 
 _EQUAL = 4
 _EQUAL_ZERO = 8
 _SENTINELS_BELOW = -1000
 """A value this low is a format's sentinel: no sampled token has such a logprob."""
+_GRIDS = (0.125, 0.1, 0.0625, 0.03125, 0.01, 0.001, 0.0001)
+"""Steps to which logs round, with decimals or as half precision leaves them."""
+_ON_GRID = 8
+"""Values that show a step; fewer may be round by chance."""
+_NEAR_STEPS = 3
+_NEAR = 1e-5
+"""Values at least this near to 0 show a model that was certain at times: float32 has only 0.0 below 6e-8."""
+_STAYS_CERTAIN = 0.8
+"""How often a certain token follows another at the least: loops, copies and markup are certain for long."""
+_BURST = 3
+CHANCE = -6
+"""Decimal logarithm of the chance below which a run of zeros is reported, given how rare the other zeros are."""
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """How often the model of a rollout was certain; exact zeros are natural only where values come near zero."""
+
+    near: float
+    """The magnitude up to which a value is near zero; 0 if no value of the rollout is."""
+    close: int
+    """Values near zero, zeros included."""
+    zeros: int
+    bursts: Sequence[int]
+    """Lengths of the runs of zeros inside of answers, where no padding is."""
+
+    def leads_to(self, values: SampledValues, start: int, end: int) -> bool:
+        """Whether a run of values near zero lies beside others, or is like runs of zeros inside of answers."""
+        if not self.near or values.logprobs[start] < -self.near:
+            return False
+        beside = values.logprobs[[at for at in (start - 1, end) if 0 <= at < len(values.logprobs)]]
+        alike = [run for run in self.bursts if 4 * run >= end - start]
+        return bool(((beside < 0) & (beside >= -self.near)).any()) or len(alike) > (end - start in alike)
+
+    def may_last(self, values: SampledValues, start: int, end: int) -> bool:
+        """Whether a model that is certain as often as this one may write a run of values near zero."""
+        run = end - start
+        if not self.near or values.logprobs[start] < -self.near:
+            return False
+        often = max((self.zeros - run + 1) / max(self.close - run + 2, 1), _STAYS_CERTAIN)
+        return self.leads_to(values, start, end) or run * math.log10(often) >= CHANCE
+
+
+def certainty(evidence: Evidence) -> Certainty:
+    """How near the logprobs of the rollout come to zero, over all its calls, else its row."""
+    return evidence.once("certainty", _certainty)
+
+
+def _certainty(evidence: Evidence) -> Certainty:
+    parts = sampled_values(evidence)
+    parts = [part for part in parts if part.where is Where.COMPLETION] or parts
+    pooled = np.concatenate([np.empty(0), *(part.in_loss for part in parts)])
+    below = -pooled[(pooled < 0) & (pooled > _SENTINELS_BELOW)]
+    near = max(_NEAR, _NEAR_STEPS * _step(below))
+    if not len(below) or below.min() > near:
+        return Certainty(0.0, 0, 0, ())
+    zeros = sum(int((part.zeros & part.trained).sum()) for part in parts)
+    bursts = []
+    for part in parts:
+        edges = {edge for run in part.runs for edge in run}
+        inside = (run for run in each_run(part.zeros & part.trained) if edges.isdisjoint(run))
+        bursts += [end - start for start, end in inside if end - start >= _BURST]
+    return Certainty(near, int((below <= near).sum()) + zeros, zeros, bursts)
+
+
+def _step(values: Logprobs) -> float:
+    """The step to which values are rounded; 0 if they are not, or are too few to show it."""
+    if len(np.unique(values)) < _ON_GRID:
+        return 0.0
+    for step in _GRIDS:
+        steps = values / step
+        if (np.abs(steps - np.rint(steps)) <= 1e-6 * (1 + steps)).all():
+            return step
+    return 0.0
 
 
 @dataclass(frozen=True)

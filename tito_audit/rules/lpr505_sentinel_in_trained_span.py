@@ -16,7 +16,7 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import SampledValues, sampled_values
+from tito_audit.rules._logprobs import CHANCE, SampledValues, certainty, sampled_values
 from tito_audit.rules._words import counted
 
 _LONG = 8
@@ -24,8 +24,6 @@ _LONG = 8
 _EDGE = 3
 """A run of exact zeros this long at the edge of an answer may show a shifted or padded column."""
 _EDGE_CHANCE = -4
-_CHANCE = -6
-"""Decimal logarithm of the chance below which a run of zeros is reported, given how rare the other zeros are."""
 
 _PADDED = "a logprob of exactly 0, which looks like padding"
 _UNDECIDED = "a logprob of exactly 0, certain or never recorded"
@@ -46,6 +44,11 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     another value. Without calls an exact 0.0 is suspect but no proof, since a certain token reaches it: a run of
     eight or more is a warning, a run of three or more at the edge of an answer a note (`undecided`), and only
     where zeros are so rare among the other values that chance does not explain the run.
+
+    Where the rollout holds values just below zero (-0.0000001, or the last decimals of a rounded column), its
+    model was certain at times, and may stay so through a loop, a copy or markup. Then a run of zeros is left alone
+    if it lies beside such a value or if answers hold similar runs inside; else it is a note, and a warning only if
+    it is much longer than certainty lasts.
 
     ## Why it matters
     A trainer reads a placeholder as a logprob: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
@@ -84,10 +87,9 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
                 said = "a logprob of 0 where the call recorded another value"
                 yield _hit(evidence, values, start, end, said, "sentinel 0")
         else:
-            for start, end in _suspect(values):
-                long = end - start >= _LONG
-                said = _PADDED if long else _UNDECIDED
-                cause, severity = ("run of zeros", Severity.WARNING) if long else ("undecided", Severity.NOTE)
+            for start, end, padded in _suspect(evidence, values):
+                said = _PADDED if padded else _UNDECIDED
+                cause, severity = ("run of zeros", Severity.WARNING) if padded else ("undecided", Severity.NOTE)
                 yield _hit(evidence, values, start, end, said, cause, severity)
 
 
@@ -117,8 +119,8 @@ def _refuted(values: SampledValues, expected: Logprobs) -> Mask:
     return np.asarray(proven)
 
 
-def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
-    """Runs of exact zeros too long for chance, given how rare zeros are in the rest."""
+def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, int, bool]]:
+    """Runs of exact zeros too long for chance, and whether nothing else explains them either."""
     marked = values.zeros & values.trained
     if not marked.any():
         return
@@ -133,7 +135,12 @@ def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
         around = bisect_right(whole, start, key=itemgetter(0)) - 1
         if around >= 0 and end <= whole[around][1]:
             continue
-        least, chance = (_EDGE, _EDGE_CHANCE) if edges[0, start] or edges[1, end] else (_LONG, _CHANCE)
+        least, chance = (_EDGE, _EDGE_CHANCE) if edges[0, start] or edges[1, end] else (_LONG, CHANCE)
         often = (zeros - run + 1) / (total - run + 2)
-        if run >= least and run * math.log10(often) < (_CHANCE if run >= _LONG else chance):
-            yield start, end
+        if run < least or run * math.log10(often) >= (CHANCE if run >= _LONG else chance):
+            continue
+        certain = certainty(evidence)
+        if not certain.near:
+            yield start, end, run >= _LONG
+        elif run >= _LONG and not certain.leads_to(values, start, end):
+            yield start, end, not certain.may_last(values, start, end)

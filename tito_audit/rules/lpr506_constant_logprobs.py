@@ -10,7 +10,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.runs import Run
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import SampledValues, sampled_values
+from tito_audit.rules._logprobs import SampledValues, certainty, sampled_values
 from tito_audit.terminal.words import decimal
 
 
@@ -27,7 +27,8 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
     ## What it finds
     At least 4 sampled tokens, in one span or the whole row, that share one value (error), or at least 8 that are
     exactly 0.0: an error if all trained tokens of a row are, or if a call recorded other values; else a warning,
-    since greedy decoding of certain tokens can produce one such span.
+    since greedy decoding of certain tokens can produce one such span. It is a note (`undecided`) where other
+    values of the rollout lie just below zero and the span is no longer than certainty lasts, as LPR505 judges it.
 
     ## Why it matters
     A sampler gives every token its own probability. Equal values are a default that was never filled in. Zeros say
@@ -70,4 +71,11 @@ def _hit(evidence: Evidence, values: SampledValues, parts: Sequence[Run]) -> Hit
             message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
         if values.expected is not None and (values.expected[start:end] < -ROUNDING).any():
             severity, message = Severity.ERROR, f"all {count} logprobs are 0 where the calls recorded others"
-    return values.hit(evidence, start, end, message, "all zero" if value == 0 else "all equal", severity)
+    cause = "all zero" if value == 0 else "all equal"
+    proven = severity is Severity.ERROR and value == 0
+    if not proven and certainty(evidence).may_last(values, start, end):
+        severity, cause = Severity.NOTE, "undecided"
+        message = (
+            f"all {count} logprobs are {decimal(value, 4)}, certain as others of the rollout or never recorded"
+        )
+    return values.hit(evidence, start, end, message, cause, severity)
