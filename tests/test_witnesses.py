@@ -15,6 +15,7 @@ from tests.command import run, written
 from tests.replay_paths import RECORDED
 
 TOY = toy.TOKENIZERS / "toy_bpe"
+FORMATS = toy.TOKENIZERS.parent / "formats"
 NEMO_GYM = RECORDED.parents[1] / "nemo-gym-round-trip.json"
 ROLLOUTS = RECORDED.parents[2] / "rollouts"
 needs_recorded = pytest.mark.skipif(not NEMO_GYM.is_file(), reason="no recorded rollouts are beside the checkout")
@@ -96,3 +97,93 @@ class TestZeros:
         unsure["generation_log_probs"][-1] = -0.2
         written(log, [{"calls": [unsure, sure]}])
         assert causes(findings(log, "--select", "LPR506")) == [("LPR506", "warning", "all zero")]
+
+
+def an_answer(size: int, counted: int, *, choices: int = 1, **more: Any) -> dict[str, Any]:
+    """An answer of a vLLM server with so many ids in each choice; `counted` tokens by its usage."""
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"message": message, "finish_reason": "tool_calls", "token_ids": list(range(300, 300 + size))}
+    return {
+        "object": "chat.completion",
+        "prompt_token_ids": [5, 6, 7],
+        "choices": [{"index": number, **choice} for number in range(choices)],
+        "usage": {"prompt_tokens": 3, "completion_tokens": counted, **more},
+    }
+
+
+class TestUsage:
+    def test_fewer_ids_than_the_server_counted_are_an_error(self, tmp_path: Path) -> None:
+        (found,) = findings(written(tmp_path / "log.jsonl", [an_answer(8, 31)]), "--select", "REC005")
+        assert (found["severity"], found["cause"]) == ("error", "incomplete: usage")
+        assert "the 8 completion ids are fewer than the 31 tokens that the server counted" in found["message"]
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            an_answer(31, 31),
+            an_answer(30, 31),  # the end token is counted and not logged
+            an_answer(31, 30),  # or logged and not counted
+            an_answer(31, 93, choices=3),
+            an_answer(31, 96, choices=3),
+            an_answer(31, 12),  # a count of the last part of a resumed answer
+            an_answer(31, 51, completion_tokens_details={"rejected_prediction_tokens": 20}),
+            {**an_answer(31, 62), "choices": [{**an_answer(31, 62)["choices"][0], "index": 1}]},
+            {"request": {"model": "m", "messages": [], "n": 2}, "response": an_answer(31, 62)},
+        ],
+    )
+    def test_a_count_that_other_tokens_explain_accuses_nobody(self, tmp_path: Path, row: dict[str, Any]) -> None:
+        assert findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005") == []
+
+    def test_ids_are_missing_among_several_choices(self, tmp_path: Path) -> None:
+        row = {"request": {"model": "m", "messages": []}, "response": an_answer(8, 62, choices=2)}
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert causes(found) == [("REC005", "error", "incomplete: usage")] * 2
+
+    def test_reasoning_that_is_counted_and_not_logged_is_a_warning(self, tmp_path: Path) -> None:
+        row = an_answer(31, 71, completion_tokens_details={"reasoning_tokens": 40})
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert causes(found) == [("REC005", "warning", "incomplete: reasoning")]
+
+    def test_a_count_that_may_be_of_choices_in_other_rows_is_a_warning(self, tmp_path: Path) -> None:
+        found = findings(written(tmp_path / "log.jsonl", [an_answer(31, 62)]), "--select", "REC005")
+        assert causes(found) == [("REC005", "warning", "incomplete: usage")]
+
+    def test_a_tool_call_of_an_answer_alone_is_looked_for_in_its_ids(self, tmp_path: Path) -> None:
+        row = an_answer(8, 0)
+        (choice,) = row["choices"]
+        choice["token_ids"] = toy.toy_tokenizer().encode("Let me look.<|im_end|>").tolist()
+        found = findings(written(tmp_path / "log.jsonl", [row]), "-t", TOY, "--select", "REC005")
+        assert causes(found) == [("REC005", "error", "incomplete: tool call")]
+        for sampled in ('<tool_call>{"name": "get_weather"}</tool_call>', '{"city": "Paris"}'):
+            choice["token_ids"] = toy.toy_tokenizer().encode(sampled).tolist()
+            assert findings(written(tmp_path / "log.jsonl", [row]), "-t", TOY, "--select", "REC005") == []
+
+    def test_a_gateway_keeps_the_count_in_the_answer_of_its_server(self, tmp_path: Path) -> None:
+        rows = [json.loads(line) for line in (FORMATS / "rllm_gateway.jsonl").read_text().splitlines()]
+        row = next(one for one in rows if (one.get("raw_response") or {}).get("usage"))
+        assert findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005") == []
+        row["raw_response"]["usage"]["completion_tokens"] += 30
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert [one["cause"] for one in found] == ["incomplete: usage"]
+
+    def test_an_sglang_answer_has_a_count_of_its_own(self, tmp_path: Path) -> None:
+        meta = {"completion_tokens": 40, "output_token_logprobs": [[-0.5, 7, None]] * 12}
+        row = {"text": "a text", "meta_info": meta}
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert causes(found) == [("REC005", "warning", "incomplete: usage")]
+
+    @pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded answers at {RECORDED}")
+    def test_answers_of_a_real_server_hold_what_it_counted(self, tmp_path: Path) -> None:
+        names = [path for path in sorted(RECORDED.glob("*.json")) if "stream" not in path.name]
+        answers = [json.loads(path.read_text(encoding="utf-8")) for path in names]
+        responses = [one["response"] for one in answers if "choices" in (one.get("response") or {})]
+        assert len(responses) > 30
+        log = written(tmp_path / "log.jsonl", responses)
+        assert findings(log, "--select", "REC005", "--format", "vllm") == []
+        for one in responses:
+            for choice in one["choices"]:
+                if choice.get("token_ids"):
+                    choice["token_ids"] = choice["token_ids"][:-3]
+        found = findings(written(log, responses), "--select", "REC005", "--format", "vllm")
+        assert len({one["row"] for one in found}) > 20

@@ -70,7 +70,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn
+from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn, Usage
 from tito_audit.record.stated import Stated
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.globals import Clock
@@ -233,6 +233,8 @@ def _turn(call: Case, book: _Book) -> Turn:
         message_index=book.index,
         prompt_messages=as_messages(call["messages"], "messages") if "messages" in call else None,
         completion_text=call.get("text"),
+        answer=as_messages([call["answer"]], "answer")[0] if "answer" in call else None,
+        usage=Usage(**{"choices": 1, "alone": True, **call["usage"]}) if "usage" in call else None,
         finish_reason=call.get("finish"),
         weight_versions=tuple(call.get("weights", ())),
         token_texts=tuple(TokenText(s, s.encode(), np.nan) for s in strings) if strings else None,

@@ -18,6 +18,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
 from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._facts import TOOLS_MISSING, calls_unknown_tools, model_facts
+from tito_audit.formats._responses_read import usage_of
 from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.arrays import as_floats
@@ -70,10 +71,14 @@ def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn
     told = {} if answer is None else answer
     hidden = any(told.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
     text = None if hidden else told.get("content")
+    response, request = object_at(row, "raw_response"), object_at(row, "raw_request")
+    choice = object_at(response, "choices", 0)
+    alone = bool(choice) and len(response["choices"]) == 1
     return replace(
         turn,
         message_index=index,
         completion_text=text if isinstance(text, str) else None,
+        usage=usage_of(request, response, choice, turn.completion_ids) if alone else None,
         finish_reason=finish_reason(row),
         weight_versions=weight_versions(row),
     )

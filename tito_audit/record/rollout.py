@@ -49,6 +49,21 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a server counted for an answer, next to what the log holds of it."""
+
+    counted: int
+    """Tokens that it sampled, for all choices of the answer."""
+    recorded: int
+    """Completion ids of these choices."""
+    choices: int
+    alone: bool
+    """Whether the log holds the request too, so that no other choice can have been counted."""
+    reasoning: int = 0
+    """How many of the counted tokens are reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One model call: what the sampler was given and what it returned."""
 
@@ -67,6 +82,10 @@ class Turn:
     """The rendered prompt as text, if logged; special tokens may be missing."""
     completion_text: str | None = None
     """The decoded completion as logged; special tokens may be missing."""
+    answer: Message | None = field(default=None, compare=False, repr=False)
+    """The message that the call returned, if the log holds it with the call."""
+    usage: Usage | None = field(default=None, compare=False, repr=False)
+    """None when the log has no count, or none that belongs to these ids."""
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls`, …; None when the log does not say."""
     weight_versions: tuple[str, ...] = ()

@@ -63,7 +63,7 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     """The assistant message that a turn produced; None when the log does not say which."""
     index, messages = turn.message_index, evidence.rollout.messages
     if index is None or not 0 <= index < len(messages) or not messages[index].sampled:
-        return None
+        return turn.answer
     return messages[index]
 
 

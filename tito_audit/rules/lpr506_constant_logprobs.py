@@ -76,6 +76,6 @@ def _hit(evidence: Evidence, values: SampledValues, parts: Sequence[Run]) -> Hit
     if not proven and certainty(evidence).may_last(values, start, end):
         severity, cause = Severity.NOTE, "undecided"
         message = (
-            f"all {count} logprobs are {decimal(value, 4)}, certain as others of the rollout or never recorded"
+            f"all {count} logprobs are {decimal(value, 4)}, as certain as others of the rollout, or never recorded"
         )
     return values.hit(evidence, start, end, message, cause, severity)

@@ -11,6 +11,7 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.message import Message, ToolCall
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
 from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, missing_part
@@ -18,6 +19,10 @@ from tito_audit.rules._words import counted, quoted, shown
 
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 """What templates put before an answer; it was not sampled, so its ids are not missing."""
+_DENSE = 5
+"""More characters a token than this no answer has: then ids are missing whatever else was counted."""
+_MARKUP = 20
+"""Characters that every tool call has besides its name and arguments."""
 
 
 @rule("REC005", Severity.ERROR, headline="{n} with missing completion ids")
@@ -26,9 +31,11 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A call without completion ids although the log holds its text, its tool calls or its logprobs; ids that decode
-    to only a part of that text; a message with a tool call that its ids do not contain; token strings for which no
-    ids can be found. Formats that never hold ids are left alone. Several calls of a rollout without ids are one
-    finding, which counts them.
+    to only a part of that text; a message with a tool call that its ids do not contain; fewer ids than the tokens
+    that the server counted (`usage.completion_tokens`); token strings for which no ids can be found. The end token
+    may be counted or not. A gap as large as the counted reasoning is a warning, as is a count that may include
+    choices in other rows, as long as the ids could spell the message. Formats that never hold ids are left alone.
+    Several calls of a rollout without ids are one finding, which counts them.
 
     ## Why it matters
     Missing ids cannot be trained as they were sampled: code either skips the turn silently or encodes the text
@@ -59,7 +66,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
             continue
         if turn.completion_ids is None or not len(turn.completion_ids):
             without += _without_ids(evidence, number, turn)
-        elif evidence.vocabulary is not None:
+        else:
             yield from _incomplete(evidence, number, turn)
     yield from _together(without, len(evidence.rollout.turns))
     row = evidence.rollout.training_row
@@ -103,25 +110,56 @@ def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
 
 
 def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """Ids that spell only a part of what the log says was generated."""
+    """Ids that spell only a part of what the log says was generated, or are fewer than the server counted."""
     ids = turn.completion_ids
     assert ids is not None
-    answer = answer_of(evidence, turn)
-    missed = None
-    if turn.completion_text is not None:
-        if agreement(evidence, number) is Agreement.DIFFERENT:
-            missed = missing_part(evidence, number, turn.completion_text)
-    elif answer is not None and not contained(evidence, number, answer.text):
-        missed = missing_part(evidence, number, answer.text)
+    answer, usage, severity = answer_of(evidence, turn), turn.usage, Severity.ERROR
+    # The end token is counted by some servers and left out by others.
+    uncounted = 0 if usage is None else usage.counted - usage.recorded
+    complete = usage is not None and abs(uncounted) <= usage.choices
     problem, cause = "", "part of the text"
+    missed = None if evidence.vocabulary is None else _missed(evidence, number, turn, answer)
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
         problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
-    elif answer is not None:
-        called = [call.name for call in answer.tool_calls if call.name]
-        names = [name for name in called if not contained(evidence, number, name)]
+    elif answer is not None and evidence.vocabulary is not None and not complete:
+        names = [call.name for call in answer.tool_calls if call.name and not _spelled(evidence, number, call)]
         if names:
             problem, cause = f"hold no call of `{names[0]}`, which its message makes", "tool call"
+    if not problem and usage is not None and uncounted > usage.choices:
+        of = "" if usage.choices == 1 else f" in {usage.choices} choices, which hold {usage.recorded}"
+        problem, cause = f"are fewer than the {usage.counted:,} tokens that the server counted{of}", "usage"
+        if usage.reasoning and abs(uncounted - usage.reasoning) <= usage.choices:
+            problem, cause = f"{problem}, {usage.reasoning:,} of them reasoning", "reasoning"
+            severity = Severity.WARNING
+        elif not usage.alone and _length(answer, turn) < _DENSE * len(ids):
+            severity = Severity.WARNING  # the count may be of other choices too, which other rows hold
     if problem:
         message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
         side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
-        yield Hit(Where.COMPLETION, 0, len(ids), message, turn=number, cause=f"incomplete: {cause}", recorded=side)
+        yield Hit(Where.COMPLETION, 0, len(ids), message, number, f"incomplete: {cause}", severity, side)
+
+
+def _missed(evidence: Evidence, number: int, turn: Turn, answer: Message | None) -> str | None:
+    """The part of the logged text that the ids lack, if they hold all the rest; else None."""
+    if turn.completion_text is not None:
+        different = agreement(evidence, number) is Agreement.DIFFERENT
+        return missing_part(evidence, number, turn.completion_text) if different else None
+    if answer is None or contained(evidence, number, answer.text):
+        return None
+    return missing_part(evidence, number, answer.text)
+
+
+def _spelled(evidence: Evidence, number: int, call: ToolCall) -> bool:
+    """Whether the ids hold a call: its name, or its arguments alone where the request named the tool."""
+    arguments = call.arguments if isinstance(call.arguments, str) else ""
+    return contained(evidence, number, call.name) or (
+        len(arguments.strip()) > len("{}") and contained(evidence, number, arguments)
+    )
+
+
+def _length(answer: Message | None, turn: Turn) -> int:
+    """About how many characters a call wrote, markup of its tool calls included."""
+    if answer is None:
+        return len(turn.completion_text or "")
+    calls = sum(len(call.name) + len(str(call.arguments or "")) + _MARKUP for call in answer.tool_calls)
+    return len(answer.text) + len(answer.reasoning or "") + calls
