@@ -200,6 +200,8 @@ def test_without_a_tokenizer_a_broken_prefix_is_not_said_to_be_another_text() ->
         ("MSK402", "may be shifted"),
         ("MSK401", "may be shifted"),
         ("LPR505", "may be"),
+        ("LPR506", "may be"),
+        ("LPR501", "may cover"),
         ("REC009", "may be"),
     ],
 )

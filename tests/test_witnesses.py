@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from tests import toy
 from tests.command import run, written
 from tests.replay_paths import RECORDED
+from tito_audit import audit_batch
 
 TOY = toy.TOKENIZERS / "toy_bpe"
 FORMATS = toy.TOKENIZERS.parent / "formats"
 NEMO_GYM = RECORDED.parents[1] / "nemo-gym-round-trip.json"
 ROLLOUTS = RECORDED.parents[2] / "rollouts"
+CALL = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 needs_recorded = pytest.mark.skipif(not NEMO_GYM.is_file(), reason="no recorded rollouts are beside the checkout")
 
 
@@ -34,8 +37,7 @@ def causes(found: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]:
 def recorded_calls() -> list[dict[str, Any]]:
     """Two calls of Qwen3 as NeMo-RL logs them: 99 of 495 and 38 of 207 logprobs are exactly 0."""
     output = json.loads(NEMO_GYM.read_text(encoding="utf-8"))["input"]["output"]
-    names = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-    return [{name: item[name] for name in names} for item in output if names[2] in item]
+    return [{name: item[name] for name in CALL} for item in output if CALL[2] in item]
 
 
 def a_call(logprobs: Iterable[float]) -> dict[str, Any]:
@@ -187,3 +189,81 @@ class TestUsage:
                     choice["token_ids"] = choice["token_ids"][:-3]
         found = findings(written(log, responses), "--select", "REC005", "--format", "vllm")
         assert len({one["row"] for one in found}) > 20
+
+
+def a_row(logprobs: int, *, first: int = 8, **more: Any) -> dict[str, Any]:
+    """A row of 20 tokens with two answers, the first of them at `first`, and so many logprobs."""
+    mask = [int(first <= at < 12 or at >= 15) for at in range(20)]
+    # What lies between the answers, 7 to 4 tokens before the end, was not sampled.
+    values = [0.0 if 5 < left <= 8 else -0.05 - left * 37 % 90 / 100 for left in range(logprobs, 0, -1)]
+    return {"token_ids": list(range(100, 120)), "loss_mask": mask, "logprobs": values, **more}
+
+
+class TestLogprobsOfTheResponse:
+    """Logprobs over the response beside a mask over the whole row."""
+
+    def test_they_are_taken_from_the_first_trained_token_on(self, tmp_path: Path) -> None:
+        row = a_row(12)
+        assert findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR,REC,MSK") == []
+        other = {"all": row["token_ids"], "trains": row["loss_mask"], "scores": row["logprobs"]}
+        maps = ("--map", "token_ids=all", "--map", "loss_mask=trains", "--map", "logprobs=scores")
+        assert findings(written(tmp_path / "log.jsonl", [other]), *maps, "--select", "LPR,REC,MSK") == []
+
+    def test_a_batch_says_the_same(self) -> None:
+        row = a_row(12)
+        assert not audit_batch([row["token_ids"]], [row["loss_mask"]], [row["logprobs"]]).findings
+
+    def test_a_real_rollout_says_the_same(self, tmp_path: Path) -> None:
+        path = ROLLOUTS / "smollm2" / "tito.jsonl.gz"
+        if not path.is_file():
+            pytest.skip("no real rollouts are beside the checkout")
+        rows = []
+        for line in gzip.decompress(path.read_bytes()).splitlines():
+            prompt, sampled, values = (json.loads(line)["calls"][-1][name] for name in CALL)
+            mask = [0] * len(prompt) + [1] * len(sampled)
+            # The end of the turn, which the trainer appends and masks.
+            rows.append(
+                {"token_ids": [*prompt, *sampled, 198], "loss_mask": [*mask, 0], "logprobs": [*values, 0.0]}
+            )
+        assert findings(written(tmp_path / "log.jsonl", rows), "--select", "LPR501,REC002") == []
+
+    @pytest.mark.parametrize(
+        ("row", "cause"),
+        [
+            (a_row(13), "one too many"),
+            (a_row(11), "one too few"),
+            (a_row(10), "one too many"),  # of the trained tokens
+            (a_row(8), "one too few"),
+            (a_row(11, prompt_length=8), "one too few"),
+            (a_row(11, first=9, prompt_length=8), "one too few"),
+            (a_row(4), "other count"),
+        ],
+    )
+    def test_other_counts_stay_errors(self, tmp_path: Path, row: dict[str, Any], cause: str) -> None:
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
+        assert causes(found) == [("LPR501", "error", cause)]
+
+    def test_a_null_in_front_is_one_too_many(self, tmp_path: Path) -> None:
+        row = a_row(12)
+        row["loss_mask"][-1] = 0
+        row["loss_mask"][12:15] = [1, 1, 1]
+        row["logprobs"] = [None, *[-0.5 - at / 100 for at in range(11)]]
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
+        assert causes(found) == [("LPR501", "error", "one too many")]
+
+    def test_a_response_that_may_begin_before_the_first_trained_token_is_open(self, tmp_path: Path) -> None:
+        found = findings(written(tmp_path / "log.jsonl", [a_row(15)]), "--select", "LPR501")
+        assert causes(found) == [("LPR501", "warning", "undecided")]
+        log = written(tmp_path / "log.jsonl", [a_row(15, prompt_length=5)])
+        assert findings(log, "--select", "LPR501") == []
+
+    def test_a_repair_writes_them_back_over_the_response(self, tmp_path: Path) -> None:
+        row = a_row(12)
+        row["logprobs"][1] = -9999.0
+        log, out = written(tmp_path / "log.jsonl", [row]), tmp_path / "out.jsonl"
+        code, _, err = run("repair", log, "-o", out, "--with", "mask", "--no-provenance")
+        assert code in (0, 1), err
+        (after,) = map(json.loads, out.read_text().splitlines())
+        assert after["logprobs"] == row["logprobs"]
+        assert after["loss_mask"][9] == 0
+        assert sum(after["loss_mask"]) == 8

@@ -258,6 +258,7 @@ def _row(book: _Book) -> TrainingRow:
         other=_others(case),
         prompt_length=case.get("prompt_length"),
         sentinel=case.get("sentinel"),
+        shifts=None if case.get("plain_columns") else False,
     )
     hidden = np.array([digit == "1" for digit in case["hidden"]]) if "hidden" in case else None
     return replace(row, hidden=hidden)

@@ -43,6 +43,7 @@ def training_row(
     length does not fit are left out, since a row may hold any list. `absent_mask_trains_response` is the slime
     convention: null trains everything after the prompt. `shifts` says whether mask and logprobs of this log leave
     out the first token, which nothing predicts; None: only if logprobs next to a mask over all tokens show it.
+    None also lets logprobs that reach from the first trained token to the end say where the response begins.
     `whole`: both always have an entry for every token.
     """
     full = len(token_ids)
@@ -62,6 +63,8 @@ def training_row(
             fit = None
         if whole and fit is not Alignment.FULL:
             fit = None
+        if fit is None and shifts is None and prompt_length is None and _covers_response(raw, loss_mask):
+            fit, prompt_length = Alignment.RESPONSE, full - len(raw)
         if fit is not None:
             values = spread(raw, fit, full=full, prompt_length=prompt_length, trained=loss_mask)
         columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
@@ -100,6 +103,14 @@ def _shows_shift(logprobs: Logprobs, masks: Sequence[Column], loss_mask: Mask | 
     if loss_mask is None or any(mask.alignment is Alignment.SHIFTED for mask in masks):
         return True
     return _fits(logprobs, loss_mask[1:]) and not _fits(logprobs, loss_mask[:-1])
+
+
+def _covers_response(logprobs: Logprobs, loss_mask: Mask | None) -> bool:
+    """Whether logprobs are as many as the tokens from the first trained one on, and the first is not null."""
+    if loss_mask is None or not loss_mask.any() or len(logprobs) != len(loss_mask) - int(loss_mask.argmax()):
+        return False
+    # A null in front is what servers write for a token without context: then it is one too many.
+    return not np.isnan(logprobs[0]) or len(logprobs) != int(loss_mask.sum()) + 1
 
 
 def _fits(logprobs: Logprobs, trained: Mask) -> bool:

@@ -28,8 +28,9 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A logprob column whose length fits nothing that it could describe: neither the completion of its call, nor the
-    row, its response or its trained tokens. Where calls and row can be compared, the finding says whether the
-    extra entry is the first or the last.
+    row, its response (from the first trained token on, if the log states no `prompt_length`) or its trained
+    tokens. A column that could cover a longer response is a warning (`undecided`). Where calls and row can be
+    compared, the finding says whether the extra entry is the first or the last.
 
     ## Why it matters
     With one entry too many or too few, code that truncates or pads to fit gives every value to a neighbouring
@@ -66,9 +67,26 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
             fits = {full - 1: "target token"} if shifted(row, ColumnRole.LOSS_MASK) else {full: "token"}
             if row.prompt_length:
                 fits[full - row.prompt_length] = "response token"
-            if row.loss_mask is not None:
+            if row.loss_mask is not None and row.loss_mask.any():
+                from_first = full - int(row.loss_mask.argmax())
                 fits.setdefault(int(row.loss_mask.sum()), "trained token")
+                count = len(column.values)
+                if not (row.prompt_length or evidence.rollout.turns) and from_first + 1 < count < full - 1:
+                    yield _open(column, count - from_first, full)
+                    continue
+                if row.prompt_length is None:
+                    fits.setdefault(from_first, "response token")
             yield _hit(column, Where.ROW, None, fits, expected, full)
+
+
+def _open(column: Column, before: int, end: int) -> Hit:
+    """The finding for a column that may cover a response which begins before its first trained token."""
+    message = (
+        f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for {end:,} tokens; a response of "
+        f"that length would begin {counted(before, 'token')} before the first trained one, and the log does not "
+        "say so (`prompt_length`)"
+    )
+    return Hit(Where.ROW, 0, end, message, cause="undecided", severity=Severity.WARNING)
 
 
 def _hit(

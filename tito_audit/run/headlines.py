@@ -27,8 +27,10 @@ _HARMLESS = {"TOK": "{n} that would change if re-encoded", "TPL": "{n} that the 
 _UNDECIDED = "undecided"
 """The cause of a finding that the log does not settle."""
 _HEADLINES_UNDECIDED = {
+    "LPR501": "{n} with logprobs that may cover a longer response",
     "LPR502": "{n} with logprobs that may be shifted",
     "LPR505": "{n} with a logprob of 0 that may be a placeholder",
+    "LPR506": "{n} with logprobs of 0 that may be placeholders",
     "MSK401": "{n} with a loss mask that may be shifted",
     "MSK402": "{n} with a loss mask that may be shifted",
     "REC009": "{n} with tokens that may be trained twice",
