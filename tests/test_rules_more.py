@@ -222,7 +222,7 @@ def test_a_call_that_sampled_nothing_has_no_version() -> None:
 def test_versions_of_calls_without_ids_are_told_without_a_count() -> None:
     turns = tuple(Turn(None, None, weight_versions=(version,)) for version in "34")
     (found,) = hits("REC008", Rollout(Place("made up", 0), "toy", turns=turns))
-    assert "weight versions: 3 and 4;" in found.message
+    assert "weight versions: 3 and 4, one in each call;" in found.message
 
 
 def test_a_logprob_beside_its_id_is_no_alternative(tmp_path: Path) -> None:

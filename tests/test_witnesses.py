@@ -267,3 +267,68 @@ class TestLogprobsOfTheResponse:
         assert after["logprobs"] == row["logprobs"]
         assert after["loss_mask"][9] == 0
         assert sum(after["loss_mask"]) == 8
+
+
+SPANS = [{"version": "3", "start": 0, "end": 20}, {"version": "4", "start": 20, "end": 30}]
+A_CALL = {"prompt_token_ids": [5, 6, 7], "generation_token_ids": list(range(300, 330))}
+
+
+class TestVersions:
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {"text": "", "output_ids": A_CALL["generation_token_ids"], "meta_info": {"weight_versions": SPANS}},
+            {**an_answer(30, 30), "metadata": {"weight_version": "4", "weight_versions": SPANS}},
+            {"calls": [{**A_CALL, "weight_versions": SPANS}]},
+            {"calls": [{**A_CALL, "weight_versions": [["3", 0, 20], ["4", 20, 30]]}]},
+            {"calls": [{**A_CALL, "weight_versions": ["3"] * 20 + ["4"] * 10}]},
+            {"calls": [{**A_CALL, "weight_versions": [3] * 20 + [4] * 10}]},
+        ],
+    )
+    def test_the_tokens_of_each_version_within_a_call_are_named(self, tmp_path: Path, row: dict[str, Any]) -> None:
+        (found,) = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC008")
+        assert (found["severity"], found["cause"]) == ("note", "within a call")
+        assert (found["where"], found["start"], found["end"]) == ("completion", 20, 30)
+        assert "3 (20 tokens) and 4 (10 tokens), which change within a call: 3 in 0:20" in found["message"]
+
+    @pytest.mark.parametrize(
+        "versions",
+        [
+            [
+                [{"version": "3", "abs_start": 8, "abs_end": 12}],
+                [{"version": "4", "abs_start": 15, "abs_end": 20}],
+            ],
+            [{"spans": [{"version": "3", "abs_start": 8, "abs_end": 12}]}, {"spans": [["4", 15, 20]]}],
+            [["3", 0, 4], ["4", 7, 12]],
+        ],
+    )
+    def test_spans_of_a_row_count_from_its_start_or_its_response(
+        self, tmp_path: Path, versions: list[Any]
+    ) -> None:
+        row = a_row(20, weight_versions=versions)
+        (found,) = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC008")
+        assert (found["cause"], found["start"], found["end"]) == ("between calls", 15, 20)
+        assert "3 (4 tokens) and 4 (5 tokens)" in found["message"]
+
+    def test_calls_of_one_version_each_are_said_as_that(self, tmp_path: Path) -> None:
+        calls = [{**A_CALL, "weight_version": version} for version in ("3", "4")]
+        (found,) = findings(written(tmp_path / "log.jsonl", [{"calls": calls}]), "--select", "REC008")
+        assert (found["cause"], found["turn"]) == ("between calls", 1)
+        assert "3 (30 tokens) and 4 (30 tokens), one in each call" in found["message"]
+
+    def test_tokens_before_the_first_sampled_one_have_no_version(self, tmp_path: Path) -> None:
+        row = a_row(20, versions=[-1] * 8 + [3] * 4 + [-1] * 3 + [3] * 5)
+        log = written(tmp_path / "log.jsonl", [row])
+        assert findings(log, "--select", "REC008") == []
+        row["versions"][17:] = [4] * 3
+        (found,) = findings(written(log, [row]), "--select", "REC008")
+        assert (found["cause"], found["start"], found["end"]) == ("within a call", 17, 20)
+        assert "3 in 15:17 and 4 in 17:20" in found["message"]
+
+    def test_spans_survive_a_conversion(self, tmp_path: Path) -> None:
+        log = written(tmp_path / "log.jsonl", [{**an_answer(30, 30), "metadata": {"weight_versions": SPANS}}])
+        code, _, err = run("convert", log, "-o", tmp_path / "out.jsonl", "--to", "calls", "--lossy")
+        assert code == 0, err
+        assert [one["cause"] for one in findings(tmp_path / "out.jsonl", "--select", "REC008")] == [
+            "within a call"
+        ]

@@ -237,6 +237,7 @@ def _turn(call: Case, book: _Book) -> Turn:
         usage=Usage(**{"choices": 1, "alone": True, **call["usage"]}) if "usage" in call else None,
         finish_reason=call.get("finish"),
         weight_versions=tuple(call.get("weights", ())),
+        weight_spans=tuple(map(tuple, call.get("weight_spans", ()))),
         token_texts=tuple(TokenText(s, s.encode(), np.nan) for s in strings) if strings else None,
         columns=columns,
         alternatives=tuple(map(tuple, call.get("alternatives", ()))),

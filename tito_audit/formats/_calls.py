@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tito_audit.formats._columns import (
     is_list,
     is_messages,
     other_columns,
+    plain,
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
 from tito_audit.formats._values import as_logged, is_nested, logprobs_as_logged
@@ -106,6 +108,9 @@ def call_turn(
         completion_text=text,
         finish_reason=finish_reason(entry),
         weight_versions=weight_versions(entry),
+        weight_spans=version_spans(
+            entry.get("weight_versions"), 0 if turn.completion_ids is None else len(turn.completion_ids)
+        ),
         alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
 
@@ -191,9 +196,39 @@ def finish_reason(entry: Mapping[str, Any]) -> str | None:
 def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
     """The weight versions that a call names; () if it names none."""
     value = entry.get("weight_versions", entry.get("weight_version"))
+    spans = version_spans(value)
+    if spans:
+        return tuple(dict.fromkeys(version for version, _, _ in spans))
     if value is None:
         return ()
     return tuple(str(version) for version in value) if is_list(value) else (str(value),)
+
+
+def version_spans(value: object, tokens: int = 0) -> tuple[tuple[str, int, int], ...]:
+    """Versions with their tokens `[start, end)`; () if none are named.
+
+    SGLang writes objects of `version`, `start` and `end`, miles one list of them for each call, others plain
+    triples. A list of as many versions as `tokens` that repeats some of them has one for each token.
+    """
+    if not is_list(value):
+        return ()
+    entries = plain(value)
+    if len(entries) == tokens > len(set(map(str, entries))) and all(isinstance(one, str | int) for one in entries):
+        cuts = [0, *(at for at in range(1, tokens) if entries[at] != entries[at - 1]), tokens]
+        return tuple((str(entries[a]), a, b) for a, b in pairwise(cuts) if str(entries[a]) != "-1")
+    spans: list[tuple[str, int, int]] = []
+    for entry in entries:
+        nested = entry.get("spans") if isinstance(entry, Mapping) else entry
+        if isinstance(entry, Mapping) and "version" in entry:
+            ends = [entry.get(name, entry.get(f"abs_{name}")) for name in ("start", "end")]
+            nested = [entry["version"], *ends]
+        if isinstance(nested, list) and len(nested) == 3 and all(type(at) is int for at in nested[1:]):
+            spans.append((str(nested[0]), nested[1], nested[2]))
+        elif not (inner := version_spans(nested)):
+            return ()
+        else:
+            spans += inner
+    return tuple(spans) if all(0 <= start <= end for _, start, end in spans) else ()
 
 
 def same_messages(left: Sequence[Message], right: Sequence[Message]) -> bool:

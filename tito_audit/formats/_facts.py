@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tito_audit.formats._calls import weight_versions
+from tito_audit.formats._calls import version_spans, weight_versions
 from tito_audit.formats._columns import is_list
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import TrainingRow, Turn
@@ -72,7 +72,8 @@ def stated_facts(row: Mapping[str, Any]) -> Stated:
 
 
 def _rare_facts(row: Mapping[str, Any]) -> dict[str, object]:
-    facts = {"weight_versions": weight_versions(row), _GRIDS: _image_grids(row)}
+    spans = version_spans(row.get("weight_versions"))
+    facts = {"weight_versions": weight_versions(row), "weight_spans": spans, _GRIDS: _image_grids(row)}
     return {name: value for name, value in facts.items() if value}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._alternatives import alternatives
+from tito_audit.formats._calls import version_spans
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import (
@@ -193,6 +194,7 @@ def _turn(
         completion_text=_text(choice, message),
         finish_reason=_finish_reason(choice),
         weight_versions=_weight_versions(choice, response),
+        weight_spans=next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ()),
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
         alternatives=alternatives(choice.get("logprobs")),
@@ -267,10 +269,18 @@ def _finish_reason(choice: Mapping[str, Any]) -> str | None:
 
 
 def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> tuple[str, ...]:
-    inside = (object_at(response, name) for name in ("meta_info", "metadata"))
-    holders = (object_at(choice, "meta_info"), *inside, response)
-    versions = (holder.get("weight_version") for holder in holders)
+    spans = next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ())
+    if spans:
+        return tuple(dict.fromkeys(version for version, _, _ in spans))
+    versions = _versions(choice, response, "weight_version")
     return next(((str(one),) for one in versions if isinstance(one, str | int)), ())
+
+
+def _versions(choice: Mapping[str, Any], response: Mapping[str, Any], name: str) -> Iterator[object]:
+    """What an answer says of its weights under a name, wherever servers write it."""
+    yield from (object_at(choice, "meta_info").get(name), choice.get(name))
+    yield from (object_at(response, part).get(name) for part in ("meta_info", "metadata"))
+    yield response.get(name)
 
 
 def _whole(value: object) -> int:

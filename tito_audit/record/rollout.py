@@ -90,6 +90,8 @@ class Turn:
     """`stop`, `length`, `tool_calls`, …; None when the log does not say."""
     weight_versions: tuple[str, ...] = ()
     """Versions of the weights it was sampled with; () when the log does not say."""
+    weight_spans: tuple[tuple[str, int, int], ...] = ()
+    """Versions with the completion tokens `[start, end)` of each; () when the log names no tokens."""
     ids_from: IdsFrom = IdsFrom.LOGGED
     token_texts: tuple[TokenText, ...] | None = None
     """Tokens as strings and bytes when the log has no ids; `evidence` recovers ids from them."""

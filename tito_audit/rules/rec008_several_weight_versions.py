@@ -32,8 +32,10 @@ class _Versions:
     """Tokens of calls that name several versions and do not say which token is of which."""
     change: tuple[Where, int | None, int, int] | None = None
     """Sequence, turn, start and end of what another version than the first sampled."""
-    inside: bool = False
-    """Whether a version changes within a call."""
+    inside: list[str] = field(default_factory=list)
+    """The versions of the first call in which they change, each with its tokens if the log says which."""
+    calls: bool = False
+    """Whether the tokens are those of calls, not of a row."""
 
     def add(self, versions: Sequence[str], size: int, place: tuple[Where, int | None, int, int]) -> None:
         """Counts tokens that these versions sampled."""
@@ -44,9 +46,19 @@ class _Versions:
             self.tokens.setdefault(version, 0)
         if several:
             self.untold += size
-            self.inside = True
         else:
             self.tokens[versions[0]] += size
+
+    def add_spans(self, spans: Sequence[tuple[str, int, int]], where: Where, turn: int | None) -> None:
+        """Counts what each version sampled of a call or a row; spans that adjoin are of one call."""
+        calls: list[list[tuple[str, int, int]]] = []
+        for version, start, end in spans:
+            self.add([version], end - start, (where, turn, start, end))
+            if not calls or calls[-1][-1][2] != start:
+                calls.append([])
+            calls[-1].append((version, start, end))
+        changing = next((call for call in calls if len({version for version, _, _ in call}) > 1), [])
+        self.inside = self.inside or [f"{_short(version)} in {start}:{end}" for version, start, end in changing]
 
 
 @rule("REC008", Severity.NOTE, headline="{n} sampled with several weight versions", needs=(Needs.WEIGHT_VERSIONS,))
@@ -55,10 +67,11 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     Versions that differ between the calls of a rollout, or within one call, as asynchronous training and in-flight
-    updates produce them: `weight_version` of calls, `versions` of tokens (AReaL), the versions of a row's calls
-    (slime, miles), the first and the last policy (ART, verifiers). A note says which versions sampled how many
-    tokens, and where a second one begins. It is a warning where one call has several versions and the log does not
-    say which token belongs to which.
+    updates produce them: `weight_version` of calls, `versions` of tokens (AReaL), spans of tokens
+    (`weight_versions` of SGLang and miles), the versions of a row's calls (slime), the first and the last policy
+    (ART, verifiers). A note says which versions sampled how many tokens, where a second one begins, and which
+    tokens of a call are of which if they change within it. It is a warning where one call has several versions and
+    the log does not say which token belongs to which.
 
     ## Why it matters
     Each version is another policy. The sampler's logprobs stay right, but how stale a token is can only be
@@ -70,8 +83,8 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
 
     ```text
     note REC008 turn 1 completion 0:3
-      sampled with 2 weight versions: 3 (3 tokens) and 4 (3 tokens); each version is a policy of its
-      own
+      sampled with 2 weight versions: 3 (3 tokens) and 4 (3 tokens), one in each call; each version
+      is a policy of its own
            0 │5 │!│<|im_end|>│
           id  20 0 2002
     ```
@@ -90,13 +103,21 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
         message += f"; the log does not say which of them sampled {counted(found.untold, 'token')}"
         yield Hit(where, start, end, message, turn, "version of tokens unknown", Severity.WARNING)
         return
+    if found.inside:
+        message += f", which change within a call: {listed(found.inside[:_NAMED])}"
+    elif found.calls:
+        message += ", one in each call"
     message += "; each version is a policy of its own"
     yield Hit(where, start, end, message, turn, "within a call" if found.inside else "between calls")
 
 
 def _named(version: str, tokens: int, untold: int) -> str:
-    short = version if len(version) <= _LONGEST else version[: _LONGEST - 1] + "…"
+    short = _short(version)
     return short if not tokens else f"{short} ({counted(tokens, 'token')})"
+
+
+def _short(version: str) -> str:
+    return version if len(version) <= _LONGEST else version[: _LONGEST - 1] + "…"
 
 
 def _versions(rollout: Rollout) -> _Versions | None:
@@ -109,7 +130,11 @@ def _versions(rollout: Rollout) -> _Versions | None:
         return found
     if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
         return _of_calls(rollout)
-    named = stated.facts.get("weight_versions")
+    named, spans = stated.facts.get("weight_versions"), stated.facts.get("weight_spans")
+    if row is not None and isinstance(spans, list | tuple) and spans:
+        found = _Versions()
+        found.add_spans(_in_row(row, spans), Where.ROW, None)
+        return found
     if row is not None and isinstance(named, list | tuple) and named:
         return _of_row(row, named)
     if len(set(stated.policy_versions)) < 2:
@@ -125,13 +150,16 @@ def _versions(rollout: Rollout) -> _Versions | None:
 
 
 def _of_calls(rollout: Rollout) -> _Versions:
-    found = _Versions()
+    found = _Versions(calls=True)
     for number, turn in enumerate(rollout.turns):
         size = 0 if turn.completion_ids is None else len(turn.completion_ids)
         column = version_column(turn.columns)
         if column is not None:
             values = column.values.astype(np.float64)
             _add_tokens(found, values, Where.COMPLETION, number, np.ones(size, np.bool_))
+        elif turn.weight_spans and size:
+            cut = ((version, start, min(end, size)) for version, start, end in turn.weight_spans if start < size)
+            found.add_spans(tuple(cut), Where.COMPLETION, number)
         elif turn.weight_versions and (size or turn.completion_ids is None):
             found.add(turn.weight_versions, size, (Where.COMPLETION, number, 0, size))
     return found
@@ -160,8 +188,15 @@ def _add_tokens(
     at = np.flatnonzero(inside & (values >= 0) & np.isfinite(values))
     if not len(at):
         return
-    cuts = np.flatnonzero(np.diff(values[at])) + 1
-    found.inside |= bool((at[cuts] == at[cuts - 1] + 1).any())
-    for part in np.split(at, cuts):
-        place = (where, turn, int(part[0]), int(part[-1]) + 1)
-        found.add([f"{values[part[0]]:.0f}"], len(part), place)
+    cuts = np.flatnonzero((np.diff(values[at]) != 0) | (np.diff(at) > 1)) + 1
+    spans = [(f"{values[part[0]]:.0f}", int(part[0]), int(part[-1]) + 1) for part in np.split(at, cuts)]
+    found.add_spans(spans, where, turn)
+
+
+def _in_row(row: TrainingRow, spans: Sequence[tuple[str, int, int]]) -> tuple[tuple[str, int, int], ...]:
+    """Spans as tokens of the row: counted from its start or its response, whichever holds more trained ones."""
+    trained = _sampled(row)
+    start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
+    covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
+    by = start if covered[1] > covered[0] else 0
+    return tuple((version, a + by, min(b + by, len(trained))) for version, a, b in spans if a + by < len(trained))

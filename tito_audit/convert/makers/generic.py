@@ -95,7 +95,8 @@ def _call(turn: Turn) -> dict[str, Any]:
     if turn.finish_reason is not None:
         made["finish_reason"] = turn.finish_reason
     if turn.weight_versions:
-        made["weight_versions"] = list(turn.weight_versions)
+        spans = [dict(zip(("version", "start", "end"), span, strict=True)) for span in turn.weight_spans]
+        made["weight_versions"] = spans or list(turn.weight_versions)
     return made
 
 
