@@ -404,13 +404,14 @@ def test_an_id_that_is_no_token_is_found_where_it_stands(log: Log, choice: int, 
 
 @few
 @given(clean_logs(), anywhere)
-def test_a_completion_of_one_id_repeated_is_a_placeholder(log: Log, choice: int) -> None:
+def test_a_completion_of_one_id_repeated_may_be_a_placeholder(log: Log, choice: int) -> None:
     turn = len(log) - 1
     log.has_row = False
     log.completions[turn] = [literal(" dog") if choice % 2 else 0] * 5
     log.texts[turn], log.logprobs[turn], log.indices[turn] = None, None, None
     found = [one for one in found_in(log.rollout()) if not one[0].startswith("TOK")]
-    assert found == [("REC004", "error", "completion", turn, 0, 5)]
+    # Nothing tells a placeholder from a model in a loop: there are no logprobs, no text and no message.
+    assert found == [("REC004", "warning", "completion", turn, 0, 5)]
 
 
 @few

@@ -201,6 +201,7 @@ def test_without_a_tokenizer_a_broken_prefix_is_not_said_to_be_another_text() ->
         ("MSK401", "may be shifted"),
         ("LPR505", "may be"),
         ("LPR506", "may be"),
+        ("REC004", "may be"),
         ("LPR501", "may cover"),
         ("REC009", "may be"),
     ],

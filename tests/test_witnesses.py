@@ -332,3 +332,45 @@ class TestVersions:
         assert [one["cause"] for one in findings(tmp_path / "out.jsonl", "--select", "REC008")] == [
             "within a call"
         ]
+
+
+class TestOneIdRepeated:
+    @pytest.mark.parametrize(
+        ("more", "severity"),
+        [
+            ({}, "warning"),
+            ({"generation_log_probs": [-1.5, -0.3, -0.02, -0.001, -1e-5, 0.0]}, None),
+            ({"generation_log_probs": [-0.5] * 6}, "error"),
+            ({"text": "!" * 6}, None),
+            ({"text": "The answer is 4."}, "error"),
+        ],
+    )
+    @pytest.mark.parametrize("tokenizer", [(), ("-t", TOY)])
+    def test_logprobs_and_text_tell_a_loop_from_a_placeholder(
+        self, tmp_path: Path, more: dict[str, Any], severity: str | None, tokenizer: tuple[object, ...]
+    ) -> None:
+        row = {"calls": [{"prompt_token_ids": [5, 6, 7], "generation_token_ids": [0] * 6, **more}]}
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC004", *tokenizer)
+        assert [one["severity"] for one in found] == ([] if severity is None else [severity])
+
+    def test_the_message_of_an_answer_alone_tells_too(self, tmp_path: Path) -> None:
+        row = an_answer(6, 6)
+        (choice,) = row["choices"]
+        choice |= {"token_ids": [0] * 6, "message": {"role": "assistant", "content": "!" * 6}}
+        log = written(tmp_path / "log.jsonl", [row])
+        assert findings(log, "--select", "REC004") == findings(log, "--select", "REC004", "-t", TOY) == []
+
+    @needs_recorded
+    def test_a_real_answer_whose_ids_were_overwritten_is_judged_by_its_logprobs(self, tmp_path: Path) -> None:
+        (call, _) = recorded_calls()
+        ids = [*call["prompt_token_ids"], *[0] * len(call["generation_token_ids"])]
+        mask = [0] * len(call["prompt_token_ids"]) + [1] * len(call["generation_token_ids"])
+        row = {"token_ids": ids, "loss_mask": mask, "logprobs": [0.0] * len(ids)}
+        log = written(tmp_path / "log.jsonl", [row])
+        assert causes(findings(log, "--select", "REC004")) == [("REC004", "error", "one id repeated")]
+        own = row["logprobs"][-len(call["generation_log_probs"]) :] = call["generation_log_probs"]
+        written(log, [{"calls": [{**call, "generation_token_ids": [0] * len(own)}]}])
+        assert findings(log, "--select", "REC004") == []  # a model may have been this sure
+        unsure = [min(-0.4, value) for value in own]
+        written(log, [{"calls": [{**call, "generation_token_ids": [0] * len(own), CALL[2]: unsure}]}])
+        assert causes(findings(log, "--select", "REC004")) == [("REC004", "warning", "undecided")]

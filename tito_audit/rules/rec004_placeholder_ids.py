@@ -6,18 +6,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Ids
+from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import Turn
+from tito_audit.record.rollout import TrainingRow, Turn, seen_by_loss
 from tito_audit.rule import rule
 from tito_audit.rules._drift import built_hits
+from tito_audit.rules._logprobs import sampled_values
 from tito_audit.rules._texts import Agreement, agreement, answer_of, contained
 from tito_audit.rules._words import shown
 
 _CONSTANT = 4
 _COUNTING = 3
+_LONG = 16
+_UNSURE = -0.3
+"""A mean logprob below this in the second half of so many repetitions is not one of a model in a loop."""
+_ONE_ID = "one id repeated"
+_UNDECIDED = "undecided"
 
 
 @rule(
@@ -32,7 +38,9 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     ## What it finds
     Ids that the log itself calls dummies; a prompt and a completion of nothing but `[0]`; completions and rows
     that count 0, 1, 2, … or 1, 2, 3, …; and prompts, completions or rows that repeat one id at least four times
-    and hold nothing else. A completion counts as real if its logprobs differ or its ids decode to the logged text.
+    and hold nothing else; answers of a row that repeat one id with one logprob. A completion counts as real if its
+    logprobs differ or its text says the same. Where neither is logged, or the model was not sure for long, one id
+    repeated after an ordinary prompt may still be a model in a loop, and is a warning (`undecided`).
     With a template, also padding before a prompt or at either end of a row that an attention mask hid from the
     sampler while nothing in the log does.
 
@@ -58,33 +66,51 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     rollout = evidence.rollout
     stated = rollout.stated.dummy_tokens
     for number, turn in enumerate(rollout.turns):
-        for where, ids, cause in _of_turn(evidence, number, turn, stated):
-            yield _hit(evidence, where, number, ids, cause)
-    if rollout.training_row is not None:
-        ids = rollout.training_row.token_ids
-        guess = "stated by the log" if stated and len(ids) else _pattern(ids)
-        if guess is not None:
-            yield _hit(evidence, Where.ROW, None, ids, guess)
+        yield from _of_turn(evidence, number, turn, stated)
+    row = rollout.training_row
+    if row is None:
+        return
+    cause = "stated by the log" if stated and len(row.token_ids) else _pattern(row.token_ids)
+    if cause is not None and not (cause == _ONE_ID and _loops_alone(row)):
+        yield _hit(evidence, Where.ROW, None, row.token_ids, cause)
+    elif not rollout.turns and Sound.LOGPROBS not in evidence.sound:
+        for values in sampled_values(evidence):
+            for start, end in values.runs:
+                ids = row.token_ids[start:end]
+                if _one_id(ids) and _loops(values.logprobs[start:end]) is False:
+                    yield _hit(evidence, Where.ROW, None, ids, _ONE_ID, start=start)
 
 
-def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[tuple[Where, Ids, str]]:
-    """The placeholder sequences of a call, with the reason each counts as one."""
+def _loops_alone(row: TrainingRow) -> bool:
+    """Whether a row of one id is the answer of a model in a loop, with no prompt of that id before it."""
+    trained = seen_by_loss(row)
+    if row.logprobs is None or trained is None:
+        return row.logprobs is not None and bool(_loops(row.logprobs))
+    return int((~trained).sum()) < _CONSTANT and bool(_loops(row.logprobs[trained]))
+
+
+def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[Hit]:
+    """The placeholder sequences of a call."""
     prompt, completion = turn.prompt_ids, turn.completion_ids
-    if prompt is not None and _one_id(prompt):
-        yield Where.PROMPT, prompt, "one id repeated"
+    dummy_prompt = prompt is not None and _one_id(prompt) and not _repeats(turn.prompt_text, len(prompt))
+    if prompt is not None and dummy_prompt:
+        yield _hit(evidence, Where.PROMPT, number, prompt, _ONE_ID)
     if completion is None or not len(completion):
         return
     cause = "stated by the log" if stated else _pattern(completion)
     if cause is None and prompt is not None and np.array_equal(prompt, [0]) and not completion.any():
         cause = "nothing but 0"
-    if cause is not None and (stated or not _is_real(evidence, number, turn)):
-        yield Where.COMPLETION, completion, cause
+    real = None if stated or cause is None else _is_real(evidence, number, turn)
+    if cause is not None and not real:
+        looping = cause == _ONE_ID and real is None and not dummy_prompt and not stated
+        cause, severity = (_UNDECIDED, Severity.WARNING) if looping else (cause, Severity.ERROR)
+        yield _hit(evidence, Where.COMPLETION, number, completion, cause, severity)
 
 
 def _pattern(ids: Ids) -> str | None:
     """Why a whole sequence looks filled in; None when it does not."""
     if _one_id(ids):
-        return "one id repeated"
+        return _ONE_ID
     if len(ids) >= _COUNTING and ids[0] in (0, 1) and (np.diff(ids) == 1).all():
         return "counting up"
     return None
@@ -95,25 +121,54 @@ def _one_id(ids: Ids) -> bool:
     return len(ids) >= _CONSTANT and bool(ids[0] == ids[-1]) and bool((ids == ids[0]).all())
 
 
-def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool:
-    """Whether the ids have logprobs that differ, or decode to the text in the log."""
-    logprobs = turn.completion_logprobs
-    if logprobs is not None and len(np.unique(logprobs)) > 1:
-        return True
+def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool | None:
+    """Whether logprobs that differ, or the logged text, show that the ids were sampled; None if nothing says."""
+    ids = turn.completion_ids
+    looping = None if turn.completion_logprobs is None else _loops(turn.completion_logprobs)
+    if looping is not None:
+        return looping
+    answer = answer_of(evidence, turn)
+    text = turn.completion_text or (answer.text if answer is not None else "")
+    if not text or ids is None:
+        return None
     if evidence.vocabulary is None:
-        return False
+        return _repeats(text, len(ids))
     if turn.completion_text:
         return agreement(evidence, number) is not Agreement.DIFFERENT
-    answer = answer_of(evidence, turn)
-    return answer is not None and bool(answer.text) and contained(evidence, number, answer.text)
+    return contained(evidence, number, text)
 
 
-def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: str) -> Hit:
+def _loops(logprobs: Logprobs) -> bool | None:
+    """Whether logprobs are those of a model in a loop: they differ, and soon come near zero. None if unclear."""
+    values = logprobs[np.isfinite(logprobs)]
+    if not len(values) or (values == values[0]).all():
+        return False if len(values) else None
+    return None if len(values) >= _LONG and values[len(values) // 2 :].mean() < _UNSURE else True
+
+
+def _repeats(text: str | None, count: int) -> bool:
+    """Whether a text is the same piece so many times, as one token repeated writes it."""
+    size, rest = divmod(len(text or ""), count)
+    return text is not None and size > 0 and not rest and text == text[:size] * count
+
+
+def _hit(
+    evidence: Evidence,
+    where: Where,
+    turn: int | None,
+    ids: Ids,
+    cause: str,
+    severity: Severity = Severity.ERROR,
+    *,
+    start: int = 0,
+) -> Hit:
     why = {
         "stated by the log": "the log says that these ids are placeholders",
-        "one id repeated": f"all {len(ids)} ids are {ids[0]}",
+        _ONE_ID: f"all {len(ids)} ids are {ids[0]}",
+        _UNDECIDED: f"all {len(ids)} ids are {ids[0]}, and neither logprobs nor text show a model in a loop",
         "counting up": f"the ids count from {ids[0]} to {ids[-1]}",
         "nothing but 0": "prompt and completion hold nothing but the id 0",
     }[cause]
-    message = f"{why}; they stand in for tokens that were not recorded and must not be trained"
-    return Hit(where, 0, len(ids), message, turn, cause, recorded=shown(evidence, ids))
+    stand = "may stand" if cause == _UNDECIDED else "stand"
+    message = f"{why}; they {stand} in for tokens that were not recorded and must not be trained"
+    return Hit(where, start, start + len(ids), message, turn, cause, severity, recorded=shown(evidence, ids))

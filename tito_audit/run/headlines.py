@@ -31,6 +31,7 @@ _HEADLINES_UNDECIDED = {
     "LPR502": "{n} with logprobs that may be shifted",
     "LPR505": "{n} with a logprob of 0 that may be a placeholder",
     "LPR506": "{n} with logprobs of 0 that may be placeholders",
+    "REC004": "{n} with ids that may be placeholders",
     "MSK401": "{n} with a loss mask that may be shifted",
     "MSK402": "{n} with a loss mask that may be shifted",
     "REC009": "{n} with tokens that may be trained twice",
