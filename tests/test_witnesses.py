@@ -76,9 +76,15 @@ class TestZeros:
 
     @pytest.mark.parametrize("step", [0.125, 0.01, 0.0001])
     def test_a_rounded_column_reaches_zero(self, tmp_path: Path, step: float) -> None:
-        values = [-step * (1 + at * 7 % 40) for at in range(60)]
+        values = [0.0 - step * (at * 7 % 40) for at in range(60)]
         values[30:40] = [-step, *[0.0] * 8, -step]
-        assert findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505") == []
+        log = written(tmp_path / "log.jsonl", [a_call(values)])
+        assert findings(log, "--select", "LPR505") == []
+        written(
+            log, [a_call([-step if value == 0 and not 30 < at < 39 else value for at, value in enumerate(values)])]
+        )
+        found = findings(log, "--select", "LPR505")  # no value but these is rounded to zero
+        assert causes(found) == [("LPR505", "warning", "run of zeros")]
 
     def test_certain_markup_after_an_unsure_token_is_no_more_than_a_note(self, tmp_path: Path) -> None:
         values = [*ordinary(200), -2e-7, -0.4, *[0.0] * 12]

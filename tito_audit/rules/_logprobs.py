@@ -32,7 +32,8 @@ _NEAR = 1e-5
 """Values at least this near to 0 show a model that was certain at times: float32 has only 0.0 below 6e-8."""
 _STAYS_CERTAIN = 0.8
 """How often a certain token follows another at the least: loops, copies and markup are certain for long."""
-_BURST = 3
+LONG = 8
+"""A run of exact zeros this long is more than the near-certain end of an answer (`"}]<|im_end|>`)."""
 CHANCE = -6
 """Decimal logarithm of the chance below which a run of zeros is reported, given how rare the other zeros are."""
 
@@ -47,7 +48,7 @@ class Certainty:
     """Values near zero, zeros included."""
     zeros: int
     bursts: Sequence[int]
-    """Lengths of the runs of zeros inside of answers, where no padding is."""
+    """Lengths of the runs of zeros inside of answers; () if they are not of all lengths, as a sampler's are."""
 
     def leads_to(self, values: SampledValues, start: int, end: int) -> bool:
         """Whether a run of values near zero lies beside others, or is like runs of zeros inside of answers."""
@@ -76,16 +77,23 @@ def _certainty(evidence: Evidence) -> Certainty:
     parts = [part for part in parts if part.where is Where.COMPLETION] or parts
     pooled = np.concatenate([np.empty(0), *(part.in_loss for part in parts)])
     below = -pooled[(pooled < 0) & (pooled > _SENTINELS_BELOW)]
-    near = max(_NEAR, _NEAR_STEPS * _step(below))
-    if not len(below) or below.min() > near:
-        return Certainty(0.0, 0, 0, ())
-    zeros = sum(int((part.zeros & part.trained).sum()) for part in parts)
-    bursts = []
+    lengths: list[int] = []
+    inside: list[int] = []
     for part in parts:
         edges = {edge for run in part.runs for edge in run}
-        inside = (run for run in each_run(part.zeros & part.trained) if edges.isdisjoint(run))
-        bursts += [end - start for start, end in inside if end - start >= _BURST]
-    return Certainty(near, int((below <= near).sum()) + zeros, zeros, bursts)
+        for start, end in each_run(part.zeros & part.trained):
+            lengths.append(end - start)
+            if edges.isdisjoint((start, end)):
+                inside.append(end - start)
+    short = sum(length < LONG for length in lengths)
+    near = _NEAR
+    if short and len(below) and below.min() > near:
+        # A rounded column holds lone zeros too; runs alone are what something else than a sampler wrote.
+        near = _NEAR_STEPS * _step(below)
+    if not len(below) or below.min() > near:
+        return Certainty(0.0, 0, 0, ())
+    close = int((below <= near).sum()) + sum(lengths)
+    return Certainty(near, close, sum(lengths), inside if 2 * short >= len(lengths) else ())
 
 
 def _step(values: Logprobs) -> float:

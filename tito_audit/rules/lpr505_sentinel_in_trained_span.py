@@ -16,11 +16,9 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import CHANCE, SampledValues, certainty, sampled_values
+from tito_audit.rules._logprobs import CHANCE, LONG, SampledValues, certainty, sampled_values
 from tito_audit.rules._words import counted
 
-_LONG = 8
-"""A run of exact zeros this long is more than the near-certain end of an answer (`"}]<|im_end|>`)."""
 _EDGE = 3
 """A run of exact zeros this long at the edge of an answer may show a shifted or padded column."""
 _EDGE_CHANCE = -4
@@ -45,10 +43,10 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     eight or more is a warning, a run of three or more at the edge of an answer a note (`undecided`), and only
     where zeros are so rare among the other values that chance does not explain the run.
 
-    Where the rollout holds values just below zero (-0.0000001, or the last decimals of a rounded column), its
-    model was certain at times, and may stay so through a loop, a copy or markup. Then a run of zeros is left alone
-    if it lies beside such a value or if answers hold similar runs inside; else it is a note, and a warning only if
-    it is much longer than certainty lasts.
+    Where the rollout holds values just below zero (-0.0000001, or the last decimals of a column that is rounded
+    and holds lone zeros too), its model was certain at times, and may stay so through a loop, a copy or markup.
+    Then a run of zeros is left alone if it lies beside such a value or if answers hold runs of all lengths inside;
+    else it is a note, and a warning only if it is much longer than certainty lasts.
 
     ## Why it matters
     A trainer reads a placeholder as a logprob: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
@@ -135,12 +133,12 @@ def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, i
         around = bisect_right(whole, start, key=itemgetter(0)) - 1
         if around >= 0 and end <= whole[around][1]:
             continue
-        least, chance = (_EDGE, _EDGE_CHANCE) if edges[0, start] or edges[1, end] else (_LONG, CHANCE)
+        least, chance = (_EDGE, _EDGE_CHANCE) if edges[0, start] or edges[1, end] else (LONG, CHANCE)
         often = (zeros - run + 1) / (total - run + 2)
-        if run < least or run * math.log10(often) >= (CHANCE if run >= _LONG else chance):
+        if run < least or run * math.log10(often) >= (CHANCE if run >= LONG else chance):
             continue
         certain = certainty(evidence)
         if not certain.near:
-            yield start, end, run >= _LONG
-        elif run >= _LONG and not certain.leads_to(values, start, end):
+            yield start, end, run >= LONG
+        elif run >= LONG and not certain.leads_to(values, start, end):
             yield start, end, not certain.may_last(values, start, end)
