@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from tito_audit.record.finding import Severity
 from tito_audit.reports._skips import skips_by_reason
-from tito_audit.summary import Gate, New, RateCount, Summary
+from tito_audit.summary import Gate, New, RateCount, RuleCount, Summary
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.words import many, percent, rate_number
 
 _REASONS = 3
 """Maximum reasons named for an empty audit or a failed gate."""
+_BY_TOKENIZER = frozenset(("REC007", "REC011", "TPL213"))
+"""Rules that hold the first rows of a log against a tokenizer; as they are about no rollout, none has a skip."""
 _REASON = 300
 """Maximum characters of a reason."""
 
@@ -22,8 +24,8 @@ class Verdict:
     """The verdict on a scan."""
 
     word: str
-    """`passed` or `failed`; without a gate `findings` or `clean`; `nothing audited` or `nothing compared` if
-    nothing could be checked, unless the gate failed because of that.
+    """`passed` or `failed`; without a gate `findings` or `clean`. `nothing audited` or `nothing compared` in place
+    of `passed` and `clean` if no rollout could be checked, whatever notes there are.
     """
     parts: tuple[str, ...]
     """What was found, the reason first; independent parts."""
@@ -38,19 +40,22 @@ def verdict(summary: Summary) -> Verdict:
     """The verdict on a whole scan. Findings in the baseline are known and do not count."""
     word = verdict_word(summary)
     if word == "nothing audited":
-        return Verdict(word, (_nothing(summary),))
+        return Verdict(word, (_nothing(summary), *_found(summary, judged=False)))
     if word == "nothing compared":
-        return Verdict(word, (f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})",))
-    return Verdict(word, (*_found(summary, failed=word == "failed"), *_not_audited(summary)))
+        because = f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"
+        return Verdict(word, (because, *_found(summary, judged=False)))
+    return Verdict(word, (*_found(summary, judged=word != "failed"), *_not_audited(summary)))
 
 
 def verdict_word(summary: Summary) -> str:
     """One or two words, as in `Verdict.word`."""
     if summary.gate is not None and summary.gate.failed:
         return "failed"
-    if not summary.findings and (summary.without_ids == summary.rollouts or _ran_nowhere(summary)):
+    if summary.gate is None and any(_some(summary, one) for one in (Severity.ERROR, Severity.WARNING)):
+        return "findings"
+    if summary.without_ids == summary.rollouts or _ran_nowhere(summary):
         return "nothing audited"
-    if nothing_compared(summary):
+    if summary.uncompared and not summary.compared:
         return "nothing compared"
     if summary.gate is not None:
         return "passed"
@@ -60,19 +65,24 @@ def verdict_word(summary: Summary) -> str:
 def _ran_nowhere(summary: Summary) -> bool:
     """Whether no selected rule could run on any rollout."""
     skipped = {code for code, one in summary.skipped.items() if one.rollouts >= summary.rollouts}
+    if summary.tokenizer is None:
+        skipped |= _BY_TOKENIZER
     return bool(summary.codes) and summary.codes <= skipped
 
 
 def _nothing(summary: Summary) -> str:
-    rows = summary.rollouts + summary.rows_unreadable
     if summary.without_ids < summary.rollouts:
         reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
-        return f"{many(rows, 'rollout')} with {', '.join(reasons)}"
-    return f"no token ids in {many(rows, 'rollout')}" if rows else "there are no rollouts"
+        return f"{many(summary.rollouts, 'rollout')} with {', '.join(reasons) or 'no tokenizer'}"
+    if summary.rollouts:
+        return f"no token ids in {many(summary.rollouts, 'rollout')}"
+    return _unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"
 
 
-def _found(summary: Summary, *, failed: bool) -> list[str]:
-    """What was found by severity and what else made the gate fail; failures first."""
+def _found(summary: Summary, *, judged: bool) -> list[str]:
+    """What was found by severity and what else made the gate fail; failures first. Not `judged`: never "no
+    errors".
+    """
     gate = summary.gate
     if gate is not None and gate.updated:
         accepted = f"{many(gate.added, 'finding')} accepted into {gate.baseline}; {gate.known:,} known before"
@@ -84,18 +94,20 @@ def _found(summary: Summary, *, failed: bool) -> list[str]:
     blamed = [words[one] for one in words if gate is not None and gate.failing and bar is not None and one >= bar]
     rest = [text for text in words.values() if text not in blamed]
     lead: list[str] = []
-    if not blamed and not _some(summary, Severity.ERROR) and (baseline or not failed):
+    if not blamed and not _some(summary, Severity.ERROR) and (baseline or judged):
         lead = ["0 new errors" if baseline else "no errors" if words else _clean(summary)]
     reasons = _reasons(gate) if gate is not None else []
     counted = [*lead, *rest]
     if baseline and gate is not None:
         (blamed or counted)[0] += f" ({gate.known:,} known)"
-    spared = _why_errors_pass(gate) if gate is not None and not failed and _some(summary, Severity.ERROR) else []
+    spared = _why_errors_pass(gate) if gate is not None and _some(summary, Severity.ERROR) else []
     return [*blamed, *reasons, *spared, *counted]
 
 
 def _why_errors_pass(gate: Gate) -> list[str]:
-    """Why a log with new errors passes."""
+    """Why a log with new errors does not fail; [] if it does."""
+    if gate.failed:
+        return []
     if gate.fail_on == "never":
         return ["nothing fails with --fail-on never"]
     return ["within the limits"] if gate.rates else []
@@ -115,8 +127,7 @@ def _some(summary: Summary, severity: Severity) -> bool:
 
 
 def _clean(summary: Summary) -> str:
-    looked = summary.rollouts + summary.rows_unreadable - summary.without_ids - summary.uncompared
-    words = f"no findings in {many(looked, 'rollout')}"
+    words = f"no findings in {many(summary.compared, 'rollout')}"
     never = [code for code, one in summary.skipped.items() if one.rollouts >= summary.rollouts]
     without = _without_tokenizer(summary)
     if without:
@@ -159,12 +170,14 @@ def _not_audited(summary: Summary) -> list[str]:
         parts.append(f"nothing compared in {summary.uncompared:,}: {uncompared_words(summary)}")
     if summary.without_ids:
         parts.append(f"nothing audited in {summary.without_ids:,} without token ids")
+    # A new error may say so already; not if it is known, or if REC001 was not selected.
+    if summary.rows_unreadable and not summary.findings.get("REC001", RuleCount()).new:
+        parts.append(_unreadable(summary.rows_unreadable))
     return parts
 
 
-def nothing_compared(summary: Summary) -> bool:
-    """Whether nothing was found because nothing was compared."""
-    return not summary.findings and summary.uncompared > 0 and not summary.compared
+def _unreadable(rows: int) -> str:
+    return f"{many(rows, 'row')} could not be read"
 
 
 def uncompared_words(summary: Summary) -> str:

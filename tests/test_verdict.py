@@ -1,0 +1,82 @@
+"""The verdict of a scan through the command line: what was not compared never passes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import run
+from tests.toy import ROOT
+
+TOY = f"-t {ROOT / 'fixtures' / 'tokenizers' / 'toy_bpe'}"
+THOUGHT = "<think>\n2+2 is 4\n</think>\n\nIt is 4"
+MESSAGES = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": THOUGHT},
+    {"role": "user", "content": "3+3?"},
+    {"role": "assistant", "content": "It is 6"},
+]
+TEXT = {"messages": MESSAGES}
+ROW = {"token_ids": [20, 21, 22, 23], "loss_mask": [0, 0, 1, 1], "messages": MESSAGES[2:]}
+SCORED = {**ROW, "logprobs": [0.0, 0.0, 1.5, -0.25]}
+"""With a logprob above 0, which needs no tokenizer."""
+UNREADABLE = "[1]"
+
+
+def last_line(folder: Path, rows: list[Any], options: str) -> tuple[int, str]:
+    """The exit code of a scan and the last line of its page."""
+    log = folder / "log.jsonl"
+    log.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    code, out, _ = run("scan", str(log), *options.split())
+    return code, out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "verdict"),
+    [
+        ([TEXT] * 3, TOY, "nothing audited: no token ids in 3 rollouts; 1 note in the log as a whole"),
+        ([TEXT] * 3, "", "nothing audited: no token ids in 3 rollouts"),
+        (
+            [TEXT] * 3,
+            f"{TOY} --select TPL213",
+            "nothing audited: no token ids in 3 rollouts; 1 note in the log as",
+        ),
+        ([ROW] * 3, "", "nothing compared: "),
+        ([ROW] * 3, "--select TPL213", "nothing audited: 3 rollouts with no tokenizer"),
+        ([ROW] * 3, "--select TOK,TPL213,REC007", "nothing audited: 3 rollouts with no tokenizer (TOK101-TOK107)"),
+        ([ROW] * 3, "--select LPR501", "nothing audited: 3 rollouts with no logprobs (LPR501)"),
+        ([SCORED] * 3, "--fail-on never", "nothing compared: "),
+        ([], "", "nothing audited: there are no rollouts"),
+        ([UNREADABLE] * 3, "--select TOK", "nothing audited: 3 rows could not be read"),
+        ([UNREADABLE] * 3, "--fail-on never", "nothing audited: 3 rows could not be read; nothing fails with"),
+        ([UNREADABLE, TEXT], "--fail-on never", "nothing audited: no token ids in 1 rollout; nothing fails with"),
+    ],
+)
+def test_what_was_not_compared_never_passes(rows: list[Any], options: str, verdict: str, tmp_path: Path) -> None:
+    code, line = last_line(tmp_path, rows, options)
+    assert line.startswith(verdict)
+    assert code == 0
+
+
+def test_unreadable_rows_that_a_baseline_accepts_are_still_not_audited(tmp_path: Path) -> None:
+    options = f"--baseline {tmp_path / 'known.json'}"
+    code, line = last_line(tmp_path, [UNREADABLE] * 3, f"{options} --update-baseline")
+    assert (code, line.partition(";")[0]) == (0, "nothing audited: 3 rows could not be read")
+    code, line = last_line(tmp_path, [UNREADABLE] * 3, options)
+    assert (code, line) == (0, "nothing audited: 3 rows could not be read; 0 new errors (3 known)")
+
+
+def test_rows_that_could_not_be_read_are_not_counted_as_free_of_findings(tmp_path: Path) -> None:
+    _, line = last_line(tmp_path, [SCORED | {"logprobs": [0.0, 0.0, -0.5, -0.25]}, UNREADABLE], "--select LPR")
+    assert line.startswith("passed: no findings in 1 rollout; ")
+    assert line.endswith("; 1 row could not be read")
+
+
+def test_what_fails_is_called_failed_even_if_nothing_was_compared(tmp_path: Path) -> None:
+    assert last_line(tmp_path, [SCORED] * 3, "")[0] == 1
+    code, line = last_line(tmp_path, [TEXT] * 3, f"{TOY} --fail-on note")
+    assert code == 1
+    assert line == "failed: 1 note in the log as a whole; nothing audited in 3 without token ids"
