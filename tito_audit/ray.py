@@ -18,11 +18,11 @@ import orjson
 from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Finding
+from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place
 from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.repair import repair_rollouts
-from tito_audit.run.row_repair import COLUMN
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import RowsInMemory, given
 from tito_audit.tables import FindingsBuilder

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 
+COLUMN = "tito_audit"
+"""The column of a written row that says which repair fixed which findings."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -5,34 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tito_audit.record.finding import Finding, Result
+from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.trainings import ONCE
 from tito_audit.reports._gate_words import accept_lines
 from tito_audit.reports._worst import Worst
 from tito_audit.summary import Summary
 from tito_audit.terminal.place import show_command, with_options, with_tokenizer
 from tito_audit.terminal.shell import shell_word
-from tito_audit.terminal.words import many
 
 _UNREADABLE = "REC001"
 
 
 @dataclass(slots=True)
 class Curable:
-    """New findings: the worst, and how many have a repair."""
+    """New findings: the worst, and whether a repair may fix some."""
 
     worst: Worst = field(default_factory=Worst)
-    curable: int = 0
-    """Findings that have a repair."""
-    again: int = 0
-    """Findings whose repair has to be named by --with."""
+    again: bool = False
+    """Whether some have a repair that has to be named by --with."""
+    _repairable: dict[str, Severity] = field(default_factory=dict)
+    """By log, the worst of its findings that another repair fits."""
+    _repaired: set[str] = field(default_factory=set)
+    """Logs with rows that a repair wrote: what is left in them, it has tried."""
 
     def add(self, result: Result) -> None:
-        """Count the findings of one result."""
+        """Take in the findings of one result."""
         new = [finding for finding in result.findings if not finding.known]
         self.worst.add(new)
-        self.curable += sum(finding.repair not in (None, ONCE) for finding in new)
-        self.again += sum(finding.repair == ONCE for finding in new)
+        if result.counts.get("repaired"):
+            self._repaired.add(result.place.file)
+        for finding in new:
+            self.again |= finding.repair == ONCE
+            if finding.repair not in (None, ONCE):
+                worst = self._repairable.get(result.place.file, Severity.NOTE)
+                self._repairable[result.place.file] = max(worst, finding.severity)
+
+    @property
+    def repairable(self) -> Severity | None:
+        """The worst of the findings that a repair fits and that none has tried; None without any."""
+        return max((worst for log, worst in self._repairable.items() if log not in self._repaired), default=None)
 
     @property
     def first(self) -> Finding | None:
@@ -59,10 +70,13 @@ def next_steps(worst: Finding | None, found: Curable, summary: Summary, *, brows
     if not summary.rollouts:
         return
     log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
-    for number, named in ((found.curable, ""), (found.again, f" --with {ONCE}")):
-        if number:
-            command = f"tito-audit repair {log}{named} -o OUT{with_options(summary)}"
-            yield Step(command, f"may fix {many(number, 'finding')}")
+    repair = f"tito-audit repair {log} -o OUT{with_options(summary)}"
+    if found.repairable is not None:
+        # By default a repair leaves warnings alone.
+        bar = "" if found.repairable is Severity.ERROR else " --fail-on warning"
+        yield Step(f"{repair}{bar}", "repairs what it can prove; --dry-run tells what, and writes nothing")
+    if found.again:
+        yield Step(f"{repair} --with {ONCE}", "takes repeated training out of the loss where it is certain")
     if worst is not None and browse:
         yield Step("tito-audit scan … --report html=report.html", "every finding, in a browser")
     for line in accept_lines(summary):

@@ -14,6 +14,7 @@ from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
 from tito_audit.join import Answers, Batch, Join, Work, contains_row, lines_of, shown_by
 from tito_audit.record.finding import Result
+from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.adopt import CODES as ADOPTING
 from tito_audit.run.adopt import adopted
@@ -179,8 +180,11 @@ class RowFlow:
             return
         detection.look(place.file, *shown_by(read.format, read.row))
         unread = _unread(raw, read, group.settings) if place.row < _LOOKED_AT else ()
+        inside = read.row.get(read.format.open_object)
+        repaired = any(isinstance(one, Mapping) and one.get(COLUMN) is not None for one in (read.row, inside))
         for rollout in read.rollouts:
             result = detection.say(audit_rollout(rollout, auditor, viewed))
+            result = replace(result, counts={**result.counts, "repaired": 1}) if repaired else result
             yield replace(result, unread=unread) if unread else result
 
     def choose_encoders(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Result
-from tito_audit.record.outcome import Outcome
+from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.record.testimony import Testimony
 from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes
@@ -37,7 +37,7 @@ from tito_audit.run.repair_replay import (
 )
 from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
 from tito_audit.run.resume import states_of
-from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, failing, strategies
+from tito_audit.run.row_repair import Proven, RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
 from tito_audit.run.scan import conclude, once_of, testimony_of
 from tito_audit.settings.model import RepairSettings, Settings

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tito_audit.errors import SetupError
-from tito_audit.record.outcome import Outcome
-from tito_audit.run.row_repair import COLUMN
+from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import Log, MemoryOutput, Output, RowsInMemory, open_memory_output
 from tito_audit.summary import Summary

@@ -10,8 +10,9 @@ from pathlib import Path
 from tito_audit.errors import SetupError
 from tito_audit.join import lines_of
 from tito_audit.record.finding import Severity
+from tito_audit.record.outcome import COLUMN
 from tito_audit.run.repair_tasks import unpacked
-from tito_audit.run.row_repair import COLUMN, RepairedRow
+from tito_audit.run.row_repair import RepairedRow
 from tito_audit.storage import (
     Name,
     Output,

@@ -18,7 +18,7 @@ from tito_audit.format import Row
 from tito_audit.formats import number_columns
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.record.outcome import Outcome
+from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Reading
 from tito_audit.record.trainings import TrainedAgain
@@ -36,9 +36,6 @@ from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.version import VERSION
-
-COLUMN = "tito_audit"
-"""The column of a written row that says which repair fixed which findings."""
 
 
 @dataclass(frozen=True, slots=True)

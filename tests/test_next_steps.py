@@ -1,0 +1,55 @@
+"""What a scan suggests doing next: nothing that is not kept."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.command import run
+from tests.toy import ROOT, rollout_of
+
+TOY = ("-t", ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+FORMATS = ROOT / "fixtures" / "formats"
+
+
+def steps(log: Path, *options: object) -> str:
+    """The next steps of a scan, each on one line."""
+    out = run("scan", log, *TOY, *options, env={"COLUMNS": "300"})[1]
+    return out.partition("\nNext\n")[2]
+
+
+def test_a_scan_names_the_repair_and_promises_no_number() -> None:
+    suggested = steps(FORMATS / "nemo_gym.jsonl")
+    assert "-o OUT" in suggested
+    assert "repairs what it can prove; --dry-run tells what, and writes nothing" in suggested
+    assert "may fix" not in suggested
+
+
+@pytest.mark.parametrize("name", ["nemo_gym.jsonl", "generic.jsonl", "miles_columns.parquet", "slime.jsonl"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_repair_left_is_not_repaired_again(name: str, jobs: int, tmp_path: Path) -> None:
+    repaired = tmp_path / name
+    assert run("repair", FORMATS / name, "-o", repaired, *TOY)[0] == 1
+    assert "tito-audit repair" in steps(FORMATS / name, "--jobs", jobs)
+    journal = tmp_path / "journal"
+    for _ in range(2):  # the second scan takes its results from the journal
+        assert "tito-audit repair" not in steps(repaired, "--jobs", jobs, "--journal", journal, "--resume")
+
+
+def test_a_log_of_mere_warnings_is_repaired_with_the_option_that_repairs_warnings(tmp_path: Path) -> None:
+    cases = tomllib.loads((ROOT / "fixtures" / "repairs" / "fork.toml").read_text())["repair"]
+    turns = rollout_of(next(case for case in cases if case["name"].endswith("rewritten on purpose"))).turns
+    calls = [{"prompt_token_ids": list(map(int, one.prompt_ids))} for one in turns if one.prompt_ids is not None]
+    for call, turn in zip(calls, turns, strict=True):
+        assert turn.completion_ids is not None
+        call["generation_token_ids"] = list(map(int, turn.completion_ids))
+    log, written = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
+    log.write_text(json.dumps({"calls": calls}) + "\n")
+    (repair,) = (line for line in steps(log).splitlines() if "tito-audit repair" in line)
+    assert "--fail-on warning" in repair
+    arguments = shlex.split(repair.partition("   ")[0].replace("OUT", str(written)))
+    assert "1 repaired" in run(*arguments[1:])[1]
