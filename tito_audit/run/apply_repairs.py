@@ -36,6 +36,8 @@ class Audited:
         return self.evidence.rollout
 
 
+_OF_TOKENS = ("TOK", "TPL")
+"""Families of rules that judge the tokens of a call, not the mask or the logprobs on them."""
 _ROUNDS = 4
 """How many rounds of repairs a row gets while one of them still changes it."""
 
@@ -87,8 +89,8 @@ def apply_repairs(row: Row, form: Format, audited: Sequence[Audited], audit: Aud
     """The row with the repairs applied one after the other.
 
     The format writes each proposal, and the new rows are read back and audited again. A proposal is kept when
-    fewer findings of the codes that the repair claims are left, none is worse and none is new. Otherwise the row
-    stays as it was, and `declined` has the reason.
+    fewer findings of the codes that the repair claims are left, none is worse and none is new, except for warnings
+    about tokens that the row held before. Otherwise the row stays as it was, and `declined` has the reason.
     """
     applied = Applied([AppliedRow(row, tuple(audited))])
     if terms.threshold < Severity.ERROR:
@@ -317,11 +319,32 @@ def _refuted(
     if claimed and _times(left) >= _times(claimed) and not repair.chosen(terms.choices):
         return f"{', '.join(_codes(left))} would remain"
     known = _worst_by_kind(_found(before))
-    for kind, severity in _worst_by_kind(f for one in after for f in _found(one)).items():
+    pairs_after = (
+        (finding, new.rollout) for row in after for new in row.audited for finding in new.result.findings
+    )
+    harmful = (finding for finding, rollout in pairs_after if not _about_old_tokens(finding, rollout, before))
+    for kind, severity in _worst_by_kind(harmful).items():
         if severity >= Severity.WARNING and severity > known.get(kind, Severity.NOTE) and kind[0] not in adds:
             cause = f" ({kind[1]})" if kind[1] else ""
             return f"the repaired row would have {kind[0]}{cause}, which it does not have now"
     return None
+
+
+def _about_old_tokens(finding: Finding, rollout: Rollout, before: AppliedRow) -> bool:
+    """Whether a warning of a new row is about the tokens of a call that the row held before.
+
+    A prompt is no worse for being the first of its row: only the call that explained what the template would not
+    write, and made it a note, is in another row now.
+    """
+    turn = finding.hit.turn
+    if finding.severity is not Severity.WARNING or not finding.code.startswith(_OF_TOKENS) or turn is None:
+        return False
+    call = rollout.turns[turn]
+    return any(
+        _equal(call.prompt_ids, old.prompt_ids, None) and _equal(call.completion_ids, old.completion_ids, None)
+        for audited in before.audited
+        for old in audited.rollout.turns
+    )
 
 
 def _acts_on(finding: Finding, repair: Repair, terms: RepairTerms) -> bool:
