@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.command import run
 from tests.toy import ROOT, rollout_of
+from tito_audit.cli._compare import REPORTS, Repaired
+from tito_audit.cli._tally import Tally
+from tito_audit.record.finding import Severity
+from tito_audit.report import ReportOptions
+from tito_audit.settings.model import RepairSettings, Settings
+from tito_audit.summary import RuleCount, Summary
 
 TOY = ("-t", ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+THOUGHT = "<think>\n2+2 is 4\n</think>\n\n"
+MESSAGES = [
+    {"role": role, "content": text}
+    for role, text in (("user", "2+2?"), ("assistant", f"{THOUGHT}4"), ("user", "3+3?"), ("assistant", "6"))
+]
+TEXT = {"messages": MESSAGES}
+ROW = {"token_ids": [20, 21, 22, 23], "loss_mask": [0, 0, 1, 1], "messages": MESSAGES[2:]}
 OPENS = "= <|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -68,9 +85,78 @@ def test_a_note_that_is_a_warning_without_the_calls_before_it_refuses_no_fork(tm
 
 
 def test_a_fork_that_leaves_warnings_is_not_forked_again(tmp_path: Path) -> None:
-    assert repaired(tmp_path, [broken_after_reasoning("<think>\n2+2 is 4\n</think>\n\n")], *TOY)[0] == 0
+    assert repaired(tmp_path, [broken_after_reasoning(THOUGHT)], *TOY)[0] == 0
     again = tmp_path / "again.jsonl"
     code, page, _ = run("repair", tmp_path / "out.jsonl", "-o", again, *TOY)
     assert code == 0
     assert "2 rows · 0 repaired" in page
     assert again.read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "options", "verdict"),
+    [
+        ([TEXT] * 3, TOY, "nothing audited in 3 rollouts without token ids; 1 note → 1"),
+        ([TEXT] * 3, (), "nothing audited in 3 rollouts without token ids"),
+        ([ROW] * 3, (), "nothing compared in 3 rollouts: pass -t NAME; 1 note → 1"),
+        (
+            [ROW, "[1]"],
+            ("--select", "TOK"),
+            "1 row could not be read; nothing compared in 1 rollout: pass -t NAME",
+        ),
+        (["[1]"] * 3, ("--select", "TOK"), "3 rows could not be read"),
+    ],
+)
+def test_what_was_not_audited_is_not_called_in_no_need_of_repair(
+    rows: list[Any], options: tuple[object, ...], verdict: str, written: bool, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    out = ("-o", tmp_path / "out.jsonl") if written else ("--dry-run",)
+    code, page, _ = run("repair", log, *out, *options)
+    assert (code, page.splitlines()[-1]) == (0, verdict)
+
+
+def test_a_dry_run_fixes_nothing_and_says_what_would_be(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(broken_after_reasoning("")) + "\n")
+    code, page, _ = run("repair", log, "--dry-run", *TOY)
+    assert code == 0
+    assert page.splitlines()[-1].startswith("would be fixed: 2 errors → 0, ")
+
+
+def test_rows_in_quarantine_are_not_called_fixed(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(broken_after_reasoning("")) + "\n[1]\n")
+    kept = ("--quarantine", tmp_path / "bad.jsonl")
+    code, page, _ = run("repair", log, "-o", tmp_path / "out.jsonl", *kept, *TOY)
+    assert code == 0
+    assert page.splitlines()[-1].startswith("no errors left: 3 errors → 0, ")
+    assert "; 1 row in quarantine" in page.splitlines()[-1]
+
+
+def test_a_log_with_warnings_that_no_repair_was_asked_for_has_nothing_to_repair(tmp_path: Path) -> None:
+    repaired(tmp_path, [broken_after_reasoning(THOUGHT)], *TOY)
+    page = run("repair", tmp_path / "out.jsonl", "--dry-run", *TOY)[1]
+    assert page.splitlines()[-1].startswith("nothing to repair: 1 warning → 1, ")
+
+
+def page_of(before: Summary, after: Summary) -> str:
+    """The last line of the page of a repair with these counts."""
+    run = Repaired(Tally(Severity.ERROR), before, after, [], Settings(), RepairSettings(), "out.jsonl")
+    out = StringIO()
+    REPORTS["text"](run, out, ReportOptions())
+    return out.getvalue().splitlines()[-1]
+
+
+def test_rows_that_could_not_be_judged_are_counted_in_the_last_line() -> None:
+    errors = {"MSK401": RuleCount(error=1)}
+    before = Summary(rollouts=40, findings=errors, open_rows=20, open_beside_faults=19)
+    assert page_of(before, Summary(rollouts=40, open_rows=20)) == (
+        "not all fixed: 1 error → 0; 20 rows could not be judged; 19 rows may have the same fault; "
+        "nothing in them decides it: state it with --assume logprobs=+1 if it is so"
+    )
+    alone = Summary(rollouts=40, findings=errors, open_rows=1)
+    assert page_of(alone, replace(alone, findings={})) == "fixed: 1 error → 0; 1 row could not be judged"
+    assert page_of(before, Summary(rollouts=40)) == "fixed: 1 error → 0"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 
 from tests.command import run
 from tests.toy import ROOT
+from tito_audit.report import ReportOptions
+from tito_audit.reports import report_named
+from tito_audit.summary import Summary
 
 TOY = f"-t {ROOT / 'fixtures' / 'tokenizers' / 'toy_bpe'}"
 THOUGHT = "<think>\n2+2 is 4\n</think>\n\nIt is 4"
@@ -80,3 +85,20 @@ def test_what_fails_is_called_failed_even_if_nothing_was_compared(tmp_path: Path
     code, line = last_line(tmp_path, [TEXT] * 3, f"{TOY} --fail-on note")
     assert code == 1
     assert line == "failed: 1 note in the log as a whole; nothing audited in 3 without token ids"
+
+
+@pytest.mark.parametrize("name", ["text", "markdown", "html", "concise"])
+def test_rows_that_could_not_be_judged_are_counted_in_every_verdict(name: str) -> None:
+    summary = Summary(rollouts=40, open_rows=20, open_beside_faults=19)
+    out = StringIO()
+    report_named(name).write(iter(()), summary, out, ReportOptions(color=False))
+    text = " ".join(out.getvalue().split())
+    assert "20 rows could not be judged; 19 rows may have the same fault; nothing in them decides it: " in text
+    assert ": state it with --assume logprobs=+1 if it is so" in text
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl", "sarif", "prometheus"])
+def test_reports_for_machines_count_rows_that_could_not_be_judged(name: str) -> None:
+    out = StringIO()
+    report_named(name).write(iter(()), Summary(rollouts=40, open_rows=20), out, ReportOptions())
+    assert re.search(r'"?open_?[rR]ows"?:? ?20\b', out.getvalue())

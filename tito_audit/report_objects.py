@@ -9,7 +9,7 @@
               "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens", "known"}},
               "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer",
               "tokenizer_commits": {NAME: commit}, "seconds", "files", "without_ids", "uncompared",
-              "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
+              "open_rows", "open_beside_faults", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
               "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
               "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}}
     HEADLINE {"text", "times", "unit", "error", "warning", "note", "rollouts", "codes": {CODE: findings}}
@@ -103,6 +103,8 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "files": summary.files,
         "without_ids": summary.without_ids,
         "uncompared": summary.uncompared,
+        "open_rows": summary.open_rows,
+        "open_beside_faults": summary.open_beside_faults,
         "causes": {code: _by_count(causes) for code, causes in sorted(summary.causes.items())},
         "notices": summary.notices,
         "encoder": summary.encoder,

@@ -224,8 +224,7 @@ class Summary:
     taken: dict[str, dict[str, Taken]] = field(default_factory=dict)
     """By file, then by format: the rows read as that format."""
     unread: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By file: the columns that were not read, and what each looks like: token ids, loss masks, logprobs,
-    messages."""
+    """By file: the columns that were not read, and what each looks like, such as token ids."""
     causes: dict[str, Counter[str]] = field(default_factory=dict)
     """By code: how many findings have each cause."""
     new: dict[Severity, New] = field(default_factory=dict)
@@ -236,15 +235,20 @@ class Summary:
     """Rollouts without any token ids: not audited, so not known to be clean."""
     uncompared: int = 0
     """Rollouts with ids that were not compared, as no tokenizer was given: not known to be clean either."""
+    open_rows: int = 0
+    """Rows that could not be judged: several explanations of their mask and logprobs are left."""
+    open_beside_faults: int = 0
+    """How many of them allow the very fault that other rows of their log prove."""
+    fault_beside: str = "logprobs=+1"
+    """That fault, as the option that states it takes it."""
     tokenizer: str | None = None
     """Its name, as given; several are separated by commas."""
     tokenizer_commits: dict[str, str] = field(default_factory=dict)
     """By name: the commit of each tokenizer that came from the hub."""
     reading: tuple[str, ...] = ()
-    """The flags by which rows were read and rendered, as `--map token_ids=toks`; () without any, or where logs
-    differ."""
+    """The flags by which rows were read and rendered, as `--map token_ids=toks`; () if logs differ."""
     joining: tuple[str, ...] = ()
-    """The flags by which single calls were joined, as `--session KEY`; () without any, or where logs differ."""
+    """The flags by which single calls were joined, as `--session KEY`; () if logs differ."""
     encoder: str | None = None
     """What encoded: "tokenizers", or "fastokens, proved by tokenizers"; None without a tokenizer."""
     joined: list[str] = field(default_factory=list)
@@ -391,7 +395,5 @@ class Summary:
 
     def worst(self) -> Severity | None:
         """The highest severity found; None when nothing was."""
-        for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
-            if any(getattr(count, severity.word) for count in self.findings.values()):
-                return severity
-        return None
+        counts = self.findings.values()
+        return max((one for one in Severity if any(getattr(count, one.word) for count in counts)), default=None)

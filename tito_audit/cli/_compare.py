@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,6 +21,7 @@ from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, summary_object
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import RuleCount, Summary
+from tito_audit.terminal.coverage import open_words
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.page import STYLES, console_for, print_commands, print_list
 from tito_audit.terminal.place import show_command
@@ -133,36 +134,65 @@ def _turn_of(name: str) -> int:
 
 
 def _verdict(run: Repaired) -> Text:
-    """The verdict in one line; a log without anything audited is never called clean."""
-    before, after = _totals(run.before), _totals(run.after)
-    rows = run.before.rollouts + run.before.rows_unreadable
-    if not rows:
+    """The verdict in one line; what was not audited is never called fixed or free of faults."""
+    if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
-    if run.before.without_ids == run.before.rollouts and not any(before.values()):
-        return Text(f"nothing to repair: no token ids in {many(rows, 'rollout')}", style="bold yellow")
-    bad = [(counts[Severity.ERROR], counts[Severity.WARNING]) for counts in (before, after)]
-    if not any(bad[0] + bad[1]):
-        words, style = "nothing to repair", "bold green"
-    elif not any(bad[1]):
-        words, style = "fixed", "bold green"
-    elif bad[0] == bad[1]:
-        words, style = "nothing fixed", "bold red" if bad[1][0] else "bold yellow"
-    elif bad[1][0]:
-        words, style = "not all fixed", "bold red"
-    else:
-        words, style = "no errors left" if bad[0][0] else "not all fixed", "bold yellow"
-    counts = [
+    before, after = _totals(run.before), _totals(run.after)
+    changes = [
         f"{many(before[severity], severity.word)} → {after[severity]:,}"
         for severity in sorted(Severity, reverse=True)
         if before[severity] or after[severity]
     ]
-    line = Text(words, style=style)
-    line.append(f": {', '.join(counts)}" if counts else f": no findings in {many(rows, 'rollout')}")
+    unjudged = list(_unjudged(run))
+    if not run.before.compared and not (before[Severity.ERROR] or before[Severity.WARNING]):
+        return Text("; ".join([*unjudged, *([", ".join(changes)] if changes else [])]), style="bold yellow")
+    parts = [", ".join(changes) or f"no findings in {many(run.before.compared, 'rollout')}"]
+    if run.tally.quarantined:
+        parts.append(f"{many(run.tally.quarantined, 'row')} in quarantine")
     if run.after.skipped and not any(after.values()):
-        line.append(f"; {many(len(run.after.skipped), 'rule')} could not run everywhere")
-    if run.after.without_ids:
-        line.append(f"; nothing audited in {run.after.without_ids:,} without token ids", style="yellow")
-    return line
+        parts.append(f"{many(len(run.after.skipped), 'rule')} could not run everywhere")
+    words, style = _outcome_words(run, before, after)
+    line = Text(words, style=style).append(": " + "; ".join(parts))
+    return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
+
+
+def _unjudged(run: Repaired) -> Iterator[str]:
+    """What of the written rows nobody knows to be right."""
+    after = run.after
+    yield from open_words(replace(after, open_beside_faults=open_beside_faults(run)))
+    if after.rows_unreadable and "REC001" not in after.findings:
+        yield f"{many(after.rows_unreadable, 'row')} could not be read"
+    if after.uncompared:
+        way = "pass -t NAME" if run.settings.tokenizer is None else "the tokenizer does not fit the log (REC007)"
+        yield f"nothing compared in {many(after.uncompared, 'rollout')}: {way}"
+    if after.without_ids:
+        yield f"nothing audited in {many(after.without_ids, 'rollout')} without token ids"
+
+
+def _outcome_words(run: Repaired, before: Counter[Severity], after: Counter[Severity]) -> tuple[str, str]:
+    """What came of the errors and warnings, in words, and the style of these."""
+    errors, warnings = ((before[one], after[one]) for one in (Severity.ERROR, Severity.WARNING))
+    would = run.out is None
+    if not any(errors) and warnings[0] == warnings[1] and not (any(warnings) and _repairs_warnings(run)):
+        return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged(run)) else "bold green"
+    if errors[0] == errors[1] and warnings[0] == warnings[1]:
+        return "nothing would be fixed" if would else "nothing fixed", "bold red" if errors[1] else "bold yellow"
+    if errors[1] or open_beside_faults(run) or (warnings[1] and not errors[0]):
+        words = "not all would be fixed" if would else "not all fixed"
+        return words, "bold red" if errors[1] else "bold yellow"
+    if warnings[1] or run.tally.quarantined:
+        return "no errors would be left" if would else "no errors left", "bold yellow"
+    return "would be fixed" if would else "fixed", "bold green"
+
+
+def _repairs_warnings(run: Repaired) -> bool:
+    """Whether warnings are repaired too, not only errors."""
+    return bool(run.repairs.strategies) or run.settings.fail_on in ("warning", "note")
+
+
+def open_beside_faults(run: Repaired) -> int:
+    """How many rows may still have the very fault that other rows of their log proved before the repair."""
+    return min(run.before.open_beside_faults, run.after.open_rows)
 
 
 def _totals(summary: Summary) -> Counter[Severity]:

@@ -42,9 +42,10 @@ def repair(
 ) -> None:
     """Write repaired copies of logs; a row changes only if a repair is proven on it.
 
-    The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left.
+    The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left, or rows that may
+    have the fault that other rows of their log prove.
     """
-    from tito_audit.cli._compare import REPORTS, Repaired
+    from tito_audit.cli._compare import REPORTS, Repaired, open_beside_faults
     from tito_audit.cli._journal import journal_place, say_resumed
     from tito_audit.cli._tally import Tally
     from tito_audit.record.finding import Severity
@@ -90,7 +91,7 @@ def repair(
     say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
     done = Repaired(tally, run.before, run.after, run.written, settings, how, target, run.changed)
     _deliver(done, wanted, page)
-    if run.failing:
+    if run.failing or open_beside_faults(done):
         raise typer.Exit(1)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tito_audit.record.finding import Severity
 from tito_audit.reports._skips import skips_by_reason
 from tito_audit.summary import Gate, New, RateCount, RuleCount, Summary
+from tito_audit.terminal.coverage import open_words
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.words import many, percent, rate_number
 
@@ -40,11 +41,12 @@ def verdict(summary: Summary) -> Verdict:
     """The verdict on a whole scan. Findings in the baseline are known and do not count."""
     word = verdict_word(summary)
     if word == "nothing audited":
-        return Verdict(word, (_nothing(summary), *_found(summary, judged=False)))
+        return Verdict(word, (_nothing(summary), *_found(summary, judged=False), *open_words(summary)))
     if word == "nothing compared":
         because = f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"
-        return Verdict(word, (because, *_found(summary, judged=False)))
-    return Verdict(word, (*_found(summary, judged=word != "failed"), *_not_audited(summary)))
+        return Verdict(word, (because, *_found(summary, judged=False), *open_words(summary)))
+    found = _found(summary, judged=word != "failed")
+    return Verdict(word, (*found, *open_words(summary), *_not_audited(summary)))
 
 
 def verdict_word(summary: Summary) -> str:

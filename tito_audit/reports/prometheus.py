@@ -50,6 +50,7 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
     yield from _gauge("rollouts", "Rollouts that were read.", [({}, summary.rollouts)])
     yield from _gauge("unreadable_rows", "Rows that could not be read.", [({}, summary.rows_unreadable)])
     yield from _gauge("compared_rollouts", "Rollouts in which something was compared.", [({}, summary.compared)])
+    yield from _gauge("open_rows", "Rows that could not be judged.", [({}, summary.open_rows)])
     yield from _gauge("tokens", "Tokens that were read.", [({}, summary.tokens)])
     yield from _gauge("generated_tokens", "Tokens that were sampled.", [({}, summary.generated_tokens)])
     yield from _findings(summary)

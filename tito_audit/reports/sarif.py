@@ -217,6 +217,8 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
         "rowsUnreadable": summary.rows_unreadable,
         "withoutIds": summary.without_ids,
         "uncompared": summary.uncompared,
+        "openRows": summary.open_rows,
+        "openBesideFaults": summary.open_beside_faults,
         "tokenizer": summary.tokenizer,
         "tokenizerCommits": summary.tokenizer_commits,
         "leftOut": left_out,

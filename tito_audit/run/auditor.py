@@ -145,8 +145,7 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
     findings = _in_their_rows(findings, rollout)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
     said, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
-    if counts["tokens"] and _uncompared(skips, auditor.codes):
-        counts["uncompared"] = 1
+    counts |= uncompared(counts, skips, auditor.codes)
     if misfit is not None:
         skips = _held_back(skips, misfit)
     partial = partly_recorded(evidence.rollout)
@@ -187,11 +186,11 @@ _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK40
 """Rules that compare calls with each other or with the training row, without a tokenizer."""
 
 
-def _uncompared(skips: Sequence[Skip], codes: frozenset[str]) -> bool:
-    """Whether nothing in a rollout could be compared for lack of a tokenizer."""
-    if not any(_WITHOUT_TOKENIZER in skip.because for skip in skips):
-        return False
-    return not (codes & _COMPARING) - {skip.code for skip in skips}
+def uncompared(counts: Mapping[str, int], skips: Sequence[Skip], codes: frozenset[str]) -> dict[str, int]:
+    """The count of a rollout with ids in which nothing could be compared for lack of a tokenizer; {} of others."""
+    if not counts["tokens"] or not any(_WITHOUT_TOKENIZER in skip.because for skip in skips):
+        return {}
+    return {} if (codes & _COMPARING) - {skip.code for skip in skips} else {"uncompared": 1}
 
 
 _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))

@@ -26,7 +26,7 @@ from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
 from tito_audit.run.apply_repairs import Applied, AppliedRow, Audited, RepairTerms, apply_repairs
-from tito_audit.run.auditor import TRAINED_ONCE, Auditor, counts_of, unencoded, unreadable
+from tito_audit.run.auditor import TRAINED_ONCE, Auditor, counts_of, uncompared, unencoded, unreadable
 from tito_audit.run.check import check
 from tito_audit.run.fold import SINGLE
 from tito_audit.run.guard import LEAVE_OUT, guarded
@@ -239,7 +239,10 @@ class RowRepair:
         findings = tuple(finding for finding in result.findings if finding.code in self.codes)
         skips = tuple(skip for skip in result.skips if skip.code in self.codes)
         trainings = None if result.rollout is None or not self.compares else trainings_of(result.rollout)
-        return replace(result, findings=findings, skips=skips, trainings=trainings)
+        counts = (
+            {**result.counts, **uncompared(result.counts, skips, self.codes)} if result.counts else result.counts
+        )
+        return replace(result, findings=findings, skips=skips, counts=counts, trainings=trainings)
 
     def _needs_repair(self, results: Sequence[Result]) -> bool:
         if any(repair.chosen(self.terms.choices) for repair in self.terms.repairs):

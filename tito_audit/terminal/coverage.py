@@ -1,9 +1,9 @@
-"""Required coverage in words."""
+"""Coverage in words: what was required, and what could not be judged."""
 
 from __future__ import annotations
 
 from tito_audit.settings.model import Requirement, share_text
-from tito_audit.summary import CoverageCount
+from tito_audit.summary import CoverageCount, Summary
 from tito_audit.terminal.words import many, percent
 
 
@@ -38,6 +38,18 @@ def covered_share(count: CoverageCount) -> str:
         return shown
     texts = (f"{100 * count.rate:.{digits}f}" for digits in range(1, 13))
     return next((f"{text} %" for text in texts if (float(text) < bar) == count.failed), shown)
+
+
+def open_words(summary: Summary) -> list[str]:
+    """`20 rows could not be judged`, and what to do about those that may have a fault that others prove."""
+    words = [f"{many(summary.open_rows, 'row')} could not be judged"] if summary.open_rows else []
+    if beside := summary.open_beside_faults:
+        them = "it" if beside == 1 else "them"
+        words.append(
+            f"{many(beside, 'row')} may have the same fault; nothing in {them} decides it: "
+            f"state it with --assume {summary.fault_beside} if it is so"
+        )
+    return words
 
 
 def _done(count: CoverageCount) -> str:
