@@ -53,3 +53,21 @@ def test_a_log_of_mere_warnings_is_repaired_with_the_option_that_repairs_warning
     assert "--fail-on warning" in repair
     arguments = shlex.split(repair.partition("   ")[0].replace("OUT", str(written)))
     assert "1 repaired" in run(*arguments[1:])[1]
+
+
+def test_a_log_without_ids_is_not_shown_token_by_token(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    turns = [("user", "2+2?"), ("assistant", "<think>\n4\n</think>\n\n4"), ("user", "3+3?"), ("assistant", "6")]
+    log.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    suggested = steps(log)
+    assert "tito-audit explain TPL213" in suggested
+    assert "token by token" not in suggested
+    page = run("show", log, "--row", 0, *TOY)[1]
+    assert "nothing audited: no token ids" in page
+    assert "nothing found" not in page
+
+
+def test_a_row_shown_without_a_tokenizer_is_not_called_free_of_findings(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"token_ids": [20, 21, 22], "loss_mask": [0, 1, 1]}) + "\n")
+    assert "nothing compared" in run("show", log, "--row", 0)[1]

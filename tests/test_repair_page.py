@@ -160,3 +160,16 @@ def test_rows_that_could_not_be_judged_are_counted_in_the_last_line() -> None:
     alone = Summary(rollouts=40, findings=errors, open_rows=1)
     assert page_of(alone, replace(alone, findings={})) == "fixed: 1 error → 0; 1 row could not be judged"
     assert page_of(before, Summary(rollouts=40)) == "fixed: 1 error → 0"
+
+
+def test_a_notice_about_both_scans_is_printed_once(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text((ROOT / "fixtures" / "formats" / "openai_chat.jsonl").read_text())
+    page = " ".join(run("repair", log, "-o", tmp_path / "out.jsonl", *TOY)[1].split())
+    assert page.count("6 rows are a single call each") == 1
+
+
+def test_the_page_promises_no_number_of_repaired_warnings(tmp_path: Path) -> None:
+    log = ROOT / "fixtures" / "formats" / "verifiers_v1.jsonl"
+    page = run("repair", log, "--dry-run", *TOY)[1]
+    assert "--fail-on warning   also repairs warnings, where that can be proven" in page

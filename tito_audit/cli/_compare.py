@@ -295,8 +295,14 @@ def _files(run: Repaired) -> Iterator[str]:
 
 
 def _notices(run: Repaired) -> list[str]:
-    """The notices of both scans, each once."""
-    return list({_DIGITS.sub("#", text): text for text in (*run.before.notices, *run.after.notices)}.values())
+    """The notices of both scans, each once: those of the second are about the files that were written."""
+    notices = {_DIGITS.sub("#", text): text for text in run.before.notices}
+    for text in run.after.notices:
+        about = text
+        for log, target in run.written:
+            about = about.replace(str(target), str(log))
+        notices[_DIGITS.sub("#", about)] = text
+    return list(notices.values())
 
 
 def _next(run: Repaired) -> Iterator[str]:
@@ -310,7 +316,7 @@ def _next(run: Repaired) -> Iterator[str]:
     if unnamed:
         yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {listed(unnamed)}"
     if tally.milder and not run.repairs.strategies:
-        yield f"--fail-on warning   also repairs {many(tally.milder, 'warning')}"
+        yield "--fail-on warning   also repairs warnings, where that can be proven"
     if tally.movable and run.repairs.quarantine is None:
         codes = listed(sorted(tally.left))
         yield f"--quarantine FILE   moves the {many(tally.movable, 'row')} with {codes} there, with the reason"

@@ -117,7 +117,7 @@ def _page(result: Result, parts: Sequence[Part], page: _Page, look: DrawOptions,
         yield from _wrapped(_facts(result.rollout), look.width)
         if page.asked is not None:
             yield from _wrapped(_joined(result.rollout, page.asked), look.width)
-        yield _found(result.findings)
+        yield _found(result)
         spotted = page.spots is not None and bool(page.spots.spots)
         trained = any(part.tokens.trained is not None for part in parts)
         yield from _legend(look, trained=trained, spotted=spotted)
@@ -145,14 +145,19 @@ def _turns(rollout: Rollout) -> str:
     return f"{count:,} turns, 0 to {count - 1:,}" if count > 1 else ("no turns", "1 turn, turn 0")[count]
 
 
-def _found(findings: Sequence[Finding]) -> Text:
+def _found(result: Result) -> Text:
     line = Text()
     for severity in sorted(Severity, reverse=True):
-        codes = [one.code for one in findings if one.severity is severity]
+        codes = [one.code for one in result.findings if one.severity is severity]
         if codes:
             line.append("; " if line else "").append(many(len(codes), severity.word), style=STYLES[severity])
             line.append(f" {', '.join(sorted(set(codes)))}")
-    return line or Text("nothing found", style="green")
+    if line:
+        return line
+    if not result.counts.get("tokens"):
+        return Text("nothing audited: no token ids", style="yellow")
+    uncompared = result.counts.get("uncompared")
+    return Text("nothing compared", style="yellow") if uncompared else Text("nothing found", style="green")
 
 
 def _joined(rollout: Rollout, turn: int) -> str:

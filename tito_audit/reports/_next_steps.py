@@ -62,10 +62,9 @@ class Step:
 def next_steps(worst: Finding | None, found: Curable, summary: Summary, *, browse: bool = False) -> Iterator[Step]:
     """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
     if worst is not None:
-        steps = [
-            Step(f"tito-audit explain {worst.code}", "what it means, and what fixes it"),
-            _look(worst, summary),
-        ]
+        steps = [Step(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
+        if worst.code == _UNREADABLE or summary.compared or summary.uncompared:  # else there are no tokens to show
+            steps.append(_look(worst, summary))
         yield from reversed(steps) if worst.code == _UNREADABLE else steps
     if not summary.rollouts:
         return

@@ -270,13 +270,13 @@ def conclude(summary: Summary) -> None:
         )
     elif summary.without_ids and summary.without_ids == summary.rollouts:
         summary.notices.append(
-            "No rollout holds token ids, only text: nothing was audited. Log the ids and logprobs that the "
-            "sampler returns with each answer; `tito-audit serve` writes logs that have them."
+            "No rollout holds token ids: nothing was audited. Log the ids and logprobs that the sampler returns "
+            "with each answer; `tito-audit serve` writes logs that have them."
         )
     elif summary.without_ids:
         summary.notices.append(
-            f"{summary.without_ids} of {summary.rollouts} rollouts hold no token ids: "
-            "they were not audited, so they are not known to be clean."
+            f"No token ids in {summary.without_ids:,} of {summary.rollouts:,} rollouts: "
+            "not audited, so not known to be clean."
         )
     summary.notices += unread_notices(summary)
     for file, formats in summary.taken.items():
