@@ -180,8 +180,8 @@ class RowFlow:
             return
         detection.look(place.file, *shown_by(read.format, read.row))
         unread = _unread(raw, read, group.settings) if place.row < _LOOKED_AT else ()
-        inside = read.row.get(read.format.open_object)
-        repaired = any(isinstance(one, Mapping) and one.get(COLUMN) is not None for one in (read.row, inside))
+        inside = read.row.get(read.format.open_object) if read.format.open_object else None
+        repaired = read.row.get(COLUMN) is not None or (isinstance(inside, Mapping) and COLUMN in inside)
         for rollout in read.rollouts:
             result = detection.say(audit_rollout(rollout, auditor, viewed))
             result = replace(result, counts={**result.counts, "repaired": 1}) if repaired else result
