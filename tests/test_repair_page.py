@@ -173,3 +173,22 @@ def test_the_page_promises_no_number_of_repaired_warnings(tmp_path: Path) -> Non
     log = ROOT / "fixtures" / "formats" / "verifiers_v1.jsonl"
     page = run("repair", log, "--dry-run", *TOY)[1]
     assert "--fail-on warning   also repairs warnings, where that can be proven" in page
+
+
+def test_errors_that_no_row_has_by_itself_are_explained(tmp_path: Path) -> None:
+    logprobs = [None, *(-0.3 - place % 7 / 8 for place in range(1, 400))]
+    ids = [300 + place % 40 for place in range(400)]
+    row = {"token_ids": ids, "loss_mask": [0] + [1] * 399, "logprobs": logprobs}
+    code, page, _ = repaired(tmp_path, [row, row])
+    assert code == 1
+    assert "--with once   takes repeated training out of the loss where it is certain" in page
+    assert "tito-audit explain REC009   what it means, and what fixes it" in page
+
+
+def test_a_misfit_of_the_whole_log_is_named_among_what_is_not_repaired(tmp_path: Path) -> None:
+    log = ROOT / "fixtures" / "formats" / "generic.jsonl"
+    metaspace = ("-t", ROOT / "fixtures" / "tokenizers" / "toy_metaspace")
+    code, page, _ = run("repair", log, "--dry-run", "--select", "REC007", *metaspace)
+    assert code == 1
+    assert "REC007: about a log as a whole, which no repair of its rows changes" in page
+    assert "tito-audit explain REC007   what it means, and what fixes it" in page

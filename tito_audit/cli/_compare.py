@@ -17,8 +17,10 @@ from rich.text import Text
 
 from tito_audit.cli._tally import Said, Sayings, Tally
 from tito_audit.record.finding import Severity
+from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, summary_object
+from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.coverage import open_words
@@ -78,7 +80,7 @@ def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
         for line in _sizes(run):
             console.print(line)
     print_list(console, "Notes", list(_sayings(run.tally.notes)))
-    print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run.tally)])
+    print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run)])
     print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
     print_list(console, "Written", list(_files(run)))
     print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
@@ -268,11 +270,20 @@ def _sayings(sayings: Sayings) -> Iterator[str]:
         yield f"… and {len(said) - _SHOWN + sayings.others:,} more of other kinds"
 
 
-def _unclaimed(tally: Tally) -> Iterator[str]:
+def _unclaimed(run: Repaired) -> Iterator[str]:
     """The findings that no repair claims."""
-    left = {code: claims[None] for code, claims in sorted(tally.left.items()) if claims[None]}
+    left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
     if left:
         yield f"no repair fits {listed(list(left))} here ({many(sum(left.values()), 'finding')})"
+    whole = [code for code in _of_whole_logs(run) if code != TRAINED_ONCE]
+    if whole:
+        yield f"{listed(whole)}: about a log as a whole, which no repair of its rows changes"
+
+
+def _of_whole_logs(run: Repaired) -> list[str]:
+    """The codes of errors that are left and that no row has by itself."""
+    counts = run.after.findings.items() if run.tally.threshold is not None else ()
+    return sorted(code for code, count in counts if count.error and code not in run.tally.left)
 
 
 def _where(said: Said) -> str:
@@ -320,10 +331,15 @@ def _next(run: Repaired) -> Iterator[str]:
     if tally.movable and run.repairs.quarantine is None:
         codes = listed(sorted(tally.left))
         yield f"--quarantine FILE   moves the {many(tally.movable, 'row')} with {codes} there, with the reason"
+    whole = _of_whole_logs(run)
+    if TRAINED_ONCE in whole and ONCE not in run.repairs.strategies:
+        yield f"--with {ONCE}   takes repeated training out of the loss where it is certain"
     if tally.first_left is not None:
         place = tally.first_left.place
         yield f"tito-audit explain {tally.first_left.code}   what it means, and what fixes it"
         yield f"{show_command(place, run.before)}   that rollout, token by token"
+    elif whole:
+        yield f"tito-audit explain {whole[0]}   what it means, and what fixes it"
     if run.out is None and tally.repaired:
         yield "-o OUT   writes the repaired log; --diff shows every change"
 
