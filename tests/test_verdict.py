@@ -66,6 +66,15 @@ def test_what_was_not_compared_never_passes(rows: list[Any], options: str, verdi
     assert code == 0
 
 
+def test_a_verdict_counts_all_that_was_not_compared_each_for_its_reason(tmp_path: Path) -> None:
+    code, line = last_line(tmp_path, [ROW, ROW, TEXT, UNREADABLE], "--select TOK")
+    assert code == 0
+    assert line == "nothing audited: 3 rollouts with no tokenizer (TOK101-TOK107); 1 row could not be read"
+    _, line = last_line(tmp_path, [ROW, ROW, TEXT, UNREADABLE], "--ignore REC001,REC009")
+    assert line.startswith("nothing compared: ")
+    assert line.endswith("(2 rollouts); nothing audited in 1 without token ids; 1 row could not be read")
+
+
 def test_unreadable_rows_that_a_baseline_accepts_are_still_not_audited(tmp_path: Path) -> None:
     options = f"--baseline {tmp_path / 'known.json'}"
     code, line = last_line(tmp_path, [UNREADABLE] * 3, f"{options} --update-baseline")

@@ -14,6 +14,7 @@ from tito_audit.terminal.words import many, percent, rate_number
 
 _REASONS = 3
 """Maximum reasons named for an empty audit or a failed gate."""
+_NOTHING = ("nothing audited", "nothing compared")
 _BY_TOKENIZER = frozenset(("REC007", "REC011", "TPL213"))
 """Rules that hold the first rows of a log against a tokenizer; as they are about no rollout, none has a skip."""
 _REASON = 300
@@ -40,13 +41,17 @@ class Verdict:
 def verdict(summary: Summary) -> Verdict:
     """The verdict on a whole scan. Findings in the baseline are known and do not count."""
     word = verdict_word(summary)
+    found = _found(summary, judged=word not in ("failed", *_NOTHING))
+    return Verdict(word, (*_because(word, summary), *found, *open_words(summary), *_not_audited(word, summary)))
+
+
+def _because(word: str, summary: Summary) -> list[str]:
+    """Why nothing was audited or compared; [] if something was."""
     if word == "nothing audited":
-        return Verdict(word, (_nothing(summary), *_found(summary, judged=False), *open_words(summary)))
+        return [_nothing(summary)]
     if word == "nothing compared":
-        because = f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"
-        return Verdict(word, (because, *_found(summary, judged=False), *open_words(summary)))
-    found = _found(summary, judged=word != "failed")
-    return Verdict(word, (*found, *open_words(summary), *_not_audited(summary)))
+        return [f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"]
+    return []
 
 
 def verdict_word(summary: Summary) -> str:
@@ -166,14 +171,15 @@ def _where(count: New, rows: int, of: str) -> tuple[str, bool]:
     return words + (f" and in {log}" if count.of_logs else ""), True
 
 
-def _not_audited(summary: Summary) -> list[str]:
+def _not_audited(word: str, summary: Summary) -> list[str]:
+    """What was not audited, besides what the verdict's word says."""
     parts = []
-    if summary.uncompared:
+    if summary.uncompared and word not in _NOTHING:
         parts.append(f"nothing compared in {summary.uncompared:,}: {uncompared_words(summary)}")
-    if summary.without_ids:
+    if summary.without_ids and word != "nothing audited":
         parts.append(f"nothing audited in {summary.without_ids:,} without token ids")
     # A new error may say so already; not if it is known, or if REC001 was not selected.
-    if summary.rows_unreadable and not summary.findings.get("REC001", RuleCount()).new:
+    if summary.rows_unreadable and summary.rollouts and not summary.findings.get("REC001", RuleCount()).new:
         parts.append(_unreadable(summary.rows_unreadable))
     return parts
 
