@@ -87,9 +87,21 @@ def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
 def link_without_text(turn: int, prompt: Ids, earlier: Histories) -> Link:
     """The link of a call for which `link_by_ids` is None, judged by ids alone."""
     parent = earlier.longest_prefix_or_closest(prompt)
-    if parent is not earlier.last and starts_with(prompt, parent.seen):
+    resumed = resumed_prompt(prompt, parent, earlier)
+    if resumed is None and starts_with(prompt, parent.seen):
         return sibling_link(turn, prompt, parent, earlier.last)
-    return broken_link(turn, prompt, parent, LinkKind.TEMPLATE, TEXT_UNKNOWN)
+    return broken_link(turn, prompt, resumed or parent, LinkKind.TEMPLATE, TEXT_UNKNOWN)
+
+
+def resumed_prompt(prompt: Ids, branch: History, earlier: Histories) -> History | None:
+    """The latest call after `branch` whose own prompt a prompt starts with: its answer follows in another form.
+
+    None if there is none, or if the prompt does not start with what `branch` saw.
+    """
+    if not starts_with(prompt, branch.seen):
+        return None
+    longer = (one for one in reversed(earlier) if len(one.prompt) > len(branch.seen))
+    return next((one for one in longer if starts_with(prompt, one.prompt)), None)
 
 
 def sibling_link(turn: int, prompt: Ids, parent: History, last: History) -> Link:

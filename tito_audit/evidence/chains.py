@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 import numpy as np
@@ -14,24 +14,36 @@ from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import common_byte_prefix, common_prefix, starts_with
 from tito_audit.chains.histories import Histories, History
-from tito_audit.chains.links import Link, LinkKind, broken_link, link_by_ids, link_without_text, sibling_link
-from tito_audit.evidence.built_tools import tools_in
-from tito_audit.evidence.differences import Region, difference, region_of
+from tito_audit.chains.links import (
+    Link,
+    LinkKind,
+    broken_link,
+    link_by_ids,
+    link_without_text,
+    resumed_prompt,
+    sibling_link,
+)
+from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.many import GrowingDifferences
-from tito_audit.evidence.model import Against, Difference, TextSide
+from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import PiecesCache
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.rewritten import (
+    INSERTED,
+    GivenText,
+    answers_again,
+    holds_answer,
+    messages_changed,
+    of_one_list,
+    other_tools,
+)
 from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
-from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, Turn
-from tito_audit.record.speakers import ASSISTANT
 
-_OPENER = 8
-"""The most tokens that a template puts around an answer; a longer stretch holds another message too."""
-_ANSWER_ROLES = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END))
+_LOOKED_BACK = 32
+"""How many of the latest calls are looked at for an answer that a prompt may hold in another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
         found: Sequence[Stretch] = []
         link = None
         if turn.prompt_ids is not None and earlier:
-            link, found = _link(turns, k, earlier, regions, reference, pieces)
+            link, found = _link(rollout, k, earlier, regions, reference, pieces)
             links.append(link)
         if link is not None and link.parent is not None:
             differences.extend(
@@ -108,7 +120,7 @@ def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Regio
 
 
 def _link(
-    turns: Sequence[Turn],
+    rollout: Rollout,
     k: int,
     earlier: Histories,
     regions: Sequence[tuple[Region, ...]],
@@ -116,7 +128,7 @@ def _link(
     pieces: PiecesCache | None,
 ) -> tuple[Link, Sequence[Stretch]]:
     """How turn k relates to the turns before it, and the stretches where its prompt differs from what was seen."""
-    prompt = turns[k].prompt_ids
+    prompt = rollout.turns[k].prompt_ids
     assert prompt is not None
     link = link_by_ids(k, prompt, earlier)
     if link is not None:
@@ -128,18 +140,48 @@ def _link(
     if data.data.startswith(last_data.data):
         found = stretches_in_seen(last_data, data, 0, frozenset())
         return broken_link(k, prompt, last, LinkKind.RETOKENIZED), found
-    linear = _messages_changed(turns[last.turn], turns[k]) is False
-    parent = earlier.closest(prompt) if linear else earlier.longest_prefix_or_closest(prompt)
-    inside = data.data.startswith(pieces.of(last.prompt).data)
-    # A parent longer than the last call's prompt holds another complete answer to that prompt.
-    is_sibling = not inside or len(parent.seen) > len(last.prompt)
-    if parent is not last and is_sibling and starts_with(prompt, parent.seen):
-        return sibling_link(k, prompt, parent, last), []
-    return _other_text(turns, k, last if inside else parent, data, pieces, regions, reference)
+    last_prompt = pieces.of(last.prompt).data
+    inside = data.data.startswith(last_prompt)
+    goes_on = messages_changed(rollout, last.turn, k, last_prompt, data.data) is False
+    if goes_on or of_one_list(rollout, last.turn, k):
+        parent = earlier.closest(prompt)
+    else:
+        parent = earlier.longest_prefix_or_closest(prompt)
+    if starts_with(prompt, parent.seen):
+        resumed = last if inside and len(last.prompt) >= len(parent.seen) else None
+        resumed = resumed or _resumed(data, parent, earlier, regions, pieces, reference)
+        if resumed is None:
+            return sibling_link(k, prompt, parent, last), []
+        parent = last if starts_with(last.prompt, parent.seen) else resumed
+    return _other_text(rollout, k, last if inside else parent, data, pieces, regions, reference)
+
+
+def _resumed(
+    prompt: Pieces,
+    branch: History,
+    earlier: Histories,
+    regions: Sequence[tuple[Region, ...]],
+    pieces: PiecesCache,
+    reference: Reference,
+) -> History | None:
+    """The latest call after `branch` whose answer a prompt holds in another form or behind other messages.
+
+    None if there is none: the prompt then branches off from `branch`.
+    """
+    resumed = resumed_prompt(prompt.ids, branch, earlier)
+    if resumed is not None:
+        return resumed
+    start, ends = len(pieces.of(branch.seen).data), _end_texts(reference)
+    for one in islice(reversed(earlier), _LOOKED_BACK):
+        if one.turn > branch.turn and regions[one.turn]:
+            seen, answer, rest = pieces.of(one.seen), regions[one.turn][-1], prompt.data[start:]
+            if holds_answer(rest, seen, answer, ends) or answers_again(rest, seen, answer):
+                return one
+    return None
 
 
 def _other_text(
-    turns: Sequence[Turn],
+    rollout: Rollout,
     k: int,
     parent: History,
     prompt: Pieces,
@@ -149,27 +191,31 @@ def _other_text(
 ) -> tuple[Link, Sequence[Stretch]]:
     """The link of a prompt whose text differs: rendered differently, rewritten on purpose, or of another chain."""
     seen, regions = pieces.of(parent.seen), every_region[parent.turn]
-    at = common_prefix(prompt.ids, seen.ids)
     end_ids = reference.end_ids()
-    changed = _messages_changed(turns[parent.turn], turns[k])
     found = stretches_in_seen(seen, prompt, regions[-1].start if regions else 0, end_ids)
+    if common_prefix(prompt.ids, seen.ids) < _first_message(seen, regions, end_ids) and not (
+        _other_tools(found, _first_message(seen, regions, end_ids), len(seen))
+        or of_one_list(rollout, parent.turn, k)
+        or _is_resumed(prompt, seen, regions, reference)
+    ):
+        alone = "its prompt does not share even its first message with any earlier call"
+        return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
+    changed = messages_changed(rollout, parent.turn, k, pieces.of(parent.prompt).data, prompt.data)
+    given = GivenText(seen, prompt, regions, rollout, reference)
+    what = next(filter(None, map(given.change, found)), None)
+    if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
+        return broken_link(k, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
+    return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), found
 
-    def broken(kind: LinkKind, detail: str = "") -> Link:
-        return broken_link(k, prompt.ids, parent, kind, detail)
 
-    if changed is False and (_lost_turns(found, regions) or _cut_out(prompt.ids, seen.ids, at, regions)):
-        return broken(LinkKind.REWRITTEN, "older turns dropped"), []
-    first = _first_message(seen, regions, end_ids)
-    if at < first and not _other_tools(found, first, len(seen)):
-        return broken(
-            LinkKind.ORPHAN, "its prompt does not share even its first message with any earlier call"
-        ), []
-    roles = token_roles(seen, end_ids)
-    what = next((s for s in found if _is_given(s, roles, regions)), None) if at >= first else None
-    if changed or (changed is None and what is not None):
-        detail = f"{roles[what.start]} text changed" if what and what.end > what.start else "messages changed"
-        return broken(LinkKind.REWRITTEN, detail), []
-    return broken(LinkKind.TEMPLATE), found
+def _is_resumed(prompt: Pieces, seen: Pieces, regions: Sequence[Region], reference: Reference) -> bool:
+    """Whether a prompt holds an answer of what was seen, whatever precedes it."""
+    ends = _end_texts(reference)
+    return any(holds_answer(prompt.data, seen, region, ends) for region in regions)
+
+
+def _end_texts(reference: Reference) -> list[bytes]:
+    return [reference.vocabulary.token_bytes(token) for token in reference.end_ids()]
 
 
 def stretches_in_seen(
@@ -189,65 +235,9 @@ def stretches_in_seen(
     return starting_before(stretches(seen, prompt, blocks), len(seen))
 
 
-def _is_given(stretch: Stretch, roles: Roles, regions: tuple[Region, ...]) -> bool:
-    """Whether a stretch changes text that was given to the model, in more than white space."""
-    if region_of(stretch, regions) is not None:
-        given = set(range(stretch.start, stretch.end))
-        for region in regions:
-            given.difference_update(range(region.start, region.end))
-        return any(roles[position] not in _ANSWER_ROLES | {TEMPLATE, UNKNOWN} for position in given)
-    recorded = re.sub(rb"\s+", b"", stretch.recorded.data)
-    if recorded == re.sub(rb"\s+", b"", stretch.canonical.data):
-        return False
-    mine = set(roles[stretch.start : stretch.end])
-    return not mine <= _ANSWER_ROLES | {TEMPLATE} or (TEMPLATE in mine and len(mine) > 1)
-
-
-def _messages_changed(parent: Turn, turn: Turn) -> bool | None:
-    """Whether the call's messages change those of its parent; None if the log does not say."""
-    if parent.prompt_messages is None or turn.prompt_messages is None:
-        same_list = parent.message_index is not None and turn.message_index is not None
-        return False if same_list and parent.message_index != turn.message_index else None
-    before, after = parent.prompt_messages, turn.prompt_messages
-    return len(after) < len(before) or any(
-        _said(a) != _said(b) for a, b in zip(before, after[: len(before)], strict=True)
-    )
-
-
-def _said(message: Message) -> tuple[object, ...]:
-    return message.role, message.text, message.tool_calls
-
-
-def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
-    """Whether a prompt drops an older answer and the messages around it but keeps the last answer."""
-    for stretch in found:
-        lost = [one for one in regions if stretch.start - 1 <= one.start and one.end <= stretch.end + 1]
-        more = sum(one.end - one.start for one in lost) + _OPENER < stretch.end - stretch.start
-        if lost and more and stretch.canonical_start == stretch.canonical_end and lost[-1] is not regions[-1]:
-            return True
-    return False
-
-
-def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool:
-    """Whether a prompt that departs from what was seen at `at` resumes it after an older answer."""
-    if at >= len(prompt) or not regions:
-        return False
-    for skipped in (np.flatnonzero(seen[at:] == prompt[at]) + at).tolist():
-        lost = any(at <= one.start + 1 and one.end <= skipped + 1 for one in regions[:-1])
-        if lost and skipped <= regions[-1].start and starts_with(prompt[at:], seen[skipped:]):
-            return True
-    return False
-
-
 def _other_tools(found: Sequence[Stretch], first: int, size: int) -> bool:
     """Whether only tool definitions in the first message differ, and a history follows it."""
-    if not found or first >= size or found[-1].start > first:
-        return False
-    return all(tools_in(_around(stretch.recorded)) != tools_in(_around(stretch.canonical)) for stretch in found)
-
-
-def _around(side: TextSide) -> str:
-    return (side.before + side.data + side.after).decode("utf-8", "replace")
+    return bool(found) and first < size and found[-1].start <= first and all(map(other_tools, found))
 
 
 def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:

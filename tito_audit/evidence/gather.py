@@ -19,7 +19,7 @@ from tito_audit.evidence.many import GrowingDifferences, ManyDifferences
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.once import each_once
-from tito_audit.evidence.own_date import date_formats
+from tito_audit.evidence.other_dates import date_formats
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference

@@ -8,7 +8,7 @@ from datetime import datetime
 from tito_audit.evidence.first_prompt import FirstPrompt, first_prompt
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.rollout import Rollout
-from tito_audit.render.dates import Probe, date_in, formats_of, reads_clock
+from tito_audit.render.dates import Probe, date_in, reads_clock
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -17,11 +17,6 @@ from tito_audit.tokens.tokenizer import Tokenizer
 def has_clock(renderer: Renderer) -> bool:
     """Whether its templates may write the date."""
     return any(reads_clock(template.source) for template in renderer.templates.values())
-
-
-def date_formats(renderer: Renderer) -> tuple[str, ...]:
-    """The formats in which its templates ask for the date."""
-    return tuple(one for template in renderer.templates.values() for one in formats_of(template.source))
 
 
 def at(renderer: Renderer, moment: datetime) -> Renderer:

@@ -47,11 +47,6 @@ def repeats(difference: Difference, evidence: Evidence) -> bool:
     return bool((equal[size:] - equal[:-size] == size).any())
 
 
-def bare(data: bytes) -> bytes:
-    """Bytes without white space."""
-    return re.sub(rb"\s+", b"", data)
-
-
 def answer_texts(difference: Difference) -> tuple[str, str]:
     """Recorded and canonical text around the difference, between the control tokens next to it."""
     return tuple(  # type: ignore[return-value]

@@ -17,6 +17,8 @@ from tito_audit.record.finding import NEXT_PROMPT, PREVIOUS_CALL, PROMPT, SAMPLE
 from tito_audit.rule import SHOWN_TOKENS
 from tito_audit.rules._words import listed
 
+_UNEXPLAINED = "TPL299"
+"""The rule of differences without a known cause, which may be in what the messages say."""
 _SHOWN = 8
 """Tokens of each side that a finding holds where no difference says how far it reaches."""
 
@@ -54,6 +56,8 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
         what = listed([cause if n == 1 else f"{n} × {cause}" for cause, n in counts.items()]) or link.detail
         same = "same text" if link.kind is LinkKind.RETOKENIZED else "what decoding made of the text"
         lead = f"{same}, other ids" if by_tokenizer else "same messages, other text"
+        if not by_tokenizer and any(code == _UNEXPLAINED for code, _ in owned):
+            lead, what = "other text", what.replace("other text", "no cause found")
         if link.detail == TEXT_UNKNOWN:
             lead = "other tokens"
         yield link_hit(link, evidence, f"{lead} ({what})", "; ".join(sorted(counts)) or "cause unknown")

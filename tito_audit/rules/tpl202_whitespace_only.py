@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.rewritten import bare
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import bare, in_answer, same_bytes
+from tito_audit.rules._drift import in_answer, same_bytes
 
 
 @cause(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from tito_audit.evidence.model import Difference, Evidence, TextSide
+from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.other_dates import other_date
 from tito_audit.record.finding import Severity
-from tito_audit.render.dates import dates_in
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes
-
-_AROUND = 16
-"""Characters on either side of a date that both texts have to share."""
 
 
 @cause(
@@ -55,25 +50,7 @@ def another_date(difference: Difference, evidence: Evidence) -> Reason | None:
     """
     if not evidence.date_formats or same_bytes(difference):
         return None
-    was, now = (_date_at(side, evidence.date_formats) for side in (difference.recorded, difference.canonical))
-    if was is None or now is None or was.text == now.text or was.around != now.around:
+    dates = other_date(difference.recorded, difference.canonical, evidence.date_formats)
+    if dates is None:
         return None
-    return Reason("another date", f"the date is {was.text} here and {now.text} there")
-
-
-class _Date(NamedTuple):
-    """A date in a text."""
-
-    text: str
-    around: tuple[str, str]
-    """What stands next to it."""
-
-
-def _date_at(side: TextSide, formats: tuple[str, ...]) -> _Date | None:
-    """The date that a difference lies in; None where it lies in none."""
-    before, own, after = (data.decode("utf-8", "replace") for data in (side.before, side.data, side.after))
-    text, start, end = before + own + after, len(before), len(before) + len(own)
-    for first, last in dates_in(text, formats):
-        if first <= start and end <= last:
-            return _Date(text[first:last], (text[max(first - _AROUND, 0) : first], text[last : last + _AROUND]))
-    return None
+    return Reason("another date", f"the date is {dates[0]} here and {dates[1]} there")

@@ -1,0 +1,193 @@
+"""Whether a later prompt holds other messages than the call before it: by what the log states, and by its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.built_tools import tools_in
+from tito_audit.evidence.differences import Region, region_of
+from tito_audit.evidence.model import TextSide
+from tito_audit.evidence.other_dates import date_formats, other_date
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.stretches import Stretch
+from tito_audit.record.message import Message, ToolCall
+from tito_audit.record.nesting import parsed_by_python
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.speakers import ASSISTANT
+
+INSERTED = "message inserted"
+_SCAFFOLD = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END, TEMPLATE))
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_THOUGHT_END = b"</think>"
+_OPENER = 12
+"""How many of the last bytes before an answer show that one begins; some templates mark it by no control token."""
+_LONGEST_END = 64
+"""The most bytes of white space and end token looked at behind an answer."""
+
+
+def messages_changed(rollout: Rollout, parent: int, turn: int, seen: bytes, prompt: bytes) -> bool | None:
+    """Whether a call was sent other messages than its parent; None if messages and text do not show it.
+
+    `seen` and `prompt` are the texts of the two prompts; messages that the log states have to be in them.
+    """
+    before, after = rollout.turns[parent], rollout.turns[turn]
+    if before.prompt_messages is not None and after.prompt_messages is not None:
+        stated, sent = before.prompt_messages, after.prompt_messages
+        if len(sent) < len(stated) or any(
+            not _alike(one, other) for one, other in zip(stated, sent, strict=False)
+        ):
+            return True
+        return bool(_lost(stated, seen, prompt)[0])
+    if not of_one_list(rollout, parent, turn):
+        return None
+    assert before.message_index is not None
+    lost, shown = _lost(rollout.messages[: before.message_index], seen, prompt)
+    return True if lost else False if shown else None
+
+
+def of_one_list(rollout: Rollout, parent: int, turn: int) -> bool:
+    """Whether the log states that two calls wrote messages of one conversation, the parent's first."""
+    before, after = rollout.turns[parent], rollout.turns[turn]
+    if before.message_index is None or after.message_index is None:
+        return False
+    return before.prompt_messages is None and before.message_index < after.message_index
+
+
+def _alike(one: Message, other: Message) -> bool:
+    """Whether two messages say the same, however reasoning, white space and tool calls are written."""
+    return one.wire == other.wire or _said(one) == _said(other)
+
+
+def _said(message: Message) -> tuple[object, ...]:
+    text = "".join(_THOUGHT.sub("", message.text).split())
+    return message.role, text, [(call.name, _arguments(call)) for call in message.tool_calls]
+
+
+def _arguments(call: ToolCall) -> Any:
+    if not isinstance(call.arguments, str):
+        return call.arguments or {}
+    try:
+        return parsed_by_python(call.arguments or "{}")
+    except ValueError:
+        return call.arguments
+
+
+def _lost(messages: Sequence[Message], seen: bytes, prompt: bytes) -> tuple[bool, bool]:
+    """Whether a prompt lacks a given message that the one before it holds; whether both hold all of them."""
+    given = [message.text.strip().encode("utf-8", "surrogatepass") for message in messages if not message.sampled]
+    texts = [text for text in given if text]
+    before = _held(texts, seen)
+    after = _held(before, prompt)
+    return len(after) < len(before), len(after) == len(texts)
+
+
+def _held(texts: Sequence[bytes], data: bytes) -> list[bytes]:
+    """Those of the texts that stand in `data` as words of their own, in order."""
+    found, end = [], 0
+    for text in texts:
+        at = data.find(text, end)
+        while at >= 0 and (data[at - 1 : at].isalnum() or data[at + len(text) : at + len(text) + 1].isalnum()):
+            at = data.find(text, at + 1)
+        if at >= 0:
+            found.append(text)
+            end = at + len(text)
+    return found
+
+
+def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[bytes]) -> bool:
+    """Whether a text holds an answer as a message of its own; without its reasoning counts too.
+
+    `seen` holds the answer at `region`; `ends` are the bytes of tokens that end a turn.
+    """
+    opener, answer = seen.before(region.start, _OPENER), seen.bytes_of(region.start, region.end).rstrip()
+    answer = next((answer.removesuffix(end) for end in ends if end and answer.endswith(end)), answer).strip()
+    for said in {answer, answer.rpartition(_THOUGHT_END)[2].lstrip()} - {b""}:
+        at = prompt.find(opener + said)
+        while at >= 0:
+            after = at + len(opener) + len(said)
+            rest = prompt[after : after + _LONGEST_END].lstrip()
+            if any(rest.startswith(end) for end in ends):
+                return True
+            at = prompt.find(opener + said, at + 1)
+    return False
+
+
+def answers_again(rest: bytes, seen: Pieces, region: Region) -> bool:
+    """Whether text behind a shared history puts the question of the answer at `region`, and holds an answer."""
+    opener = seen.before(region.start, _OPENER)
+    asked, at = seen.bytes_of(0, region.start), rest.find(opener)
+    while at >= 0 and not asked.endswith(rest[: at + len(opener)]):
+        at = rest.find(opener, at + 1)
+    return 0 <= at < len(rest) - len(opener)
+
+
+class GivenText:
+    """The text that was given to the model, in what a call saw and in a later prompt."""
+
+    def __init__(
+        self, seen: Pieces, prompt: Pieces, regions: Sequence[Region], rollout: Rollout, reference: Reference
+    ) -> None:
+        self._seen = seen
+        self._prompt = prompt
+        self._regions = regions
+        self._headers = reference.headers(rollout.template_kwargs)
+        self._end_ids = reference.end_ids()
+        self._formats = date_formats(reference.renderer) if reference.renderer is not None else ()
+
+    @cached_property
+    def _roles(self) -> Roles:
+        return token_roles(self._seen, self._end_ids, self._headers)
+
+    @cached_property
+    def _prompt_roles(self) -> Roles:
+        return token_roles(self._prompt, self._end_ids, self._headers)
+
+    def change(self, stretch: Stretch) -> str | None:
+        """How a stretch changes given text in more than white space, in words; None if it does not.
+
+        Tool definitions and the date do not count: templates write them.
+        """
+        recorded, canonical = stretch.recorded.data, stretch.canonical.data
+        if bare(recorded) == bare(canonical):
+            return None
+        in_answer = region_of(stretch, self._regions) is not None
+        given = gone = self._gone(stretch)
+        if not gone and not (in_answer and recorded.strip()):
+            later = self._prompt_roles[stretch.canonical_start : stretch.canonical_end]
+            given = [role for role in later if role not in _SCAFFOLD]
+        if not given or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, self._formats):
+            return None
+        if gone and in_answer and not canonical.strip():
+            return "older turns dropped"
+        what = "message dropped" if not canonical.strip() else INSERTED if not recorded.strip() else "text changed"
+        return what if given[0] == UNKNOWN else f"{given[0]} {what}"
+
+    def _gone(self, stretch: Stretch) -> list[str]:
+        """The roles of the given tokens of a stretch: beside an answer, those that are known."""
+        answers = [one for one in self._regions if one.start < stretch.end and stretch.start < one.end]
+        outside = np.ones(stretch.end - stretch.start, np.bool_)
+        for one in answers:
+            outside[max(one.start - stretch.start, 0) : one.end - stretch.start] = False
+        roles = self._roles.at(np.flatnonzero(outside) + stretch.start)
+        return [role for role in roles if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
+
+
+def other_tools(stretch: Stretch) -> bool:
+    """Whether the text around a stretch defines other tools than before."""
+    return tools_in(_around(stretch.recorded)) != tools_in(_around(stretch.canonical))
+
+
+def _around(side: TextSide) -> str:
+    return (side.before + side.data + side.after).decode("utf-8", "replace")
+
+
+def bare(data: bytes) -> bytes:
+    """Bytes without white space."""
+    return re.sub(rb"\s+", b"", data)
