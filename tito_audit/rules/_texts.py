@@ -70,20 +70,18 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
 def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
     """The ways of decoding a turn's completion that may have produced `text`.
 
-    Special tokens are kept, dropped, or only the last one dropped if it ends a turn; where `text` holds U+FFFD,
-    also as decoders write it that see only a part of the ids at a time.
+    Special tokens are kept, dropped, or only the last one dropped if it ends a turn; where there are broken
+    characters, also as decoders write them that skip them or see only a part of the ids at a time.
     """
     vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
     if vocabulary is None or ids is None:
         return []
     whole = evidence.once(f"decodings {number}", lambda evidence: _decodings(evidence, vocabulary, ids))
-    if _BROKEN not in text:
+    if _BROKEN not in text and _BROKEN not in whole[0].text:
         return whole
     return whole + evidence.once(
         f"broken decodings {number}",
-        lambda _: [
-            Decoding(partial(str, one), of.kept) for of in whole for one in _broken(vocabulary, ids[of.kept])
-        ],
+        lambda _: [one for of in whole for one in _broken(vocabulary, ids, of.kept)],
     )
 
 
@@ -178,20 +176,29 @@ def _same(decoded: str, text: str, vocabulary: Vocabulary) -> bool:
     return vocabulary.prefix is not Prefix.NEVER and decoded.removeprefix(" ") == text.removeprefix(" ")
 
 
-def _broken(vocabulary: Vocabulary, ids: Ids) -> Iterator[str]:
-    """The text with each token decoded on its own, then with each run of partial tokens decoded together."""
+def _broken(vocabulary: Vocabulary, ids: Ids, kept: Offsets) -> Iterator[Decoding]:
+    """The text of some of the ids as decoders write it that treat broken characters in other ways.
+
+    Each token decoded on its own; each run of partial or byte tokens decoded together; broken characters left out;
+    and without the last tokens, which streams hold back as long as they end in a broken character.
+    """
     alone: list[str] = []
     together: list[str] = []
-    run = b""
-    for data in (vocabulary.token_bytes(int(i)) for i in ids):
+    run, byte_ids = b"", vocabulary.byte_ids
+    for token, data in ((int(i), vocabulary.token_bytes(int(i))) for i in ids[kept]):
         alone.append(data.decode("utf-8", "replace"))
-        if _BROKEN in alone[-1]:
+        if token in byte_ids if byte_ids else alone[-1].encode() != data:
             run += data
         else:
             together += (_strict(run), alone[-1])
             run = b""
-    yield "".join(alone)
-    yield "".join((*together, _strict(run)))
+    for text in ("".join(alone), "".join((*together, _strict(run)))):
+        yield Decoding(partial(str, text), kept)
+    yield Decoding(partial(vocabulary.data(ids[kept]).decode, "utf-8", "ignore"), kept)
+    for size in range(len(kept) - 1, -1, -1):
+        if not alone[size].endswith(_BROKEN):
+            break
+        yield Decoding(partial(vocabulary.text, ids[kept[:size]]), kept[:size])
 
 
 def _strict(run: bytes) -> str:

@@ -168,6 +168,13 @@ class Vocabulary:
         return self._spelled.get(data, ())
 
     @cached_property
+    def byte_ids(self) -> range:
+        """The ids of `<0x00>` to `<0xFF>`; empty without byte fallback."""
+        first = min(self.ids_of_bytes(b"\x80"), default=self.size) - 0x80
+        ids = range(max(first, 0), max(first, 0) + 256)
+        return ids if all(self.token_bytes(i) == bytes([byte]) for byte, i in enumerate(ids)) else range(0)
+
+    @cached_property
     def _short_lengths(self) -> NDArray[np.unsignedinteger[Any]]:
         """`_lengths` in as few bytes as hold them, so that a processor's cache holds them all."""
         return self._lengths.astype(np.min_scalar_type(int(self._lengths.max(initial=0))))
