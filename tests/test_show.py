@@ -346,7 +346,7 @@ def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
         ([f"{NEMO}:4", "--item", "1"], "--item 1"),
         ([f"{NEMO}:4", "--around", "9999"], "turn 0 prompt · 129 tokens"),
         ([f"{NEMO}:4", "--around", "completion:99"], "no tokens at completion:99"),
-        ([f"{NEMO}:4", "--around", "LPR501"], "It has SEQ304 (1)"),
+        ([f"{NEMO}:4", "--around", "LPR501"], "It has SEQ302 (1)"),
         ([f"{NEMO}:4", "--around", "0123456789abcdef"], "fingerprint"),
         ([f"{NEMO}:4", "--around", "half way"], "completion:12"),
         ([f"{NEMO}:4", "--around", "9-3"], "ends before it begins"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
@@ -13,6 +14,7 @@ Block = tuple[BlockKind, int, int, int, int]
 """Kind, recorded start and end, canonical start and end."""
 
 _BROKEN = "\ufffd"
+_EMPTY_REASONING = re.compile(rb"<think>\s*</think>\s*")
 _LONGEST = 2000
 """The most tokens on a side of a block that is still narrowed."""
 
@@ -21,7 +23,8 @@ def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
     """The parts of a block that differ; one part where all of it does.
 
     Tokens that both sides begin or end with are cut off. If all that differs is control tokens that the canonical
-    side drops, or broken characters that it writes as U+FFFD, each of these is a part.
+    side drops, broken characters that it writes as U+FFFD, text that it normalises, or empty reasoning that it
+    adds, each of these is a part.
     """
     kind, start, end, c_start, c_end = block
     if kind is not BlockKind.DRIFT:
@@ -36,17 +39,32 @@ def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
         _part(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
         for i, i_end, j, j_end in gaps(equal_runs(a, b), len(a), len(b))
     ]
-    separate = len(parts) > 1 and all(_dropped_or_broken(part, recorded, canonical) for part in parts)
+    separate = len(parts) > 1 and all(_is_clear(part, recorded, canonical) for part in parts)
     return parts if separate else [whole]
 
 
-def _dropped_or_broken(part: Block, recorded: Pieces, canonical: Pieces) -> bool:
-    """Whether a part is dropped control tokens, or invalid UTF-8 and the text that decoding gives for it."""
+def _is_clear(part: Block, recorded: Pieces, canonical: Pieces) -> bool:
+    """Whether a part shows by itself what happened: dropped control tokens, text as decoding or normalising leaves
+    it, or empty reasoning that was added."""
     kind, start, end, c_start, c_end = part
     if kind is BlockKind.EXTRA:
         return bool(recorded.control[start:end].all())
-    text, written = (_text(side) for side in (recorded.bytes_of(start, end), canonical.bytes_of(c_start, c_end)))
-    return kind is BlockKind.DRIFT and _BROKEN in text and text == written
+    data, written = recorded.bytes_of(start, end), canonical.bytes_of(c_start, c_end)
+    if kind is BlockKind.MISSING:
+        return _EMPTY_REASONING.fullmatch(written) is not None
+    text = _text(data)
+    return (_BROKEN in text and text == _text(written)) or normalised(data, written) is not None
+
+
+def normalised(data: bytes, written: bytes) -> str | None:
+    """The Unicode normalisation that makes one text the other; None if none does."""
+    try:
+        text, other = data.decode(), written.decode()
+    except UnicodeDecodeError:
+        return None
+    if text == other:
+        return None
+    return next((form for form in ("NFC", "NFKC") if unicodedata.normalize(form, text) == other), None)
 
 
 def _text(data: bytes) -> str:

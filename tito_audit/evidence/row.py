@@ -18,6 +18,7 @@ from tito_audit.evidence.differences import Region, difference, region_of
 from tito_audit.evidence.many import GrowingDifferences, many_of
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan, Sound
+from tito_audit.evidence.narrowed import normalised
 from tito_audit.evidence.once import first_of_each
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.rendered import RenderedConversation, ToldTurns
@@ -199,13 +200,14 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             continue  # a role unknown to the template was rendered as a known one
         own = answer_at(view, generated, stretch)
         mine = own is not None
-        same_bytes = stretch.recorded.data == stretch.canonical.data
+        texts = stretch.recorded.data, stretch.canonical.data
+        same_text = texts[0] == texts[1] or normalised(*texts) is not None
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
             Against.TEMPLATE,
-            Severity.NOTE if mine and (same_bytes or not trained or proven) else Severity.WARNING,
+            Severity.NOTE if mine and (same_text or not trained or proven) else Severity.WARNING,
             _effect(mine, proven),
             regions=(),
             turn=None,

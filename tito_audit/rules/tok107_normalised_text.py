@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.narrowed import normalised
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes
 
 
 @cause(
@@ -46,10 +44,5 @@ def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None
     unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
     out of the loss.
     """
-    texts = [side.data.decode("utf-8", "replace") for side in (difference.recorded, difference.canonical)]
-    if same_bytes(difference) or texts[0] == texts[1]:
-        return None
-    for form in ("NFC", "NFKC"):
-        if unicodedata.normalize(form, texts[0]) == texts[1]:
-            return Reason(f"{form} normalisation", f"{form} changes the text")
-    return None
+    form = normalised(difference.recorded.data, difference.canonical.data)
+    return None if form is None else Reason(f"{form} normalisation", f"{form} changes the text")
