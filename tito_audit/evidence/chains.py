@@ -91,7 +91,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                     stretch,
                     Against.NEXT_PROMPT,
                     Severity.ERROR,
-                    f"turn {k} saw the {_other(stretch)} tokens",
+                    _effect(stretch, link.parent, k),
                     regions=regions[link.parent],
                     turn=link.parent,
                     turns=turns,
@@ -105,9 +105,14 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     return Chains(tuple(links), tuple(regions), seen, differences.done())
 
 
-def _other(stretch: Stretch) -> str:
-    """What a later prompt made of sampled tokens: others for the same text, or another text."""
-    return "re-encoded" if stretch.recorded.data == stretch.canonical.data else "rewritten"
+def _effect(stretch: Stretch, parent: int, turn: int) -> str:
+    """What a later prompt made of what its parent saw and sampled: other tokens, another text, more or nothing."""
+    if not len(stretch.canonical.ids):
+        return f"turn {turn} did not see these tokens"
+    if not len(stretch.recorded.ids):
+        return f"turn {turn} saw tokens that turn {parent} lacks"
+    same = stretch.recorded.data == stretch.canonical.data
+    return f"turn {turn} saw the {'re-encoded' if same else 'rewritten'} tokens"
 
 
 def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]) -> tuple[Region, ...]:
@@ -224,15 +229,27 @@ def stretches_in_seen(
     """Where a prompt differs from what was seen before it; what it adds after that is new and not included.
 
     When the texts diverge inside the last answer, that answer is compared with the prompt only up to the next turn
-    end, so no later message is paired with it.
+    end, so no later message is paired with it; up to the next message if only the answer's end is missing.
     """
     parted = common_byte_prefix(seen.data, prompt.data)
     if answer_start and parted >= int(seen.end[answer_start - 1]):
-        closes = np.flatnonzero(np.isin(prompt.ids, np.fromiter(end_ids, np.int64)) & (prompt.end > parted))
-        if len(closes):
-            prompt = prompt.part(0, int(closes[0]) + 1)
+        prompt = prompt.part(0, _answer_end(seen, prompt, parted, end_ids))
     blocks = align(seen, prompt, open_end=True)
     return starting_before(stretches(seen, prompt, blocks), len(seen))
+
+
+def _answer_end(seen: Pieces, prompt: Pieces, parted: int, end_ids: frozenset[int]) -> int:
+    """How many tokens of a prompt belong to an answer inside which its text parts from what was seen."""
+    ends = np.fromiter(end_ids, np.int64)
+    is_end = np.isin(prompt.ids, ends)
+    later = prompt.end > parted
+    closes, opens = (np.flatnonzero(which & later) for which in (is_end, prompt.control & ~is_end))
+    rest = seen.ids[int(seen.end.searchsorted(parted, side="right")) :]
+    if len(rest) and len(opens) and np.isin(rest, ends).all():
+        first = int(later.argmax())
+        if not prompt.data[parted : int(prompt.end[opens[0] - 1])].strip():
+            return first if first and int(prompt.end[first - 1]) == parted else int(opens[0])
+    return int(closes[0]) + 1 if len(closes) else len(prompt)
 
 
 def _other_tools(found: Sequence[Stretch], first: int, size: int) -> bool:

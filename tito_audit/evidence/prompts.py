@@ -38,6 +38,7 @@ _KEPT = (
     "harmless as logged: the prompt keeps the tokens of the calls before it, where the template would write this"
 )
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
+_LACKING = "the sampler was not given what the template writes for these messages"
 _WORTH_KNOWING = 8192
 """From this many recorded prompt ids on, it is cheaper to know most prompts than to render them."""
 _KEPT_TEXTS = 4
@@ -262,7 +263,7 @@ def rendered_differences(
                     stretch,
                     Against.TEMPLATE,
                     Severity.NOTE if kept else Severity.WARNING,
-                    _KEPT if kept else _OFF_TEMPLATE,
+                    _KEPT if kept else _LACKING if stretch.start == stretch.end else _OFF_TEMPLATE,
                     regions=regions,
                     turn=k,
                     turns=rollout.turns,

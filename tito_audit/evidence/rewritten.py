@@ -157,14 +157,15 @@ class GivenText:
         recorded, canonical = stretch.recorded.data, stretch.canonical.data
         if bare(recorded) == bare(canonical):
             return None
-        in_answer = region_of(stretch, self._regions) is not None
+        answer = region_of(stretch, self._regions)
         given = gone = self._gone(stretch)
-        if not gone and not (in_answer and recorded.strip()):
+        # What a prompt holds in place of the end of the last answer is the next message.
+        if not gone and (answer is None or (not recorded.strip() and answer is not self._regions[-1])):
             later = self._prompt_roles[stretch.canonical_start : stretch.canonical_end]
             given = [role for role in later if role not in _SCAFFOLD]
         if not given or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, self._formats):
             return None
-        if gone and in_answer and not canonical.strip():
+        if gone and answer is not None and not canonical.strip():
             return "older turns dropped"
         what = "message dropped" if not canonical.strip() else INSERTED if not recorded.strip() else "text changed"
         return what if given[0] == UNKNOWN else f"{given[0]} {what}"

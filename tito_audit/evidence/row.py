@@ -53,13 +53,23 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
                 stretch,
                 Against.ROW,
                 _row_severity(row, region, stretch.canonical_start, stretch.canonical_end),
-                "the trainer would learn from tokens that were not sampled",
+                _effect_on_row(row, region, stretch),
                 regions=chains.regions[leaf],
                 turn=leaf,
                 turns=rollout.turns,
             )
             out.append(one)
     return view.finish(), first_of_each(out.done())
+
+
+def _effect_on_row(row: TrainingRow, region: Region | None, stretch: Stretch) -> str:
+    """The effect of a row that differs from its calls, as a clause."""
+    place = slice(stretch.canonical_start, stretch.canonical_end)
+    if place.start == place.stop:
+        return f"the row lacks tokens that were {'given' if region is None else 'sampled'}"
+    if stretch.start == stretch.end and row.loss_mask is not None and not row.loss_mask[place].any():
+        return "the row holds tokens that were neither given nor sampled"
+    return "the trainer would learn from tokens that were not sampled"
 
 
 def _unclaimed(found: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
@@ -208,7 +218,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             stretch,
             Against.TEMPLATE,
             Severity.NOTE if mine and (same_text or not trained or proven) else Severity.WARNING,
-            _effect(mine, proven),
+            _effect(mine, proven, lacking=stretch.start == stretch.end),
             regions=(),
             turn=None,
             where=Where.ROW,
@@ -246,8 +256,12 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
     return canonical in COMMON_ROLES and recorded in logged - COMMON_ROLES
 
 
-def _effect(mine: bool, proven: bool) -> str:
-    """The effect of a difference from the template, as a clause."""
+def _effect(mine: bool, proven: bool, *, lacking: bool) -> str:
+    """The effect of a difference from the template, as a clause; `lacking`: the row has nothing there."""
+    if lacking and mine:
+        return "the row cannot show whether the model sampled it; only a log with the calls could"
+    if lacking:
+        return "the row lacks what the template writes for these messages"
     if proven:
         return (
             "its logprobs show that it was sampled this way, but it would drift if the messages were re-rendered"

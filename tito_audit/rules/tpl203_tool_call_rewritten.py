@@ -35,7 +35,7 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
     ```text
     error TPL203 turn 0 completion at 0
       the tool call is rewritten (wrapped in other markers): sampled nothing, turn 1's prompt has
-      '<tool_call>'+'\\n'; turn 1 saw the rewritten tokens
+      '<tool_call>'+'\\n'; turn 1 saw tokens that turn 0 lacks
       sampled      │               │{" │name│": │
                                     299 330  270
       next prompt  │<tool_call>│⏎  │{" │name│": │

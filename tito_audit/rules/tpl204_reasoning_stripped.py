@@ -33,7 +33,7 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     ```text
     error TPL204 turn 0 completion 0:11
       reasoning is stripped: sampled '<think>'+'\\n'+'2'+'+'+'2'+' is'+' '+'4' and 3 more tokens,
-      turn 1's prompt has nothing; turn 1 saw the rewritten tokens
+      turn 1's prompt has nothing; turn 1 did not see these tokens
       sampled      │<think>│⏎  │2 │+ │2 │·is│·  │4 │⏎  │</think>│⏎⏎ │I │t │·is│
                     2005    198 17 10 17 310 220 19 198 2006     284 40 83 310
       next prompt  │                                                │I │t │·is│

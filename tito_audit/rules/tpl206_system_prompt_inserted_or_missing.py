@@ -37,7 +37,7 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
     warning TPL206 turn 0 prompt at 0
       a system prompt is missing: the prompt has nothing, the template writes
       '<|im_start|>'+'s'+'yst'+'em'+'\\n'+'You'+' are'+' helpful' and 3 more tokens; the sampler was
-      given tokens that the template does not write for these messages
+      not given what the template writes for these messages
       prompt       │<|im_start|>│                                                                │
                     2001
       template     │<|im_start|>│s │yst │em │⏎  │You│·are│·helpful│. │<|im_end|>│⏎  │<|im_start|>│

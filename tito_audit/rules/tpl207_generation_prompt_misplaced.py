@@ -43,8 +43,8 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     ```text
     warning TPL207 turn 0 prompt at 7
       the opener of the answer is missing: the prompt has nothing, the template writes
-      '<|im_start|>'+'assistant'+'\\n'; the sampler was given tokens that the template does not write
-      for these messages
+      '<|im_start|>'+'assistant'+'\\n'; the sampler was not given what the template writes for these
+      messages
       prompt       │2 │<|im_end|>│⏎  │                          │
                     17 2002       198
       template     │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │

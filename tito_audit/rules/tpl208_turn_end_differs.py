@@ -9,6 +9,9 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import end_only
 
+_LATER = frozenset((Against.NEXT_PROMPT, Against.ROW))
+"""Where the other side is later than the recorded one: it has lost or gained what differs."""
+
 
 @cause(
     "TPL208",
@@ -49,10 +52,9 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     if recorded and canonical:
         return Reason("another stop token", "the turn ends on a different token")
     if recorded and not difference.canonical.data.strip():
-        cause, what = _left_over(difference, evidence)
-        return Reason(cause, what)
+        return _alone(difference.recorded, difference, evidence)
     if canonical and not difference.recorded.data.strip():
-        return Reason("turn end missing", "the end of the turn is missing")
+        return _alone(difference.canonical, difference, evidence)
     word = _merged(difference, evidence)
     if word is None:
         return None
@@ -65,6 +67,8 @@ def _merged(difference: Difference, evidence: Evidence) -> str | None:
     recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
         held, wanted = recorded[1], canonical[1]
+        if difference.against in _LATER:
+            held, wanted = wanted, held
         if held != wanted:
             return "missing" if held < wanted else "added"
     # An answer that was cut, and a prompt that continues with white space in place of its end.
@@ -84,20 +88,22 @@ def _without_ends(side: TextSide, evidence: Evidence) -> tuple[bytes, int] | Non
     return (bare(data), len(side.ids) - len(kept)) if data.strip() else None
 
 
-def _left_over(difference: Difference, evidence: Evidence) -> tuple[str, str]:
-    """Cause and message for an end token that only the recorded side has."""
+def _alone(side: TextSide, difference: Difference, evidence: Evidence) -> Reason:
+    """The reason for an end token that only this side of a difference has."""
     assert evidence.vocabulary is not None
-    own = difference.recorded.data.strip()
+    is_recorded, later = side is difference.recorded, difference.against in _LATER
+    if not is_recorded and not later:
+        return Reason("turn end missing", "the end of the turn is missing")
+    own, after = side.data.strip(), side.after.lstrip()
     ends = [evidence.vocabulary.token_bytes(i) for i in evidence.end_ids]
-    after = difference.recorded.after.lstrip()
     # The text before a difference begins at the nearest control token.
     before = (difference.recorded.before.strip(), difference.canonical.before.strip())
     adjacent = [end for end in ends if end and (after.startswith(end) or end in before)]
-    if not adjacent:
-        return "turn end dropped", "the end of the turn is left out"
     if own in adjacent:
-        return "turn end doubled", "the turn ends twice"
-    return (
-        "another stop token",
-        f"the turn ends on a different token, next to the template's own {adjacent[0].decode()}",
-    )
+        return Reason("turn end doubled", "the turn ends twice")
+    if adjacent and is_recorded:
+        what = f"the turn ends on a different token, next to the template's own {adjacent[0].decode()}"
+        return Reason("another stop token", what)
+    if later and is_recorded:
+        return Reason("turn end dropped", "the end of the turn is left out")
+    return Reason("turn end added", "there is an end of a turn too many")

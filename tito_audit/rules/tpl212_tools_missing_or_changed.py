@@ -37,8 +37,8 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     ```text
     warning TPL212 turn 0 prompt at 0
       the tools are missing from the prompt: the prompt has nothing, the template writes
-      '<|im_start|>'+'s'+'yst'+'em'+'\\n'+'T'+'h'+'es' and 71 more tokens; the sampler was given
-      tokens that the template does not write for these messages
+      '<|im_start|>'+'s'+'yst'+'em'+'\\n'+'T'+'h'+'es' and 71 more tokens; the sampler was not given
+      what the template writes for these messages
       template     │<|im_start|>│s │yst │em │⏎  │T │h │es │… 4 tokens …│·called│:⏎ │<tool│s │
                     2001         82 1132 316 198 51 71 272              674     328 689   82
     ```
