@@ -118,7 +118,7 @@ def slow_row(
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained or proven)
-        effect = rows._effect(mine, proven)
+        effect = rows._effect(mine, proven, lacking=stretch.start == stretch.end)
         severity = Severity.NOTE if harmless else Severity.WARNING
         found = difference(stretch, Against.TEMPLATE, severity, effect, regions=(), turn=None, where=Where.ROW)
         out.append(replace(found, sampled=mine))

@@ -12,6 +12,7 @@ A case is a table; only `name` is required.
         logprobs       numbers; `nan` stands for null
         text           the decoded completion as logged
         finish         `stop`, `length`, …
+        stop_string    the stop string that ended it
         message        index of its message, if not the k-th assistant message; -1 for none
         messages       what this call was sent, when it is not what stands before its message
         weights        weight versions
@@ -236,6 +237,7 @@ def _turn(call: Case, book: _Book) -> Turn:
         answer=as_messages([call["answer"]], "answer")[0] if "answer" in call else None,
         usage=Usage(**{"choices": 1, "alone": True, **call["usage"]}) if "usage" in call else None,
         finish_reason=call.get("finish"),
+        stop_string=call.get("stop_string"),
         weight_versions=tuple(call.get("weights", ())),
         weight_spans=tuple(map(tuple, call.get("weight_spans", ()))),
         token_texts=tuple(TokenText(s, s.encode(), np.nan) for s in strings) if strings else None,

@@ -107,6 +107,7 @@ def call_turn(
         prompt_text=first_text(entry, ("prompt_text", "prompt")),
         completion_text=text,
         finish_reason=finish_reason(entry),
+        stop_string=stop_string(entry),
         weight_versions=weight_versions(entry),
         weight_spans=version_spans(
             entry.get("weight_versions"), 0 if turn.completion_ids is None else len(turn.completion_ids)
@@ -191,6 +192,19 @@ def finish_reason(entry: Mapping[str, Any]) -> str | None:
     if isinstance(value, str):
         return value
     return "length" if entry.get("is_truncated") is True else None
+
+
+def stop_string(entry: Mapping[str, Any]) -> str | None:
+    """The stop string that a call names beside its finish reason: vLLM's `stop_reason`, SGLang's `matched`.
+
+    Ids of stop tokens are no strings; without a finish reason, `stop_reason` is one.
+    """
+    reason = entry.get("finish_reason")
+    if isinstance(reason, Mapping):
+        found = reason.get("matched")
+    else:
+        found = entry.get("stop_reason") or entry.get("matched_stop")
+    return found if isinstance(found, str) and found and reason is not None else None
 
 
 def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:

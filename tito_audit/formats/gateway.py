@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
+from tito_audit.formats._calls import finish_reason, stop_string, turn_of_tokens, weight_versions
 from tito_audit.formats._columns import flat_logprobs, other_columns, parsed
 from tito_audit.formats._facts import model_facts
 from tito_audit.formats._samples import single_calls
@@ -63,7 +63,11 @@ def _turn(row: Row, index: int | None) -> Turn:
         other_columns(row, _TAKEN),
     )
     return replace(
-        turn, message_index=index, finish_reason=finish_reason(row), weight_versions=weight_versions(row)
+        turn,
+        message_index=index,
+        finish_reason=finish_reason(row),
+        stop_string=stop_string(row),
+        weight_versions=weight_versions(row),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
+from tito_audit.formats._calls import finish_reason, stop_string, turn_of_tokens, weight_versions
 from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._facts import TOOLS_MISSING, calls_unknown_tools, model_facts
 from tito_audit.formats._responses_read import usage_of
@@ -80,6 +80,7 @@ def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn
         completion_text=text if isinstance(text, str) else None,
         usage=usage_of(request, response, choice, turn.completion_ids) if alone else None,
         finish_reason=finish_reason(row),
+        stop_string=stop_string(row),
         weight_versions=weight_versions(row),
     )
 

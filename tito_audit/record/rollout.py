@@ -88,6 +88,8 @@ class Turn:
     """None when the log has no count, or none that belongs to these ids."""
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls`, …; None when the log does not say."""
+    stop_string: str | None = None
+    """The stop string that ended it, which servers cut from the text and keep in the ids; None: none is named."""
     weight_versions: tuple[str, ...] = ()
     """Versions of the weights it was sampled with; () when the log does not say."""
     weight_spans: tuple[tuple[str, int, int], ...] = ()

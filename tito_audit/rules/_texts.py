@@ -36,6 +36,7 @@ class Agreement(StrEnum):
     SAME = "same"
     TRIMMED = "white space trimmed"
     STOP_STRING = "stop string left out"
+    PAST_STOP = "ids behind the stop string"
     CLEANED = "spaces cleaned up"
     DIFFERENT = "text and ids disagree"
 
@@ -113,6 +114,9 @@ def _agreement(evidence: Evidence, number: int) -> Agreement:
         return Agreement.SAME
     if any(one.strip() == want.strip() for one in decoded):
         return Agreement.TRIMMED
+    behind = past_stop(evidence, number, text)
+    if behind is not None:
+        return Agreement.PAST_STOP if behind >= 0 else Agreement.STOP_STRING
     if (
         finish_reason == "stop"
         and want
@@ -122,6 +126,26 @@ def _agreement(evidence: Evidence, number: int) -> Agreement:
     if any(_cleaned(one).strip() == want.strip() for one in decoded):
         return Agreement.CLEANED
     return Agreement.DIFFERENT
+
+
+def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
+    """The first token behind the text and the stop string of a turn; -1 if there is none.
+
+    None unless the log names a stop string and the ids hold it behind the text, or the text ends with it.
+    """
+    turn, vocabulary = evidence.rollout.turns[number], evidence.vocabulary
+    ids, stop = turn.completion_ids, turn.stop_string
+    if vocabulary is None or ids is None or not stop:
+        return None
+    whole = text if text.endswith(stop) else text + stop
+    for way in decodings(evidence, number, text):
+        if way.text.startswith(whole):
+            ends = np.cumsum(vocabulary.byte_lengths(ids[way.kept]))
+            shown = len(way.text.encode("utf-8", "surrogatepass")) - len(whole.encode("utf-8", "surrogatepass"))
+            last = int(np.searchsorted(ends, int(ends[-1]) - shown))
+            rest = [int(place) for place in way.kept[last + 1 :] if int(ids[place]) not in evidence.end_ids]
+            return rest[0] if rest else -1
+    return None
 
 
 def contained(evidence: Evidence, number: int, part: str) -> bool:

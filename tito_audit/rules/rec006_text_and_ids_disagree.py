@@ -10,7 +10,15 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
-from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, first_difference, missing_part
+from tito_audit.rules._texts import (
+    Agreement,
+    agreement,
+    answer_of,
+    contained,
+    first_difference,
+    missing_part,
+    past_stop,
+)
 from tito_audit.rules._words import quoted, shown
 
 _HARMLESS = {
@@ -27,7 +35,7 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     A logged text that differs from the decoded ids, and two copies of the ids that differ. Texts agree with
     special tokens kept or dropped, without the end token, without the reasoning before them, with broken
     characters as U+FFFD, and up to Unicode normalisation. Trimmed white space and a dropped stop string are notes;
-    spaces removed before punctuation are a warning.
+    ids behind the stop string that ended the call, and spaces removed before punctuation, are a warning.
 
     Where the log keeps a message instead of the text, the ids have to contain the message; if not, it is a
     warning, since messages are often edited. Ids that hold only a part of the text belong to REC005.
@@ -74,8 +82,18 @@ def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Itera
     start, decoded, recorded = first_difference(evidence, number, text)
     start = min(start, len(ids) - 1)
     severity = Severity.NOTE
-    if found in _HARMLESS:
+    stop = evidence.rollout.turns[number].stop_string
+    if found is Agreement.STOP_STRING and stop is not None:
+        message = f"the text is cut at the stop string {quoted(stop)}, which the ids hold to its last token"
+    elif found in _HARMLESS:
         message = _HARMLESS[found]
+    elif found is Agreement.PAST_STOP and stop is not None:
+        severity = Severity.WARNING
+        start = past_stop(evidence, number, text) or 0
+        message = (
+            f"the ids go on behind the stop string {quoted(stop)}, where the text was cut; a reward that reads "
+            "the text does not see them"
+        )
     elif found is Agreement.CLEANED:
         severity = Severity.WARNING
         message = "the decoder removed spaces before punctuation, so the text is not what was sampled"

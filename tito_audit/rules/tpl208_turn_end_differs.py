@@ -5,9 +5,10 @@ from __future__ import annotations
 from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.rewritten import bare
-from tito_audit.record.finding import Severity
+from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import end_only
+from tito_audit.rules._texts import Agreement, agreement
 
 _LATER = frozenset((Against.NEXT_PROMPT, Against.ROW))
 """Where the other side is later than the recorded one: it has lost or gained what differs."""
@@ -25,7 +26,7 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
 
     ## What it finds
     Only turn-end tokens and the white space around them differ, or a turn end is missing and its neighbours merged
-    into one token.
+    into one token. Also an answer whose text was cut at a stop string that its ids hold.
 
     ## Why it matters
     Where to stop is the first thing a policy learns. A sampled `<|endoftext|>` that comes back as `<|im_end|>`
@@ -48,6 +49,9 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
     unbroken run of calls. `mask` takes the span out of the loss.
     """
+    what = _cut_at_stop(difference, evidence)
+    if what is not None:
+        return Reason("stop string cut", what)
     recorded, canonical = (end_only(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded and canonical:
         return Reason("another stop token", "the turn ends on a different token")
@@ -60,6 +64,33 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
         return None
     what = f"the end of the turn is {word}, and the text around it is encoded together"
     return Reason(f"turn end {word}, its neighbours merged", what)
+
+
+def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
+    """Where a stop string cut a completion, as a clause, if all that differs is the text from there on."""
+    if difference.where is not Where.COMPLETION or difference.turn is None or evidence.vocabulary is None:
+        return None
+    turn, end_ids = evidence.rollout.turns[difference.turn], evidence.end_ids
+    ids = turn.completion_ids
+    if ids is None or any(int(i) not in end_ids for i in ids[difference.end :]):
+        return None
+    data = evidence.vocabulary.data
+    kept = [int(i) for i in difference.canonical.ids if int(i) not in end_ids]
+    cut = (data(ids[: difference.start]) + b"".join(map(evidence.vocabulary.token_bytes, kept))).rstrip()
+    rest = data(ids)[len(cut) :]
+    if not rest or not data(ids).startswith(cut):
+        return None
+    if turn.stop_string is not None:
+        stop = turn.stop_string.strip().encode()
+        behind = cut.endswith(stop)
+        if not behind and not rest.lstrip().startswith(stop):
+            return None
+        return f"the answer is cut {'behind' if behind else 'before'} its stop string {turn.stop_string!r}"
+    text = turn.completion_text
+    if text is None or cut != text.encode("utf-8", "surrogatepass").strip():
+        return None
+    stopped = agreement(evidence, difference.turn) is Agreement.STOP_STRING
+    return "the answer is cut where its text ends, as if at a stop string" if stopped else None
 
 
 def _merged(difference: Difference, evidence: Evidence) -> str | None:

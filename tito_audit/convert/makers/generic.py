@@ -29,6 +29,7 @@ _OF_CALLS = frozenset(
         "prompt_text",
         "text",
         "finish_reason",
+        "stop_reason",
         "weight_versions",
     )
 )
@@ -94,6 +95,8 @@ def _call(turn: Turn) -> dict[str, Any]:
         made["text"] = turn.completion_text
     if turn.finish_reason is not None:
         made["finish_reason"] = turn.finish_reason
+    if turn.stop_string is not None:
+        made["stop_reason"] = turn.stop_string
     if turn.weight_versions:
         spans = [dict(zip(("version", "start", "end"), span, strict=True)) for span in turn.weight_spans]
         made["weight_versions"] = spans or list(turn.weight_versions)
