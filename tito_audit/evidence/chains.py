@@ -35,6 +35,7 @@ from tito_audit.evidence.rewritten import (
     holds_answer,
     messages_changed,
     of_one_list,
+    opens_twice,
     other_tools,
 )
 from tito_audit.evidence.stretches import Stretch, starting_before, stretches
@@ -176,10 +177,13 @@ def _resumed(
     resumed = resumed_prompt(prompt.ids, branch, earlier)
     if resumed is not None:
         return resumed
-    start, ends = len(pieces.of(branch.seen).data), _end_texts(reference)
+    rest = prompt.data[len(pieces.of(branch.seen).data) :]
+    if not opens_twice(prompt, rest):
+        return None
+    ends = _end_texts(reference)
     for one in islice(reversed(earlier), _LOOKED_BACK):
         if one.turn > branch.turn and regions[one.turn]:
-            seen, answer, rest = pieces.of(one.seen), regions[one.turn][-1], prompt.data[start:]
+            seen, answer = pieces.of(one.seen), regions[one.turn][-1]
             if holds_answer(rest, seen, answer, ends) or answers_again(rest, seen, answer):
                 return one
     return None

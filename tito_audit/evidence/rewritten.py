@@ -119,6 +119,12 @@ def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[b
     return False
 
 
+def opens_twice(prompt: Pieces, rest: bytes) -> bool:
+    """Whether `rest`, the end of a prompt, opens an answer before the one that the prompt opens."""
+    opener = prompt.before(len(prompt), _OPENER)
+    return rest.find(opener) < len(rest) - len(opener)
+
+
 def answers_again(rest: bytes, seen: Pieces, region: Region) -> bool:
     """Whether text behind a shared history puts the question of the answer at `region`, and holds an answer."""
     opener = seen.before(region.start, _OPENER)

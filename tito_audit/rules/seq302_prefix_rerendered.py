@@ -22,7 +22,8 @@ def prefix_rerendered(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A prompt that does not start with the prompt and completion before it, because the template writes the same
-    messages as different text; the cause says how. Without a tokenizer, any broken prefix.
+    messages as different text; the cause says how. Also an answer that differs for no known reason (TPL299).
+    Without a tokenizer, any broken prefix.
 
     ## Why it matters
     The sampler continued from a history that is not what it had sampled. Trained as one sequence, the row holds

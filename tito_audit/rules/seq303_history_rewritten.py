@@ -24,8 +24,9 @@ def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A prompt whose messages are not those of the call before it: a summary that replaces turns, a window that
-    dropped the oldest turns, an edited message. Also a prompt or row that is exactly what the template writes
-    without the older messages.
+    dropped the oldest turns, an edited message, another system prompt. The prompts themselves decide, with or
+    without messages in the log: text that was given to the model is missing, added or changed, in more than white
+    space. Also a prompt or row that is exactly what the template writes without the older messages.
 
     ## Why it matters
     Whether intended or not, from here on the rollout is several training rows. Trained as one, it puts a

@@ -23,6 +23,7 @@ def retry_or_sibling(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A call with the same prompt as an earlier call, or one that continues a call which another call continues too.
+    A prompt that holds the other call's answer in another form, or behind other messages, is no branch.
 
     ## Why it matters
     Harmless where each branch is a row of its own. Trained as one sequence, the shared prefix is trained once per

@@ -22,7 +22,7 @@ def orphan_call(evidence: Evidence) -> Iterator[Hit]:
     """Call that belongs to no chain.
 
     ## What it finds
-    A call whose prompt does not share even its first message with any earlier call.
+    A call whose prompt does not share even its first message with any earlier call, and holds none of its answers.
 
     ## Why it matters
     It is a sub-agent, another conversation, or a sign of a mixed-up log. In one row with the others it would be
