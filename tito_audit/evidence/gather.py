@@ -25,7 +25,12 @@ from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
-from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
+from tito_audit.evidence.row import (
+    holds_given_turns,
+    row_against_calls,
+    row_against_itself,
+    row_against_template,
+)
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
@@ -34,6 +39,7 @@ from tito_audit.record.rollout import (
     Rollout,
     TrainingRow,
     Turn,
+    as_training_row,
     hidden_and_trained,
     visible_part,
     with_speakers,
@@ -64,6 +70,9 @@ def gather(
     rollout = with_speakers(rollout, speakers)
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
     rollout, problems = _recovered(rollout, reference)
+    if reference is not None and holds_given_turns(rollout, reference):
+        rollout = as_training_row(rollout)
+        trained_again = tuple(_in_row(one, rollout) for one in trained_again)
     chains = chain_turns(rollout, reference)
     texts: RenderedTexts = {}
     errors: tuple[tuple[int | None, str], ...] = ()
@@ -199,6 +208,15 @@ def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, 
                 )
         turns.append(turn)
     return replace(rollout, turns=tuple(turns)), tuple(problems)
+
+
+def _in_row(again: TrainedAgain, rollout: Rollout) -> TrainedAgain:
+    """What is trained again in a call, with the places of the training row that it was read as."""
+    row = rollout.training_row
+    if row is None or again.turn is None:
+        return again
+    first = row.prompt_length or 0
+    return replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
 
 
 def _strings_only(turn: Turn) -> bool:

@@ -28,7 +28,7 @@ from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
-from tito_audit.record.speakers import ASSISTANT, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
 
 Found = tuple[RowView | None, Sequence[Difference]]
 
@@ -281,6 +281,29 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
         return _view_by_roles(held, rollout, reference), []
     canonical = reference.pieces(encoded)
     return _view_by_roles(held, rollout, reference), _reencoded(held, canonical)
+
+
+def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
+    """Whether a response, logged with a mask that trains all of it, holds turns of a user or a tool.
+
+    A model rarely writes their headers itself. Where the sampler has a logprob for each of these tokens, it did.
+    """
+    if len(rollout.turns) != 1 or rollout.training_row is not None:
+        return False
+    (turn,) = rollout.turns
+    ids, logprobs = turn.completion_ids, turn.completion_logprobs
+    if turn.as_row is None or ids is None:
+        return False
+    pieces = reference.pieces(ids)
+    if not pieces.control.any():
+        return False
+    headers = reference.headers(rollout.template_kwargs)
+    given = token_roles(pieces, reference.end_ids(), headers).among(GIVEN_SPEAKERS)
+    if not given.any() or logprobs is None:
+        return bool(given.any())
+    scored = logprobs[given]
+    alike = len(scored) > 1 and bool((scored == scored[0]).all())
+    return alike or not (np.isfinite(scored) & (scored < 0)).all()
 
 
 def _reencoded(held: Pieces, canonical: Pieces) -> Sequence[Difference]:

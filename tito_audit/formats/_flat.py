@@ -69,12 +69,12 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     return _finished(trained, padding, hidden)
 
 
-def split_row(row: Row) -> TrainingRow | None:
+def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
     """The training row of prompt and response ids whose mask has untrained tokens in the response.
 
-    None if there is no such mask: then one call sampled the whole response. A mask that fits neither the response
-    nor the whole sequence also makes a row, for a rule to report; so does a trained token that the attention mask
-    hides.
+    None if there is no such mask: then one call sampled the whole response, unless its ids hold further turns,
+    whose row comes `of_one_call`. A mask that fits neither the response nor the whole sequence also makes a row,
+    for a rule to report; so does a trained token that the attention mask hides.
     """
     prompt_name, response_name = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
     mask = first_list(row, RESPONSE_MASKS)
@@ -86,9 +86,8 @@ def split_row(row: Row) -> TrainingRow | None:
         return None
     prompt = empty_ids() if prompt is None else prompt
     hidden = hidden_tokens(row, len(prompt) + len(response))
-    if _trains_all_of_response(row[mask], prompt, response) and (
-        hidden is None or not hidden[len(prompt) :].any()
-    ):
+    sampled_whole = _trains_all_of_response(row[mask], prompt, response)
+    if (sampled_whole and (hidden is None or not hidden[len(prompt) :].any())) is not of_one_call:
         return None
     logprobs = first_filled(row, CALL_LOGPROBS)
     trained = training_row(

@@ -18,7 +18,7 @@ from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, as_training_row
 from tito_audit.record.sources import CallSource, Source, Sources
 
 ReadSample = Callable[[Row, Place], Rollout]
@@ -217,7 +217,8 @@ def sample_rollout(
         stated = stated.without_ids()
     elif trained is None:
         plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
-        turns = (call_turn(plain, prompt_messages=asked or None),)
+        whole = with_finishes(split_row(row, of_one_call=True), row)
+        turns = (replace(call_turn(plain, prompt_messages=asked or None), as_row=whole),)
     if trained is not None and asked:
         messages = ()  # the row was rendered from more than the prompt
     tools = as_tools(parsed(row, "tools"), "tools")
@@ -228,6 +229,8 @@ def sample_rollout(
 
 def updated_sample(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """The sample with the columns of its repaired rollout: a training row, or a call."""
+    if before.turns and not one.rollout.turns and before.turns[0].as_row is not None:
+        before = as_training_row(before)
     if one.turns_from != tuple(range(len(before.turns))):
         raise RecordError("the call is all of its row or sample, so it cannot be removed")
     new: Row = row

@@ -75,6 +75,9 @@ def _read_one(row: Row, place: Place) -> Rollout:
         turns = () if trained is not None else (_single_turn(row, conversation),)
     if any(is_list(row.get(name)) for name in FLAT_IDS):
         trained = flat_row(row, has_calls=bool(turns)) or trained
+    elif turns and calls is None:
+        whole = with_finishes(split_row(row, of_one_call=True), row)
+        turns = (replace(turns[0], as_row=whole),) if whole is not None else turns
     messages = conversation.messages
     if trained is not None and not turns:
         messages = messages_of_row(messages)

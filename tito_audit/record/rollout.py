@@ -99,6 +99,9 @@ class Turn:
     """Tokens as strings and bytes when the log has no ids; `evidence` recovers ids from them."""
     columns: tuple[Column, ...] = ()
     """Every per-token column of the call as recorded, logprobs included, aligned to the completion."""
+    as_row: TrainingRow | None = field(default=None, repr=False)
+    """The same columns as a training row, if the log holds a response that its mask trains whole: its ids may show
+    that it holds several turns."""
     alternatives: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
     """The distinct top-k logprobs at some of its first tokens; () when the log has only one per token."""
 
@@ -161,6 +164,12 @@ class Rollout:
     training_row: TrainingRow | None = None
     stated: Stated = NOTHING_STATED
     """What else the log says, and why parts of it were not read."""
+
+
+def as_training_row(rollout: Rollout) -> Rollout:
+    """The rollout with its only call as the training row that the same columns are."""
+    messages = rollout.messages if any(not message.given for message in rollout.messages) else ()
+    return replace(rollout, messages=messages, turns=(), training_row=rollout.turns[0].as_row)
 
 
 def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
