@@ -9,6 +9,7 @@ from operator import or_
 
 import numpy as np
 
+from tito_audit.evidence.belonging import Unrelated, of_another_conversation
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
@@ -16,7 +17,7 @@ from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.known_differences import KnownDifferences
 from tito_audit.evidence.many import GrowingDifferences, ManyDifferences
-from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
+from tito_audit.evidence.model import Difference, Evidence, RowFound, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.once import each_once
 from tito_audit.evidence.other_dates import date_formats
@@ -25,12 +26,8 @@ from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
-from tito_audit.evidence.row import (
-    holds_given_turns,
-    row_against_calls,
-    row_against_itself,
-    row_against_template,
-)
+from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_against_itself, row_against_template
+from tito_audit.evidence.row_of_calls import row_against_calls
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
@@ -45,6 +42,7 @@ from tito_audit.record.rollout import (
     with_speakers,
 )
 from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.stated import Unread
 from tito_audit.record.testimony import Reading
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
@@ -73,6 +71,10 @@ def gather(
     if reference is not None and holds_given_turns(rollout, reference):
         rollout = as_training_row(rollout)
         trained_again = tuple(_in_row(one, rollout) for one in trained_again)
+    unrelated: list[Unrelated] = []
+    if reference is not None and rollout.turns and of_another_conversation(rollout, reference.text):
+        unrelated.append(OTHER_MESSAGES)
+        rollout = _without_messages(rollout)
     chains = chain_turns(rollout, reference)
     texts: RenderedTexts = {}
     errors: tuple[tuple[int | None, str], ...] = ()
@@ -83,7 +85,10 @@ def gather(
             texts, errors, confirmed = render_texts(rollout, chains, reference)
         answers = answers_of(rollout, chains.seen, reference, confirmed)
         reference.prefetch([answer.text for answer in answers])
-    row, more, row_error = _row(rollout, chains, reference)
+    row, more, row_error, other = _row(rollout, chains, reference)
+    if other is not None:
+        unrelated.append(other)
+        rollout = _without_messages(rollout) if other is OTHER_MESSAGES else _without_calls(rollout)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
@@ -117,35 +122,34 @@ def gather(
         recovery_problems=problems,
         log_reading=log_reading,
         trained_again=trained_again,
+        unrelated=tuple(unrelated),
         memo={} if judged is None or log_reading is not None else {JUDGEMENT: judged},
         speakers=speakers,
     )
 
 
-def _row(
-    rollout: Rollout, chains: Chains, reference: Reference | None
-) -> tuple[RowView | None, Sequence[Difference], str | None]:
+def _row(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFound:
     """The training row compared with the best evidence in the log: calls, else messages, else itself."""
     if rollout.training_row is None:
-        return None, [], None
+        return RowFound()
     start, end = visible_part(rollout.training_row)
     if end - start < len(rollout.training_row.token_ids):
         return _padded(rollout, rollout.training_row, (start, end), chains, reference)
     if any(seen is not None for seen in chains.seen):
-        return (*row_against_calls(rollout, chains, reference), None)
+        return row_against_calls(rollout, chains, reference)
     if reference is None or not len(rollout.training_row.token_ids):
-        return None, [], None
+        return RowFound()
     error = None
     if rollout.messages and reference.renderer is not None:
         written, error = render_conversation(rollout, reference)
         if written is not None:
-            return (*row_against_template(rollout, written, reference), None)
-    return (*row_against_itself(rollout, reference), error)
+            return row_against_template(rollout, written, reference)
+    return row_against_itself(rollout, reference)._replace(error=error)
 
 
 def _padded(
     rollout: Rollout, row: TrainingRow, part: tuple[int, int], chains: Chains, reference: Reference | None
-) -> tuple[RowView | None, Sequence[Difference], str | None]:
+) -> RowFound:
     """The same for a row's tokens without padding, with positions in the whole row."""
     start, end = part
     cut = replace(
@@ -157,8 +161,17 @@ def _padded(
         columns=(),
         hidden=None,
     )
-    view, found, error = _row(replace(rollout, training_row=cut), chains, reference)
-    return None if view is None else _widened(view, start, len(row.token_ids) - end), _moved(found, start), error
+    found = _row(replace(rollout, training_row=cut), chains, reference)
+    view, unrelated = found.view, found.unrelated
+    if unrelated is not None:
+        first, last = unrelated.span
+        unrelated = replace(unrelated, span=(first + start, last + start))
+    return RowFound(
+        None if view is None else _widened(view, start, len(row.token_ids) - end),
+        _moved(found.differences, start),
+        found.error,
+        unrelated,
+    )
 
 
 def _moved(found: Sequence[Difference], tokens: int) -> Sequence[Difference]:
@@ -186,6 +199,19 @@ def _widened(view: RowView, before: int, after: int) -> RowView:
         spans=(),
         sound=Sound.NOTHING,
     )
+
+
+def _without_messages(rollout: Rollout) -> Rollout:
+    """The rollout without its messages, which are of another one."""
+    turns = tuple(replace(turn, message_index=None) for turn in rollout.turns)
+    stated = rollout.stated.not_used(Unread.MESSAGES, "they are of another conversation")
+    return replace(rollout, messages=(), turns=turns, stated=stated)
+
+
+def _without_calls(rollout: Rollout) -> Rollout:
+    """The rollout with the reason why its row is not compared with its calls."""
+    because = "the training row is not of them"
+    return replace(rollout, stated=rollout.stated.not_used(Unread.CALLS, because))
 
 
 def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import Link
+from tito_audit.evidence.belonging import Unrelated
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
@@ -166,6 +167,17 @@ class RowView:
     sound: Sound = Sound.NOTHING
 
 
+class RowFound(NamedTuple):
+    """What the training row was compared with, and what that shows."""
+
+    view: RowView | None = None
+    differences: Sequence[Difference] = ()
+    error: str | None = None
+    """Why the template cannot write the messages."""
+    unrelated: Unrelated | None = None
+    """What beside the row, or the row itself, is of another rollout."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything known about one rollout. Rules read it; nothing writes to it."""
@@ -189,6 +201,8 @@ class Evidence:
     """(turn or None for the whole conversation, message) where the template failed."""
     rendered: frozenset[int | None] = frozenset()
     """Turns whose prompt was compared with what the template writes; None: the whole conversation was."""
+    unrelated: tuple[Unrelated, ...] = ()
+    """Parts of the rollout that are of another one."""
     date_formats: tuple[str, ...] = ()
     """The formats in which the template asks for the date."""
     recovery_problems: tuple[tuple[int, str], ...] = ()

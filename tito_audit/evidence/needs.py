@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum, Flag, auto
 from typing import Final
@@ -90,12 +91,15 @@ _WORDS = {
 }
 
 
+_MISSING = re.compile(r" \([^()]* missing\)")
+"""What is said to be missing."""
 _WORDS[Needs.HISTORY] = f"{_WORDS[Needs.SEVERAL_CALLS]} and {_WORDS[Needs.RENDERING]}"
 
 _UNREAD = {
     Unread.MESSAGES: (Needs.MESSAGES, Needs.MESSAGES | Needs.RENDERING | Needs.SAMPLED | Needs.HISTORY),
     Unread.PROMPTS: (Needs.PROMPTS, Needs.PROMPTS | Needs.RENDERING | Needs.HISTORY),
     Unread.IDS: (Needs.COMPLETIONS | Needs.ROW, Needs.PROMPTS | Needs.COMPLETIONS | Needs.ROW),
+    Unread.CALLS: (Needs.SAMPLED, Needs.SAMPLED),
 }
 """What was not read: what a rollout then lacks, and which needs it leaves unmet."""
 
@@ -104,7 +108,10 @@ def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRea
     """Why a rule that needs one of these could not look, for the summary, with the format's reasons."""
     named = need & ~Needs.ROW_LOGPROBS if Needs.COMPLETION_LOGPROBS in need else need  # "no logprobs" says both
     words = " and ".join(dict.fromkeys(_WORDS[one] for one in named if one in _WORDS))
-    return "; ".join((words, *(str(one) for one in reasons if _explains(one, need, present))))
+    explains = [one for one in reasons if _explains(one, need, present)]
+    if not all(one.used for one in explains):
+        words = _MISSING.sub("", words)  # it is there
+    return "; ".join((words, *map(str, explains)))
 
 
 def applies(needs: tuple[Needs, ...], present: Needs) -> bool:

@@ -1,4 +1,4 @@
-"""The training row compared with the calls, else with the rendered messages, else with its re-encoding."""
+"""The training row compared with the rendered messages, else with its re-encoding."""
 
 from __future__ import annotations
 
@@ -8,180 +8,42 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import Blocks
+from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
-from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.differences import Region, difference, region_of
+from tito_audit.evidence.belonging import (
+    MESSAGES,
+    Unrelated,
+    share_words,
+    shares_answer,
+    spoken,
+)
+from tito_audit.evidence.differences import difference
 from tito_audit.evidence.many import GrowingDifferences, many_of
 from tito_audit.evidence.masks import is_end, spans_of
-from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan, Sound
-from tito_audit.evidence.narrowed import normalised
-from tito_audit.evidence.once import first_of_each
-from tito_audit.evidence.reference import Reference, pieces_of
+from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
+from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import RenderedConversation, ToldTurns
-from tito_audit.evidence.roles import COMMON_ROLES, TURN_END, Roles, token_roles, unknown_roles
-from tito_audit.evidence.stretches import ManyStretches, Stretch, starting_before, stretches
+from tito_audit.evidence.roles import COMMON_ROLES, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
 
-Found = tuple[RowView | None, Sequence[Difference]]
 
-
-def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> Found:
-    """Which row tokens were sampled according to the calls, and where the row holds others."""
-    row = rollout.training_row
-    assert row is not None
-    held = _pieces(row.token_ids, reference)
-    view = _RowColumns(rollout, row, held, reference)
-    out = GrowingDifferences()
-    windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
-    for leaf, recorded, blocks in _align_chains(chains, held, reference):
-        found = _unclaimed(starting_before(stretches(recorded, held, blocks), len(recorded)), view)
-        if not view.take(blocks, chains.regions[leaf]):
-            continue  # the row belongs to another chain and holds little of this one
-        for stretch in found:
-            region = region_of(stretch, chains.regions[leaf])
-            if windowed and stretch.canonical_start == stretch.canonical_end:
-                continue  # an answer dropped from the history on purpose is not drift
-            one = difference(
-                stretch,
-                Against.ROW,
-                _row_severity(row, region, stretch.canonical_start, stretch.canonical_end),
-                _effect_on_row(row, region, stretch),
-                regions=chains.regions[leaf],
-                turn=leaf,
-                turns=rollout.turns,
-            )
-            out.append(one)
-    return view.finish(), first_of_each(out.done())
-
-
-def _effect_on_row(row: TrainingRow, region: Region | None, stretch: Stretch) -> str:
-    """The effect of a row that differs from its calls, as a clause."""
-    place = slice(stretch.canonical_start, stretch.canonical_end)
-    if place.start == place.stop:
-        return f"the row lacks tokens that were {'given' if region is None else 'sampled'}"
-    if stretch.start == stretch.end and row.loss_mask is not None and not row.loss_mask[place].any():
-        return "the row holds tokens that were neither given nor sampled"
-    return "the trainer would learn from tokens that were not sampled"
-
-
-def _unclaimed(found: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
-    """Those whose row tokens no earlier chain's calls sampled."""
-    if isinstance(found, ManyStretches):
-        claimed = [view.claimed(one.canonical_start, one.canonical_end) for one in found]
-        return found.part(~np.array(claimed, np.bool_))
-    return [one for one in found if not view.claimed(one.canonical_start, one.canonical_end)]
-
-
-def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
-    """ERROR where the row trains on what was not sampled; WARNING for drifted context."""
-    if region is None:
-        return Severity.WARNING
-    # For tokens that the row lacks, their neighbors show whether the answer is trained there.
-    around = slice(max(start - 1, 0), end + 1) if start == end else slice(start, end)
-    if row.loss_mask is None or row.loss_mask[around].any():
-        return Severity.ERROR
-    return Severity.WARNING
-
-
-def _align_chains(chains: Chains, held: Pieces, reference: Reference | None) -> list[tuple[int, Pieces, Blocks]]:
-    """The chain of every leaf aligned with the row, starting with the one that the row holds most of."""
-    laid = []
-    for leaf in _leaves(chains):
-        seen = chains.seen[leaf]
-        assert seen is not None
-        recorded = _pieces(seen, reference)
-        laid.append((leaf, recorded, align(recorded, held, open_end=True)))
-    return sorted(laid, key=lambda one: -len(one[2].matched()[0]))
-
-
-def _leaves(chains: Chains) -> list[int]:
-    """Turns that no later turn continues: their prompt + completion holds a whole chain."""
-    parents = {
-        link.turn: link.parent
-        for link in chains.links
-        if link.kind is LinkKind.CONTINUES and link.parent is not None
-    }
-    return last_calls((k for k, seen in enumerate(chains.seen) if seen is not None), parents)
-
-
-def _pieces(ids: Ids, reference: Reference | None) -> Pieces:
-    """The pieces of these ids; without a tokenizer, pieces that compare ids."""
-    return pieces_of(ids, reference.vocabulary if reference is not None else None)
-
-
-class _RowColumns:
-    """The columns of a RowView, filled chain by chain."""
-
-    def __init__(self, rollout: Rollout, row: TrainingRow, held: Pieces, reference: Reference | None) -> None:
-        size = len(row.token_ids)
-        self.turns = rollout.turns
-        self.ids = row.token_ids
-        self.end_ids = reference.end_ids() if reference else frozenset()
-        self.roles = token_roles(held, self.end_ids) if reference else unknown_roles(size)
-        self.turn = np.full(size, -1, np.int32)
-        self.offset = np.full(size, -1, np.int32)
-        self.expected = np.full(size, np.nan)
-        self.drifted = np.zeros(size, np.bool_)
-        self.any_logprobs = False
-        self.laid = False
-
-    def take(self, blocks: Blocks, regions: Sequence[Region]) -> bool:
-        """Fill in one chain; False, filling in nothing, when the row holds less than half of it."""
-        recorded, held = blocks.matched()
-        if not regions or len(recorded) * 2 < regions[-1].end:
-            return False
-        self.laid = True
-        for _, start, _, first, last in blocks.differing():
-            if start < regions[-1].end and not self.claimed(first, last):
-                self.drifted[first:last] = True
-        unclaimed = self.turn[held] < 0
-        bounds = recorded.searchsorted([(region.start, region.end) for region in regions])
-        for region, (first, last) in zip(regions, bounds.tolist(), strict=True):
-            inside = np.flatnonzero(unclaimed[first:last]) + first
-            where, offset = held[inside], recorded[inside] - region.start
-            self.turn[where] = region.turn
-            self.offset[where] = offset
-            logprobs = self.turns[region.turn].completion_logprobs
-            if logprobs is not None:
-                self.expected[where] = logprobs[offset]
-                self.any_logprobs = True
-        return True
-
-    def claimed(self, start: int, end: int) -> bool:
-        """Whether an earlier filled-in call sampled these row tokens; for an empty range, those on both sides."""
-        if start == end:
-            start, end = start - 1, end + 1
-        return start >= 0 and end <= len(self.turn) and bool((self.turn[start:end] >= 0).all())
-
-    def finish(self) -> RowView | None:
-        """The view; None when no chain was found in the row."""
-        if not self.laid:
-            return None
-        sampled = self.turn >= 0
-        ends = sampled & np.isin(self.ids, list(self.end_ids))
-        roles = self.roles.with_role(ASSISTANT, sampled).with_role(TURN_END, ends)
-        expected = self.expected if self.any_logprobs else None
-        return RowView(sampled, True, roles, self.turn, self.offset, expected, self.drifted)
-
-
-def row_against_template(rollout: Rollout, rendered: RenderedConversation, reference: Reference) -> Found:
+def row_against_template(rollout: Rollout, rendered: RenderedConversation, reference: Reference) -> RowFound:
     """The role of each row token by the rendered messages, and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
     if row.token_ids is rendered.ids or np.array_equal(row.token_ids, rendered.ids):
         if rendered.told is not None:
-            return _told_view(rendered.told, rollout), []
+            return RowFound(_told_view(rendered.told, rollout))
         if rendered.byte_roles is None:
-            return _view_by_roles(reference.pieces(rendered.ids), rollout, reference), []
-        return _view(*rendered.byte_roles.of_tokens(rendered.starts)), []
+            return RowFound(_view_by_roles(reference.pieces(rendered.ids), rollout, reference))
+        return RowFound(_view(*rendered.byte_roles.of_tokens(rendered.starts)))
     canonical = reference.pieces(rendered.ids, rendered.data)
     held = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
     blocks = align(held, canonical, open_end=True)
@@ -190,13 +52,15 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     at = _canonical_bytes(held, canonical, blocks)
     if rendered.told is None and rendered.byte_roles is None:
         view = _view_by_roles(held, rollout, reference)
-    elif headed is not None and _answers_in(headed) == sum(message.sampled for message in rollout.messages):
+    elif headed is not None and _is_clear(headed, rollout):
         view = headed  # the row's own headers fit better than those of a different text
     elif rendered.told is not None:
         view = _view_at(at, rendered.told, row.token_ids, canonical, reference)
     elif rendered.byte_roles is not None:
         view = _view(*rendered.byte_roles.of_tokens(at))
     generated = _generated(rendered)
+    if other and generated is not None and _are_of_others(row, held, headed, canonical, generated, blocks):
+        return row_against_itself(rollout, reference)._replace(unrelated=OTHER_MESSAGES)
     if not has_template_markers(held, canonical, reference):
         view = None  # encoded without the template, so nothing shows where its messages are
     if view is not None:
@@ -210,21 +74,51 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             continue  # a role unknown to the template was rendered as a known one
         own = answer_at(view, generated, stretch)
         mine = own is not None
-        texts = stretch.recorded.data, stretch.canonical.data
-        same_text = texts[0] == texts[1] or normalised(*texts) is not None
+        same_bytes = stretch.recorded.data == stretch.canonical.data
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
             Against.TEMPLATE,
-            Severity.NOTE if mine and (same_text or not trained or proven) else Severity.WARNING,
-            _effect(mine, proven, lacking=stretch.start == stretch.end),
+            Severity.NOTE if mine and (same_bytes or not trained or proven) else Severity.WARNING,
+            _effect(mine, proven),
             regions=(),
             turn=None,
             where=Where.ROW,
         )
         out.append(replace(found, sampled=mine))
-    return view, out.done()
+    return RowFound(view, out.done())
+
+
+OTHER_MESSAGES = Unrelated(
+    MESSAGES,
+    "messages of another conversation",
+    "the messages are of another conversation: none of their answers is in the ids; they are used for nothing",
+)
+
+
+def _are_of_others(
+    row: TrainingRow, held: Pieces, headed: RowView | None, canonical: Pieces, generated: Mask, blocks: Blocks
+) -> bool:
+    """Whether none of the answers in rendered messages, `generated` `[N]`, is in a row.
+
+    The row's answers are what it trains and what its own headers, in `headed`, show.
+    """
+    answers = trained_runs(generated)
+    own = np.zeros(len(held), np.bool_) if row.loss_mask is None else row.loss_mask
+    own = own if headed is None else own | headed.sampled
+    runs = trained_runs(own if own.any() else ~own)
+    if shares_answer(canonical, answers, held, runs, _turned(blocks)):
+        return False
+    return not share_words(spoken(canonical, answers), spoken(held, runs))
+
+
+def _turned(blocks: Blocks) -> Blocks:
+    """The same alignment with its sides swapped."""
+    swapped = {BlockKind.MERGE: BlockKind.SPLIT, BlockKind.EXTRA: BlockKind.MISSING}
+    swapped |= {other: kind for kind, other in swapped.items()}
+    kinds = np.array([swapped.get(kind, kind) for kind in BlockKind], np.int8)[blocks.kind]
+    return Blocks(blocks.canonical_end, blocks.recorded_end, kinds)
 
 
 def _told_view(told: ToldTurns, rollout: Rollout) -> RowView:
@@ -256,12 +150,8 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
     return canonical in COMMON_ROLES and recorded in logged - COMMON_ROLES
 
 
-def _effect(mine: bool, proven: bool, *, lacking: bool) -> str:
-    """The effect of a difference from the template, as a clause; `lacking`: the row has nothing there."""
-    if lacking and mine:
-        return "the row cannot show whether the model sampled it; only a log with the calls could"
-    if lacking:
-        return "the row lacks what the template writes for these messages"
+def _effect(mine: bool, proven: bool) -> str:
+    """The effect of a difference from the template, as a clause."""
     if proven:
         return (
             "its logprobs show that it was sampled this way, but it would drift if the messages were re-rendered"
@@ -271,16 +161,16 @@ def _effect(mine: bool, proven: bool, *, lacking: bool) -> str:
     return "the row holds tokens that the template does not write for these messages"
 
 
-def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
+def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     """The role of each row token by its control tokens, and where the row differs from its re-encoding."""
     row = rollout.training_row
     assert row is not None
     held = reference.pieces(row.token_ids)
     encoded = reference.reencoded(row.token_ids)
     if np.array_equal(encoded, row.token_ids):
-        return _view_by_roles(held, rollout, reference), []
+        return RowFound(_view_by_roles(held, rollout, reference))
     canonical = reference.pieces(encoded)
-    return _view_by_roles(held, rollout, reference), _reencoded(held, canonical)
+    return RowFound(_view_by_roles(held, rollout, reference), _reencoded(held, canonical))
 
 
 def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
@@ -328,9 +218,13 @@ def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowV
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 
-def _answers_in(view: RowView) -> int:
-    """How many answers the role markers of a row show: each begins after its header."""
-    return len(trained_runs(view.sampled))
+def _is_clear(view: RowView, rollout: Rollout) -> bool:
+    """Whether role markers show as many answers as there are messages, or who wrote each token."""
+    answers = len(trained_runs(view.sampled))
+    if answers == sum(message.sampled for message in rollout.messages):
+        return True
+    assert isinstance(view.roles, Roles)
+    return answers > 0 and not (view.roles.unclear() | view.roles.among((UNKNOWN,))).any()
 
 
 def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:

@@ -164,13 +164,13 @@ def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
 
 
 def _ids(rollout: Rollout) -> list[Ids]:
-    """The id sequences of a rollout to test: the training row, else the last call, else the completions."""
+    """The id sequences of a rollout to test: the last call, else the training row, else the completions."""
     if rollout.stated.dummy_tokens:
         return []
-    if rollout.training_row is not None:
+    if rollout.turns and (last := rollout.turns[-1].seen_ids) is not None:
+        found = [last]  # beside calls, the ids of a row may be wrong
+    elif rollout.training_row is not None:
         found = [rollout.training_row.token_ids]
-    elif rollout.turns and (last := rollout.turns[-1].seen_ids) is not None:
-        found = [last]
     else:
         found = [turn.completion_ids for turn in rollout.turns if turn.completion_ids is not None]
     return [ids[:_DECODED] for ids in found if _real(ids)]
@@ -179,8 +179,8 @@ def _ids(rollout: Rollout) -> list[Ids]:
 def _given(rollout: Rollout) -> Iterator[Ids]:
     """The unsampled ids, which a tokenizer must have written; the whole row if it has no mask."""
     row = rollout.training_row
-    if row is None:
-        prompts = [turn.prompt_ids for turn in rollout.turns[-1:] if turn.prompt_ids is not None]
+    prompts = [turn.prompt_ids for turn in rollout.turns[-1:] if turn.prompt_ids is not None]
+    if row is None or prompts:
         yield from filter(_real, prompts)
     elif row.loss_mask is None:
         yield from filter(_real, [row.token_ids])

@@ -8,23 +8,26 @@ from enum import StrEnum
 
 
 class Unread(StrEnum):
-    """The part of a rollout that a format did not read."""
+    """The part of a rollout that was not read, or not used."""
 
     MESSAGES = "messages"
     PROMPTS = "prompts"
     IDS = "ids"
+    CALLS = "calls"
 
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """Why a format did not read something that a rule may need."""
+    """Why something that a rule may need was not read, or not used."""
 
     what: Unread
     because: str
     """In fixed wording: reports count rollouts by it."""
+    used: bool = True
+    """False for what the log holds, but nothing is compared with."""
 
     def __str__(self) -> str:
-        return f"{self.what} not read: {self.because}"
+        return f"{self.what} not {'read' if self.used else 'used'}: {self.because}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class Stated:
     def not_read(self, what: Unread, because: str) -> Stated:
         """The same with the reason why something was not read."""
         return replace(self, reasons=(*self.reasons, NotRead(what, because)))
+
+    def not_used(self, what: Unread, because: str) -> Stated:
+        """The same with the reason why something that the log holds was not used."""
+        return replace(self, reasons=(*self.reasons, NotRead(what, because, used=False)))
 
     def without_ids(self) -> Stated:
         """The same, marked as a format or row that never holds ids."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from tito_audit.chains.ledger import Ledger
@@ -14,7 +15,7 @@ from tito_audit.errors import RecordError, StorageError
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
-from tito_audit.record.rollout import Rollout
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import Loader, selected_codes
 from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small
@@ -26,6 +27,7 @@ from tito_audit.run.parallel import audit_in_chunks, bare, chunk_bytes
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import SCAN, FinishedLogs, States, states_of
 from tito_audit.run.rows import share_of
+from tito_audit.run.strangers import MOST, is_stranger, owner_results
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
 from tito_audit.storage.journal import Journal
@@ -98,6 +100,8 @@ class Scan(Shown):
         """By log, what the rows read so far together say about how they were written."""
         self.ledger = Ledger()
         """What the rows read so far train."""
+        self.strangers: list[Place] = []
+        """Training rows read so far that are not of the calls beside them."""
         self._begun = self._ended = False
 
     def __iter__(self) -> Iterator[Result]:
@@ -147,7 +151,7 @@ class Scan(Shown):
         pipe = next((file for file in find_logs(self.logs) if not file.is_file()), None)
         if pipe is not None:
             raise StorageError(f"{pipe}: a pipe cannot be read twice.\nSave it to a file, or iterate once.")
-        self.summary, self.testimonies, self.ledger = Summary(), {}, Ledger()
+        self.summary, self.testimonies, self.ledger, self.strangers = Summary(), {}, Ledger(), []
         self._begun = self._ended = False
 
     def _counted(self) -> Summary | None:
@@ -166,6 +170,8 @@ class Scan(Shown):
             if result.witness is not None:
                 self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)
             self.ledger.note(result)
+            if len(self.strangers) < MOST and is_stranger(result):
+                self.strangers.append(result.place)
             yield result
         if file is not None:
             yield from self._of_log(file, flow)
@@ -185,7 +191,7 @@ class Scan(Shown):
         if settings.row is not None or not len(self.ledger):
             return
         once = Once.of(self.ledger, whole=settings.sample is None and settings.limit is None)
-        for result in once.results():
+        for result in chain(owner_results(self.ledger, self.strangers), once.results()):
             self.summary.add(result)
             yield result
         self.summary.notices += once.notices()
