@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import toy
+from tests.command import run, written
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import nemo_gym, nemo_rl, nemo_rl_message_log
 from tito_audit.record.column import Alignment, MovePolicy
+from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "formats"
@@ -413,3 +416,25 @@ def test_every_fixture_row_is_read(form: Format) -> None:
     for line in (FIXTURES / f"{form.name}.jsonl").read_text().splitlines():
         assert form.matches(json.loads(line))
         assert form.read(json.loads(line), PLACE)
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["dropped", "kept"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["responses", "chat"])
+@pytest.mark.parametrize("strict", [False, True, None])
+def test_a_prompt_holds_the_tools_with_their_strict_or_without(
+    strict: bool | None, wrapped: bool, sent: bool, tmp_path: Path
+) -> None:
+    """The converter of Responses tools has kept `strict` inside `function`, and dropped it."""
+    function = {"name": "weather", "description": "Look it up", "parameters": {"type": "object"}}
+    told = {"type": "function", "function": {**function, "strict": strict}}
+    logged = told if wrapped else {"type": "function", **function, "strict": strict}
+    messages = as_messages([{"role": "user", "content": "Go"}], "messages")
+    tools = [told if sent else {"type": "function", "function": function}]
+    text = toy.toy_renderer().render(messages, tools, add_generation_prompt=True)
+    encode = toy.toy_tokenizer().encode
+    answer = said("Done", **tokens(encode(text).tolist(), encode("Done<|im_end|>").tolist()))
+    row = gym(answer, responses_create_params={"input": [{"role": "user", "content": "Go"}], "tools": [logged]})
+    log = written(tmp_path / "log.jsonl", [row])
+    code, out, _ = run("scan", log, "-t", toy.TOKENIZERS / "toy_bpe", "--no-config", "--report", "jsonl")
+    found = [one for one in map(json.loads, out.splitlines()) if "severity" in one]
+    assert (code, [(one["code"], one["message"]) for one in found if one["code"].startswith("TPL")]) == (0, [])

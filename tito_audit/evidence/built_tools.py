@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tito_audit.evidence.model import Construction
+from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.unmatched import Candidate, UnmatchedSequence
 from tito_audit.record.message import ToolSpec
+from tito_audit.record.rollout import Rollout
 
 _DECODER = json.JSONDecoder()
 _MOST_TOOLS = 256
 """The most tools read from one text."""
+_STRICT = "strict"
+"""An instruction to a hosted service, which converters of tools keep or drop."""
 _LONGEST_TEXT = 400_000
 """Characters searched for tools."""
 
@@ -34,6 +38,17 @@ def tool_sets(sequence: UnmatchedSequence) -> Iterator[Candidate]:
         text = sequence.write(sequence.messages, tools)
         if text is not None:
             yield Candidate(text, construction)
+
+
+def tools_as_sent(rollout: Rollout, reference: Reference) -> tuple[ToolSpec, ...]:
+    """The tools of a rollout, with `strict` where its first prompt has it, if they differ in nothing else."""
+    prompt = next((turn.prompt_ids for turn in rollout.turns if turn.prompt_ids is not None), None)
+    if prompt is None or not rollout.tools:
+        return rollout.tools
+    held = tools_in(reference.text(prompt)[:_LONGEST_TEXT])[: len(rollout.tools)]
+    mine, theirs = [[dict(_inner(tool)) for tool in tools] for tools in (rollout.tools, held)]
+    strict = [[tool.pop(_STRICT, _STRICT) for tool in tools] for tools in (mine, theirs)]
+    return rollout.tools if mine != theirs or strict[0] == strict[1] else tuple(map(_wrapped, held))
 
 
 def tools_in(text: str) -> list[ToolSpec]:

@@ -10,6 +10,7 @@ from operator import or_
 import numpy as np
 
 from tito_audit.evidence.belonging import Unrelated, of_another_conversation
+from tito_audit.evidence.built_tools import tools_as_sent
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
@@ -71,6 +72,8 @@ def gather(
     if reference is not None and holds_given_turns(rollout, reference):
         rollout = as_training_row(rollout)
         trained_again = tuple(_in_row(one, rollout) for one in trained_again)
+    if reference is not None and rollout.stated.converted_tools:
+        rollout = replace(rollout, tools=tools_as_sent(rollout, reference))
     unrelated: list[Unrelated] = []
     if reference is not None and rollout.turns and of_another_conversation(rollout, reference.text):
         unrelated.append(OTHER_MESSAGES)

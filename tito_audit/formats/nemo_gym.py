@@ -61,6 +61,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     params, response = (row, row) if is_chat(row) else request_of(row)
     stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
     stated = replace(stated.with_facts(mask_sample=row.get("mask_sample")), ids_wanted=_wants_ids(layout.calls))
+    stated = replace(stated, converted_tools=True)
     if is_chat(row):
         tools = as_tools(row.get("tools"), "tools")
         return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)

@@ -40,6 +40,8 @@ class Stated:
     """What rollouts of one group share."""
     ids_wanted: bool = True
     """False: this format or row never holds ids."""
+    converted_tools: bool = False
+    """Whether the tools were converted from the Responses form, which may keep or drop their `strict`."""
     dummy_tokens: bool = False
     """The ids are placeholders."""
     copies_disagree: str = ""
