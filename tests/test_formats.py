@@ -719,17 +719,17 @@ QUESTION = {"role": "user", "content": "2+2?"}
         ),
     ],
 )
-def test_what_was_asked_alone_is_not_what_a_training_row_was_rendered_from(form, row):
+def test_what_was_asked_is_read_beside_a_training_row(form, row):
     asked = read({**row, "messages": [QUESTION]})
     assert asked.format == form
     assert asked.training_row is not None
-    assert asked.messages == ()
+    assert [message.text for message in asked.messages] == ["2+2?"]
     assert len(read({**row, "messages": list(ROLES)}).messages) == 2
 
 
-def test_the_prompt_column_of_a_training_row_is_not_its_conversation():
+def test_the_prompt_column_of_a_training_row_is_what_was_asked():
     split = {"prompt_ids": [1, 20], "response_ids": [30, 60, 2], "response_mask": [1, 0, 1]}
-    assert read({**split, "prompt": [QUESTION], "completion": "4"}).messages == ()
+    assert read({**split, "prompt": [QUESTION], "completion": "4"}).messages[-1].text == "2+2?"
     assert len(read({**split, "prompt": [QUESTION], "completion": [ROLES[1]]}).messages) == 2
 
 

@@ -214,3 +214,60 @@ def test_messages_that_differ_elsewhere_are_of_the_row(
     code, found = scanned(name, written(tmp_path / "log.jsonl", rows))
     assert code == 0
     assert not {one["code"] for one in found} & {"REC012", "MSK401", "MSK402"}
+
+
+# Messages as they were sent, without the last answer
+
+
+def doubled_header(row: dict[str, Any], start: int, header: list[int]) -> None:
+    for name, values in (("token_ids", header), ("loss_mask", [0] * 3), ("rollout_logprobs", [0.0] * 3)):
+        row[name] = [*row[name][:start], *values, *row[name][start:]]
+
+
+def other_order(row: dict[str, Any], start: int, header: list[int]) -> None:
+    row["tools"] = row["tools"][::-1]
+
+
+def one_exchange_more(row: dict[str, Any], start: int, header: list[int]) -> None:
+    at = 1 if row["messages"][0]["role"] == "system" else 0
+    asked, said = "What about the other plan?", "It is fine as it stands."
+    row["messages"][at:at] = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+
+
+FAULTS = {doubled_header: "TPL207", other_order: "TPL212", one_exchange_more: "SEQ303"}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_row_is_compared_with_messages_up_to_its_last_answer(
+    fault: Callable[[dict[str, Any], int, list[int]], None] | None, tmp_path: Path
+) -> None:
+    name = "qwen2.5-coder"
+    rows = []
+    for one in rollouts(name):
+        row = talk_of(one, copy.deepcopy(one["messages"][:-1]), calls=False)
+        prompt = one["calls"][-1]["prompt_token_ids"]
+        if fault is not None:
+            fault(row, len(prompt), prompt[-3:])
+        rows.append(row)
+    log = written(tmp_path / "log.jsonl", rows)
+    code, found = scanned(name, log)
+    assert code == 0
+    assert repaired(name, log, rows)
+    if fault is None:
+        assert not found
+        return
+    named = {one["row"] for one in found if one["code"] == FAULTS[fault]}
+    at_fault = [number for number, row in enumerate(rows) if fault is not other_order or len(row["tools"]) > 1]
+    assert len(named) >= len(at_fault) * 0.9
+    assert named <= set(at_fault)
+
+
+def test_a_row_that_was_cut_lacks_no_exchange_of_messages_as_sent(tmp_path: Path) -> None:
+    name = "qwen2.5-coder"
+    rows = []
+    for one in rollouts(name):
+        row = talk_of(one, one["messages"][:-1], calls=False)
+        first = one["calls"][0]
+        size = len(first["prompt_token_ids"]) + len(first["generation_token_ids"])
+        rows.append({**row, **{key: row[key][:size] for key in ("token_ids", "loss_mask", "rollout_logprobs")}})
+    assert scanned(name, written(tmp_path / "log.jsonl", rows)) == (0, [])

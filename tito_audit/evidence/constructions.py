@@ -18,6 +18,7 @@ from tito_audit.evidence.many import ManyDifferences
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.row_as_sent import answer_to, is_as_sent
 from tito_audit.evidence.unmatched import SAME_BYTES, Candidate, UnmatchedSequence
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout
@@ -80,6 +81,10 @@ def _unmatched(rollout: Rollout, where: Where, turn: int | None, reference: Refe
     row = rollout.training_row
     if where is Where.ROW and row is None:
         return None
+    if where is Where.ROW and row is not None and is_as_sent(rollout):
+        answer = answer_to(rollout, reference)
+        before = row.token_ids if answer is None else row.token_ids[: answer[0]]
+        return UnmatchedSequence(rollout, reference, before, rollout.messages, opens=True)
     if where is Where.ROW and row is not None:
         return UnmatchedSequence(rollout, reference, row.token_ids, rollout.messages, opens=False)
     assert turn is not None

@@ -28,6 +28,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_against_itself, row_against_template
+from tito_audit.evidence.row_as_sent import is_as_sent, row_against_request
 from tito_audit.evidence.row_of_calls import row_against_calls
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
@@ -77,7 +78,7 @@ def gather(
     unrelated: list[Unrelated] = []
     if reference is not None and rollout.turns and of_another_conversation(rollout, reference.text):
         unrelated.append(OTHER_MESSAGES)
-        rollout = _without_messages(rollout)
+        rollout = _without_messages(rollout, _OF_OTHERS)
     chains = chain_turns(rollout, reference)
     texts: RenderedTexts = {}
     errors: tuple[tuple[int | None, str], ...] = ()
@@ -88,10 +89,12 @@ def gather(
             texts, errors, confirmed = render_texts(rollout, chains, reference)
         answers = answers_of(rollout, chains.seen, reference, confirmed)
         reference.prefetch([answer.text for answer in answers])
-    row, more, row_error, other = _row(rollout, chains, reference)
+    row, more, row_error, other, unused = _row(rollout, chains, reference)
+    if unused:
+        rollout = _without_messages(rollout, unused)
     if other is not None:
         unrelated.append(other)
-        rollout = _without_messages(rollout) if other is OTHER_MESSAGES else _without_calls(rollout)
+        rollout = _without_messages(rollout, _OF_OTHERS) if other is OTHER_MESSAGES else _without_calls(rollout)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
@@ -143,6 +146,12 @@ def _row(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFo
     if reference is None or not len(rollout.training_row.token_ids):
         return RowFound()
     error = None
+    if is_as_sent(rollout) and reference.renderer is not None:
+        found = row_against_request(rollout, reference)
+        if found is not None:
+            return found
+        if all(message.given for message in rollout.messages):
+            return row_against_itself(rollout, reference)._replace(unused=_NO_ANSWER)
     if rollout.messages and reference.renderer is not None:
         written, error = render_conversation(rollout, reference)
         if written is not None:
@@ -174,6 +183,7 @@ def _padded(
         _moved(found.differences, start),
         found.error,
         unrelated,
+        found.unused,
     )
 
 
@@ -204,10 +214,15 @@ def _widened(view: RowView, before: int, after: int) -> RowView:
     )
 
 
-def _without_messages(rollout: Rollout) -> Rollout:
-    """The rollout without its messages, which are of another one."""
+_OF_OTHERS = "they are of another conversation"
+_NO_ANSWER = "they hold no answer, and nothing shows where the row's begin"
+"""Why messages were used for nothing."""
+
+
+def _without_messages(rollout: Rollout, because: str) -> Rollout:
+    """The rollout without its messages, and with the reason."""
     turns = tuple(replace(turn, message_index=None) for turn in rollout.turns)
-    stated = rollout.stated.not_used(Unread.MESSAGES, "they are of another conversation")
+    stated = rollout.stated.not_used(Unread.MESSAGES, because)
     return replace(rollout, messages=(), turns=turns, stated=stated)
 
 

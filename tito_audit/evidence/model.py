@@ -176,6 +176,8 @@ class RowFound(NamedTuple):
     """Why the template cannot write the messages."""
     unrelated: Unrelated | None = None
     """What beside the row, or the row itself, is of another rollout."""
+    unused: str = ""
+    """Why the messages were used for nothing, if they are of this rollout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,12 +219,15 @@ def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowV
 
 
 def _is_clear(view: RowView, rollout: Rollout) -> bool:
-    """Whether role markers show as many answers as there are messages, or who wrote each token."""
-    answers = len(trained_runs(view.sampled))
+    """Whether role markers show as many answers as the messages, or who wrote each token, and the mask trains
+    nothing but answers."""
+    answers, row = len(trained_runs(view.sampled)), rollout.training_row
     if answers == sum(message.sampled for message in rollout.messages):
         return True
     assert isinstance(view.roles, Roles)
-    return answers > 0 and not (view.roles.unclear() | view.roles.among((UNKNOWN,))).any()
+    if not answers or (view.roles.unclear() | view.roles.among((UNKNOWN,))).any():
+        return False
+    return row is None or row.loss_mask is None or not (row.loss_mask & ~view.sampled).any()
 
 
 def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:

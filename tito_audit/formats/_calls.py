@@ -257,14 +257,6 @@ def seen_by_template(message: Message) -> object:
     return message.role, message.text, message.reasoning, message.tool_calls
 
 
-def messages_of_row(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages that a training row was rendered from; () if they cannot include an answer.
-
-    A prompt alone is not the row: rendered, it would lack everything that was sampled.
-    """
-    return messages if any(not message.given for message in messages) else ()
-
-
 def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Collection[str]) -> Mapping[str, Any]:
     """The call with its new prompt in every copy that it holds, and its counts updated."""
     old, new = before.prompt_ids, after.prompt_ids

@@ -219,8 +219,6 @@ def sample_rollout(
         plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
         whole = with_finishes(split_row(row, of_one_call=True), row)
         turns = (replace(call_turn(plain, prompt_messages=asked or None), as_row=whole),)
-    if trained is not None and asked:
-        messages = ()  # the row was rendered from more than the prompt
     tools = as_tools(parsed(row, "tools"), "tools")
     return Rollout(
         place, format_name, messages, tools, turns=turns, training_row=with_finishes(trained, row), stated=stated

@@ -18,7 +18,6 @@ from tito_audit.formats._calls import (
     PROMPT_IDS,
     answer_indices,
     call_turn,
-    messages_of_row,
     updated_call,
 )
 from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
@@ -79,8 +78,6 @@ def _read_one(row: Row, place: Place) -> Rollout:
         whole = with_finishes(split_row(row, of_one_call=True), row)
         turns = (replace(turns[0], as_row=whole),) if whole is not None else turns
     messages = conversation.messages
-    if trained is not None and not turns:
-        messages = messages_of_row(messages)
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
         stated = stated.without_ids()

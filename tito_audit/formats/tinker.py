@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
 from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._samples import training_rows
@@ -58,7 +57,6 @@ def _read(row: Row, place: Place) -> Rollout:
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids = _all_tokens(row, targets)
     trained = _training_row(ids, inputs) if len(ids) else None
-    messages = messages if trained is None else messages_of_row(messages)
     return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 

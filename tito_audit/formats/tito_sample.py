@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_messages, other_columns, parsed
 from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._packed import packed
@@ -55,7 +54,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     return Rollout(
         place,
         FORMAT.name,
-        messages if trained is None else messages_of_row(messages),
+        messages,
         as_tools(parsed(row, "tools"), "tools"),
         training_row=with_finishes(trained, row),
         stated=stated,

@@ -168,8 +168,7 @@ class Rollout:
 
 def as_training_row(rollout: Rollout) -> Rollout:
     """The rollout with its only call as the training row that the same columns are."""
-    messages = rollout.messages if any(not message.given for message in rollout.messages) else ()
-    return replace(rollout, messages=messages, turns=(), training_row=rollout.turns[0].as_row)
+    return replace(rollout, turns=(), training_row=rollout.turns[0].as_row)
 
 
 def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:

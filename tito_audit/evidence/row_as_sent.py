@@ -1,0 +1,76 @@
+"""The training row compared with messages as they were sent: without the answer to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tito_audit.evidence.belonging import said, share_words, spoken
+from tito_audit.evidence.model import RowFound
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.rendered import render_conversation
+from tito_audit.evidence.row import OTHER_MESSAGES, row_against_itself, row_against_template
+from tito_audit.record.message import as_message
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.runs import trained_runs
+
+
+def is_as_sent(rollout: Rollout) -> bool:
+    """Whether the messages end with one that was given, as a sampler gets them."""
+    return bool(rollout.messages) and rollout.messages[-1].given
+
+
+def answer_to(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:
+    """The tokens of the row that answer its messages; None where neither its headers nor its mask show them.
+
+    A row with fewer answers lacks an exchange, unless its last one is that of the messages: then it was cut.
+    """
+    row, answers = rollout.training_row, sum(message.sampled for message in rollout.messages)
+    assert row is not None
+    view = row_against_itself(rollout, reference).view
+    by_headers = [] if view is None else trained_runs(view.sampled)
+    by_mask = [] if row.loss_mask is None else trained_runs(row.loss_mask)
+    found = next((runs[answers] for runs in (by_headers, by_mask) if len(runs) > answers), None)
+    fewer = by_headers or by_mask
+    if found is None and len(fewer):
+        last = next((said(message) for message in reversed(rollout.messages) if message.sampled), "")
+        cut = share_words(last.encode(), spoken(reference.pieces(row.token_ids), fewer[-1:]))
+        found = None if cut else fewer[-1]
+    return found
+
+
+def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | None:
+    """The row compared up to the answer to its messages, and its roles by its headers; None if that is not shown.
+
+    The messages are rendered with the answer that the row holds, which is not compared.
+    """
+    row, answer = rollout.training_row, answer_to(rollout, reference)
+    if row is None or answer is None:
+        return None
+    itself, (start, end) = row_against_itself(rollout, reference), answer
+    before = reference.text(row.token_ids[:start])
+    asked = [said(message).strip() for message in rollout.messages if message.speaker in ("user", "tool")]
+    if asked and not any(one in before or share_words(one.encode(), before.encode()) for one in asked if one):
+        return itself._replace(unrelated=OTHER_MESSAGES)
+    text_end = end
+    while text_end > start and int(row.token_ids[text_end - 1]) in reference.end_ids():
+        text_end -= 1
+    role = next((message.role for message in rollout.messages if message.sampled), "assistant")
+    wire = {"role": role, "content": reference.text(row.token_ids[start:text_end])}
+    cut = replace(
+        row,
+        token_ids=row.token_ids[:end],
+        loss_mask=None if row.loss_mask is None else row.loss_mask[:end],
+        logprobs=None if row.logprobs is None else row.logprobs[:end],
+        columns=(),
+        hidden=None,
+    )
+    whole = replace(rollout, messages=(*rollout.messages, as_message(wire, "the answer")), training_row=cut)
+    written, error = render_conversation(whole, reference)
+    if written is None:
+        return itself._replace(error=error)
+    compared = row_against_template(whole, written, reference)
+    view = itself.view
+    if (view is None or not view.sampled[start]) and end == len(row.token_ids):
+        view = compared.view  # the header of the answer is missing from the row
+    differences = [one for one in compared.differences if one.start < start or one.start == one.end == start]
+    return RowFound(view, [*differences, *(one for one in itself.differences if one.start >= start)])
