@@ -460,7 +460,8 @@ def test_logs_of_calls_hold_the_calls_that_were_asked_for(kind: str, keyed: bool
 def test_what_joining_took_is_on_its_page(tmp_path: Path) -> None:
     many, few = (call_log(joining.SHORT, rows, "jsonl", tmp_path, keyed=True) for rows in (120, 20))
     found = [joining.study(log, few, TOY, whole=False) for log in (few, many)]
-    assert all(one.seconds > 0 and one.held > 0 for one in found)
+    assert all(one.seconds > 0 for one in found)
+    assert found[1].held > 0  # the small log was joined before, and may need no more memory
     text = joining.page([replace(found[0], scans=(ONE, replace(ONE, cpu=0.6))), found[1]], TOY, None)
     assert text.startswith("# How fast calls are joined\n")
     assert "## Short calls joined by their key, jsonl\n" in text
