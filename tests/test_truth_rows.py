@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.tiers import DEEP, examples, some
-from tests.truth.decide import explained
-from tests.truth.expect import after_repair, before_repair, of_scan
+from tests.truth.conventions import CONVENTIONS, Convention, written
+from tests.truth.decide import Slide
+from tests.truth.expect import after_repair, before_repair, of_log, of_scan
 from tests.truth.forms import FORMS, Columns, Sample, read_rows, write_rows
-from tests.truth.judge import FLAGS, Outcome, judge_file, run
-from tests.truth.observed import Fault, clean, faulty
+from tests.truth.judge import FLAGS, Outcome, Written, judge_file, run
+from tests.truth.observed import Fault, faulty
+from tests.truth.odd import KINDS, Ran, differing, logs_beside, run_odd
 from tests.truth.plan import Case, File, files
 from tests.truth.source import SHARED, Chat, Model, Turn
 from tests.truth.table import lines
@@ -48,15 +52,27 @@ def chat(*reasons: str, size: int = 8) -> Chat:
     return Chat(TOY, ids, truth, turns, users, [], None, "toy")
 
 
-def case(fault: Fault, *reasons: str, form: str = "null", turn: int = 0, size: int = 3) -> Case:
-    one = chat(*reasons)
-    low = one.prompt if FORMS[form].response else 0
-    seen = faulty(one, clean(one), fault, low, size, turn)
-    return Case(FORMS[form], fault, Sample(one, seen, messages=False))
+def case(
+    fault: Fault,
+    *reasons: str,
+    form: str = "null",
+    turn: int = 0,
+    size: int = 3,
+    convention: Convention = CONVENTIONS[0],
+) -> Case:
+    drawn = chat(*reasons)
+    low = drawn.prompt if FORMS[form].response else 0
+    truth, right = written(drawn, convention, low, random.Random(1))
+    seen = faulty(truth, right, fault, low, size, turn)
+    return Case(FORMS[form], fault, Sample(truth, seen, right, False, turn), convention)
 
 
-def found(code: str, cause: str, severity: str = "error") -> Finding:
-    return Finding(code, severity, cause, "", "row", 0)
+def finding(code: str, cause: str, severity: str = "error", start: int = 0) -> Finding:
+    return Finding(code, severity, cause, "", "row", start)
+
+
+def named(name: str) -> Convention:
+    return next(convention for convention in CONVENTIONS if convention.name == name)
 
 
 LATE = Fault("logprobs", logprobs=1)
@@ -64,124 +80,229 @@ MASK_EARLY = Fault("mask", mask=-1)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "one"),
+    ("verdict", "example"),
     [
         ("clean", case(Fault("clean"), "stop", "length")),
         ("clean", case(Fault("clean"), "length", "length", form="zero")),
-        ("fault", case(LATE, "stop", "length")),
-        ("fault", case(LATE, "length", "length", form="zero")),
-        ("fault", case(Fault("logprobs", logprobs=-1), "length", form="zero")),
+        # The first token may have been out of the loss, the last may be an end token out of it.
+        ("open", case(Fault("mask", mask=1), "stop", form="slime", convention=named("end kept"))),
+        ("fault", case(LATE, "stop", "stop", "length")),
+        ("fault", case(LATE, "stop", "stop", "stop")),
         # What leaves the end of the row is lost: one turn late may be one whose first logprobs were never there.
         ("open fault", case(LATE, "length")),
         ("open", case(LATE, "length", form="zero")),
         ("fault", case(MASK_EARLY, "length")),
-        # A mask that lost an end may as well leave tokens out.
-        ("open fault", case(Fault("mask", mask=2), "length")),
-        ("open fault", case(MASK_EARLY, "stop", form="slime")),
-        ("fault", case(MASK_EARLY, "length", "stop", form="slime")),
-        # The column begins where the turn does: a place early is a turn whose end was not sampled.
+        # The prompt ends before the answer: what slid out of a column is lost.
+        ("open", case(MASK_EARLY, "stop", form="slime")),
         ("open", case(Fault("both", -1, -1), "stop", form="slime")),
-        ("fault", case(Fault("both", 2, -1), "length", "stop", form="one")),
         ("fault", case(Fault("inverted"), "stop", "stop")),
         ("fault", case(Fault("roles", what="user"), "stop", "length")),
         ("fault", case(Fault("fill", what="middle"), "stop", "length")),
-        ("fault", case(Fault("fill", what="head"), "stop", "length")),
-        ("clean", case(Fault("fill", what="middle"), "stop", "length", form="zero")),
+        ("open", case(Fault("fill", what="middle"), "stop", "length", form="zero")),
         ("open fault", case(Fault("fill", what="head"), "length")),
+        # Where every token has a logprob, none of them shows a slide, and the mask shows its own.
+        ("fault", case(Fault("mask", mask=2), "stop", "length", form="zero", convention=named("recomputed"))),
+        # An answer without its last logprob, or a column of which the rest went late: which, the zeros hide.
+        ("open", case(Fault("logprobs", logprobs=-1, shape="only"), "stop", form="slime")),
     ],
 )
-def test_what_a_row_can_tell_of_itself_is_what_all_slides_say(verdict: str, one: Case) -> None:
-    assert one.verdict == verdict
+def test_what_a_row_can_tell_of_itself_is_what_all_slides_say(verdict: str, example: Case) -> None:
+    assert example.verdict == verdict, example.decision
+
+
+CROSSED = [
+    (convention, form, reasons)
+    for convention, form, reasons in product(CONVENTIONS, FORMS, (("stop", "length"), ("length", "stop", "stop")))
+]
+
+
+def test_a_right_row_may_be_right_by_every_convention() -> None:
+    for convention, form, reasons in CROSSED:
+        assert case(Fault("clean"), *reasons, form=form, convention=convention).decision.stands
+
+
+def test_the_slide_that_was_planted_is_among_those_that_explain() -> None:
+    tried = 0
+    for (convention, form, reasons), by, to, shape in product(
+        CROSSED, (-3, 0, 2), (-2, 0, 1), ("", "from", "only")
+    ):
+        if (convention.recomputed and to) or not (by or to):
+            continue
+        example = case(Fault("both", by, to, shape=shape), *reasons, form=form, convention=convention, turn=1)
+        decision = example.decision
+        if decision.stands or not any(example.sample.right.mask):
+            continue
+        tried += 1
+        if len(decision.slides) == 1:
+            (slide,) = decision.slides
+            assert (slide.mask, slide.logprobs) in {(by, to), (0, to)}, (example.decision, convention, form)
+        assert decision.slides, (convention, form, reasons, by, to, shape)
+    assert tried > 1000
+
+
+def test_a_slide_of_some_answers_is_told_from_one_of_all() -> None:
+    assert case(LATE, "stop", "stop", "stop").decision.slides == {Slide(0, 1)}
+    for shape in ("from", "only"):
+        slid = case(Fault("logprobs", logprobs=-1, shape=shape), "stop", "stop", "stop", turn=1)
+        assert slid.decision.slides == {Slide(0, -1, shape, 1)}
+
+
+def test_prefilled_tokens_were_not_sampled_and_those_left_out_were() -> None:
+    start = chat("stop").turns[0].start
+    for name, sampled in (("prefill:2", False), ("left-out:2", True)):
+        example = case(Fault("clean"), "stop", convention=named(name))
+        assert [value is not None for value in example.chat.truth[start : start + 3]] == [sampled, sampled, True]
+        assert example.sample.seen.mask[start : start + 3] == [False, False, True]
+        assert (example.sample.seen.values[start] is not None) == sampled
 
 
 def test_a_stated_reason_decides_where_a_turn_was_cut() -> None:
-    one = case(Fault("both", -1, -1), "stop", form="slime")
-    right = clean(one.chat)
-    told = explained(one.chat, one.sample.seen, 0.0, one.low, reasons=True)
-    assert (0, 0) not in told.slides
-    assert (-1, -1) in told.slides
-    assert explained(one.chat, right, 0.0, one.low, reasons=True).slides == {(0, 0)}
+    ended = case(Fault("both", 1, 1), "length", "length")
+    assert ended.decision.stands, "the template's end token may have been sampled"
+    assert ended.may_be_right
+    sample = Sample(ended.chat, ended.sample.seen, ended.sample.right, False, 0, "list")
+    assert not Case(ended.form, ended.fault, sample).may_be_right
+
+
+def test_what_stands_beside_its_calls_is_compared_with_them() -> None:
+    hidden = Fault("fill", what="middle")
+    assert case(hidden, "stop", "length", form="zero").verdict == "open"
+    assert case(hidden, "stop", "length", form="calls").verdict == "fault"
+    assert case(Fault("clean"), "stop", form="calls", convention=named("left-out:3")).verdict == "clean"
+    out = case(Fault("mask", mask=1), "stop", form="calls", convention=named("end kept"))
+    assert out.verdict == "open"
+    assert out.may_be_right, "one token fewer is trained, and an end token that was sampled"
 
 
 RIGHT = {
-    "slid": (LATE, [found("LPR502", "shifted by +1")]),
-    "clean": (Fault("clean"), [found("TOK101", "merge", "note")]),
-    "both": (Fault("both", 2, -1), [found("MSK401", "slid by +2"), found("LPR502", "shifted by -1")]),
-    "inverted": (Fault("inverted"), [found("MSK403", "inverted")]),
-    "fill": (Fault("fill", what="middle"), [found("LPR503", "not recorded")]),
+    "slid": (LATE, [finding("LPR502", "shifted by +1")]),
+    "clean": (Fault("clean"), [finding("TOK101", "merge", "note")]),
+    "both": (Fault("both", 2, -1), [finding("MSK401", "slid by +2"), finding("LPR502", "shifted by -1")]),
+    "inverted": (Fault("inverted"), [finding("MSK403", "inverted")]),
+    "fill": (Fault("fill", what="middle"), [finding("LPR503", "not recorded")]),
 }
 WRONG = {
-    "slid": [[], [found("LPR502", "shifted by +1", "note")], [found("LPR502", "shifted by +2")]],
-    "clean": [[found("MSK404", "sampled, not trained", "warning")], [found("LPR502", "shifted by +1")]],
-    "both": [RIGHT["both"][1][:1], RIGHT["both"][1][1:], [found("MSK401", "slid by +1")]],
-    "inverted": [[], [found("MSK401", "template")]],
-    "fill": [[], [found("LPR505", "sentinel 1")]],
+    "slid": [[], [finding("LPR502", "shifted by +1", "note")], [finding("LPR502", "shifted by +2")]],
+    "clean": [[finding("MSK404", "sampled, not trained", "warning")], [finding("LPR502", "shifted by +1")]],
+    "both": [RIGHT["both"][1][:1], RIGHT["both"][1][1:], [finding("MSK401", "slid by +1")]],
+    "inverted": [[], [finding("MSK401", "template")]],
+    "fill": [[], [finding("LPR505", "sentinel 1")]],
 }
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_the_oracle_takes_right_words_and_no_wrong_ones(name: str) -> None:
     fault, right = RIGHT[name]
-    one = case(fault, "stop", "length")
-    assert not list(of_scan(one, right, whole=False))
+    example = case(fault, "stop", "stop", "length")
+    assert example.verdict in ("fault", "clean")
+    assert not list(of_scan(example, right))
     for wrong in WRONG[name]:
-        assert list(of_scan(one, wrong, whole=False)), wrong
+        assert list(of_scan(example, wrong)), wrong
 
 
-def test_the_oracle_takes_no_loud_word_on_a_row_that_may_be_clean() -> None:
-    one = case(LATE, "length", form="zero")
-    right = [found("LPR502", "shifted by +1")]
-    assert list(of_scan(one, right, whole=False)) == ["loud on a row that may be clean"]
-    assert not list(of_scan(one, right, whole=True)), "all rows of a log can tell what one cannot"
-    assert not list(of_scan(one, [], whole=False))
+def test_the_oracle_takes_a_slide_only_where_it_is() -> None:
+    example = case(Fault("logprobs", logprobs=-1, shape="only"), "stop", "stop", "stop", turn=1)
+    where = example.chat.turns[1].start
+    assert not list(of_scan(example, [finding("LPR502", "shifted by -1", start=where)]))
+    elsewhere = finding("LPR502", "shifted by -1", start=example.chat.turns[2].start)
+    assert list(of_scan(example, [elsewhere])) == ["another slide named"]
+
+
+def test_the_oracle_takes_no_loud_word_on_a_row_that_may_be_right() -> None:
+    example = case(LATE, "length", form="zero")
+    assert list(of_scan(example, [finding("LPR502", "shifted by +1")])) == ["loud on a row that may be right"]
+    assert not list(of_scan(example, [finding("LPR502", "shifted by +1", "note")]))
+    assert not list(of_scan(example, []))
+
+
+def test_a_log_of_one_convention_takes_notes_alone() -> None:
+    right, slid = case(Fault("clean"), "stop"), case(LATE, "stop", "stop")
+    warning, error = (finding("MSK402", "left out", severity) for severity in ("warning", "error"))
+    assert list(of_log([warning], True, [right])) == ["loud on a log of one convention"]
+    assert not list(of_log([warning], False, [right, slid]))
+    assert list(of_log([error], False, [right])) == ["error on a log of right rows"]
 
 
 def test_the_oracle_tells_a_cure_from_harm() -> None:
-    one = case(LATE, "stop", "length")
-    right = clean(one.chat)
-    cure = Columns(one.chat.ids, list(right.mask), list(right.values))
-    for at, value in enumerate(one.chat.truth):
-        if value == one.chat.truth[one.chat.turns[-1].end - 1] and at == len(cure.ids) - 1:
-            cure.mask[at], cure.values[at] = False, None  # its logprob had left the row
-    assert not list(after_repair(one, cure, "default"))
-    assert list(after_repair(one, before_repair(one), "default")) == ["decidable fault not cured"]
-    assert not list(after_repair(one, before_repair(one), "mask")), "not every repair can cure everything"
-    nothing = Columns(cure.ids, [False] * len(cure.ids), cure.values)
-    assert list(after_repair(one, nothing, "default")) == ["cured by leaving out tokens that could be kept"]
-    assert list(after_repair(one, Columns(cure.ids[:-1], cure.mask[:-1], cure.values[:-1]), "mask"))
-    early = Columns(one.chat.ids, one.sample.seen.mask, [*one.sample.seen.values[2:], None, None])
-    assert "repair trains a wrong pair that was not there" in list(after_repair(one, early, "realign"))
+    example = case(LATE, "stop", "stop", "length")
+    ids = example.chat.ids
+    cure = Columns(ids, list(example.sample.right.mask), list(example.sample.right.values))
+    cure.mask[-1], cure.values[-1] = False, None  # its logprob had left the row
+    assert not list(after_repair(example, cure, "default"))
+    assert list(after_repair(example, before_repair(example), "default")) == ["decidable fault not cured"]
+    assert not list(after_repair(example, before_repair(example), "mask")), "not every repair can cure everything"
+    nothing = Columns(ids, [False] * len(ids), cure.values)
+    assert list(after_repair(example, nothing, "default")) == ["cured by leaving out tokens that could be kept"]
+    assert list(after_repair(example, Columns(ids[:-1], cure.mask[:-1], cure.values[:-1]), "mask"))
+    early = Columns(ids, example.sample.seen.mask, [*example.sample.seen.values[2:], None, None])
+    assert "repair trains a wrong pair that was not there" in list(after_repair(example, early, "realign"))
 
 
-def test_the_oracle_sees_one_logprob_of_another_token_in_a_clean_row() -> None:
-    one = case(Fault("clean"), "stop", "length")
-    there = before_repair(one)
-    assert not list(after_repair(one, there, "default"))
-    at = one.chat.turns[0].start
+@pytest.mark.parametrize("convention", CONVENTIONS, ids=str)
+def test_the_oracle_sees_every_change_of_a_right_row(convention: Convention) -> None:
+    example = case(Fault("clean"), "stop", "stop", convention=convention)
+    there = before_repair(example)
+    assert not list(after_repair(example, there, "default"))
+    at = there.mask.index(True)
     swapped = Columns(there.ids, there.mask, [*there.values[:at], there.values[at + 1], *there.values[at + 1 :]])
-    assert "repair harmed: a trained token that was right is wrong" in list(after_repair(one, swapped, "mask"))
+    assert "repair harmed: a trained token that was right is wrong" in list(after_repair(example, swapped, "mask"))
     more = Columns(there.ids, [True, *there.mask[1:]], there.values)
-    assert "repair trains a wrong pair that was not there" in list(after_repair(one, more, "mask"))
+    assert "repair trains a wrong pair that was not there" in list(after_repair(example, more, "mask"))
+    fewer = Columns(there.ids, [on and place != at for place, on in enumerate(there.mask)], there.values)
+    assert list(after_repair(example, fewer, "mask")) == ["repair touched a right row"]
+    slid = faulty(example.chat, example.sample.seen, Fault("both", 1, 1), 0, 3, 0)
+    assert list(after_repair(example, Columns(there.ids, slid.mask, slid.values), "default"))
+
+
+def test_no_repair_may_choose_between_slides_nor_touch_what_may_be_right() -> None:
+    several = case(Fault("logprobs", logprobs=2), "stop", "length", form="zero", convention=named("end filled"))
+    assert several.verdict == "open fault"
+    assert several.decision.outcomes > 1
+    right = Columns(several.chat.ids, several.sample.right.mask, several.sample.right.values)
+    assert list(after_repair(several, right, "default")) == ["repair touched a fault that several slides explain"]
+    hidden = case(LATE, "length", form="zero")
+    moved = Columns(hidden.chat.ids, hidden.sample.right.mask, hidden.sample.right.values)
+    moved.mask[-1] = False
+    assert "repair touched a row that may be right" in list(after_repair(hidden, moved, "default"))
+
+
+def wrote(*rows: Columns, touched: bool = False) -> Written:
+    samples = {("log", number, 0): columns for number, columns in enumerate(rows)}
+    return Written(samples, {("log", 0)} if touched else set(), {"log"})
+
+
+def judged(example: Case, findings: list[Finding], written: dict[str, Written], again: Said | None) -> Outcome:
+    outcome, said = Outcome(), Said(defaultdict(list), defaultdict(list), 1, {})
+    said.samples["log", 0, 0] = findings
+    judge_file(File("log", "toy", example.form, [[example]]), said, written, again, outcome)
+    return outcome
 
 
 def test_a_repair_that_silences_a_fault_and_one_that_does_less_are_seen() -> None:
-    one = case(LATE, "stop", "length")
-    right = clean(one.chat)
+    example = case(LATE, "stop", "stop", "length")
+    loud = [finding("LPR502", "shifted by +1")]
+    right = example.sample.right
     right.mask[-1] = False
-    place, loud = ("log", 0, 0), [found("LPR502", "shifted by +1")]
-    file = File("log", "toy", one.form, [[one]])
-    said = Said(defaultdict(list, {place: loud}), defaultdict(list), 1, {})
+    good, as_it_was = wrote(Columns(example.chat.ids, right.mask, right.values)), wrote(before_repair(example))
+    fewer = Columns(example.chat.ids, list(example.sample.seen.mask), before_repair(example).values)
+    fewer.mask[example.chat.turns[0].start] = False
     quiet = Said(defaultdict(list), defaultdict(list), 0, {})
-    as_it_was, good = {place: before_repair(one)}, {place: Columns(one.chat.ids, right.mask, right.values)}
-    outcome = Outcome()
-    judge_file(file, said, {"default": as_it_was}, quiet, outcome)
+    outcome = judged(example, loud, {"default": wrote(fewer)}, quiet)
     assert "repair removed the last witness of a fault" in outcome.violations
-    outcome = Outcome()
-    judge_file(file, said, {"default": good, "warning": as_it_was}, quiet, outcome)
+    outcome = judged(example, loud, {"default": good, "warning": as_it_was}, quiet)
     assert "--fail-on warning repaired less" in outcome.violations
-    outcome = Outcome()
-    judge_file(file, said, {"default": good, "warning": good}, quiet, outcome)
-    assert not outcome.violations
+    assert not judged(example, loud, {"default": good, "warning": good}, quiet).violations
+
+
+def test_a_byte_that_changes_in_a_right_row_is_seen_and_a_row_that_is_lost() -> None:
+    example = case(Fault("clean"), "stop")
+    there = before_repair(example)
+    assert not judged(example, [], {"default": wrote(there)}, None).violations
+    for repaired, what in (
+        (wrote(there, touched=True), "repair changed a byte of a right row (default)"),
+        (wrote(), "repair lost the row (default)"),
+    ):
+        assert list(judged(example, [], {"default": repaired}, None).violations) == [what]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -190,14 +311,23 @@ def test_every_form_reads_back_what_it_wrote(form: str, tmp_path: Path) -> None:
         case(fault, *reasons, form=form)
         for fault, *reasons in ((LATE, "stop", "length"), (MASK_EARLY, "length"), (Fault("clean"), "stop"))
     ][: FORMS[form].group]
-    row = FORMS[form].write([one.sample for one in cases], FORMS[form].fill)
+    row = FORMS[form].write([example.sample for example in cases], FORMS[form].fill)
     for name in ("log.jsonl", "log.parquet"):
         write_rows(tmp_path / name, [row])
         (again,) = read_rows(tmp_path / name)
-        for one, columns in zip(cases, FORMS[form].read(again), strict=True):
-            assert columns.ids == one.chat.ids
-            assert not list(after_repair(one, columns, "mask"))
-            assert columns.mask == one.sample.seen.mask
+        for example, columns in zip(cases, FORMS[form].read(again), strict=True):
+            assert columns.ids == example.chat.ids
+            assert not list(after_repair(example, columns, "mask"))
+            assert columns.mask == example.sample.seen.mask
+
+
+def test_calls_beside_a_row_hold_what_was_sampled() -> None:
+    example = case(Fault("clean"), "stop", "length", form="calls", convention=named("prefill:2"))
+    row = FORMS["calls"].write([example.sample], 0.0)
+    for call, turn in zip(row["calls"], example.chat.turns, strict=True):
+        assert len(call["prompt_token_ids"]) == turn.start + 2
+        assert call["prompt_token_ids"] + call["generation_token_ids"] == example.chat.ids[: turn.end]
+        assert call["logprobs"] == example.chat.truth[turn.start + 2 : turn.end]
 
 
 def held(plan: list[File], folder: Path) -> None:
@@ -207,16 +337,65 @@ def held(plan: list[File], folder: Path) -> None:
 
 @shared
 @no_rollouts
+def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> None:
+    cases = [example for file in files(3000, list(FORMS), seed=3) for _, _, example in file.cases]
+    assert {example.convention.name for example in cases} >= {convention.name for convention in CONVENTIONS}
+    assert {example.form.name for example in cases} == set(FORMS)
+    assert {example.verdict for example in cases} == {"clean", "open", "fault", "open fault"}
+    slid = {(example.fault.kind, example.fault.shape) for example in cases if example.fault.slid}
+    assert slid == set(product(("mask", "logprobs", "both"), ("", "from", "only")))
+    assert {len(example.chat.turns) for example in cases} == set(range(1, 11))
+    for example in cases:
+        fault, slides = example.fault, example.decision.slides
+        if fault.slid and not example.form.calls and example.verdict == "fault":
+            (slide,) = slides
+            assert slide.logprobs == fault.logprobs
+            assert slide.mask in (fault.mask, 0)
+
+
+@shared
+@no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     models = some(["qwen2.5-coder", "gemma-3"], 1)
-    held(files(examples(40, 200), list(FORMS), seed=11, whole=0.2, models=list(models)), tmp_path)
+    held(files(examples(300, 600), list(FORMS), seed=11, models=list(models)), tmp_path)
 
 
 @shared
 @no_rollouts
 @deep
 def test_ten_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
-    held(files(10_000, list(FORMS), seed=1), tmp_path)
+    for seed in range(5):
+        held(files(2000, list(FORMS), seed=seed), tmp_path / str(seed))
+
+
+@shared
+@no_rollouts
+def test_rows_change_nothing_of_one_another(tmp_path: Path) -> None:
+    models = some(["smollm2", "qwen2.5-coder", "gemma-3"], 1)
+    flags = some(list(FLAGS), 1)
+    logs = list(logs_beside(len(KINDS) * examples(1, 6), list(FORMS), seed=5, models=models))
+    outcome = run_odd(logs, tmp_path, flags)
+    assert not outcome.violations, "\n".join(lines(outcome, 3))
+
+
+@shared
+@no_rollouts
+def test_what_one_row_changes_of_another_is_seen() -> None:
+    (log,) = logs_beside(1, ["null"], seed=5, models=["smollm2"])
+    place = {"file": log.name, "where": "row", "item": 0}
+    accused = {**place, "code": "MSK402", "severity": "warning", "cause": "left out", "row": (log.at + 1) % 7}
+
+    def ran(rows: int, *findings: dict[str, object], line: str = "") -> Ran:
+        said = Said(defaultdict(list), defaultdict(list), 0, {"findings": findings})
+        return Ran(said, {(log.name, "default"): [line] * rows})
+
+    assert not list(differing(log, "without", ran(6), ran(7)))
+    (violation,) = differing(log, "without", ran(6), ran(7, accused))
+    assert violation.what == "an odd row changes what is said of a right one"
+    assert not list(differing(log, "only", ran(1), ran(7, accused))), "it is another row"
+    assert len(list(differing(log, "without", ran(6), ran(7, line="{}")))) == 6
+    (violation,) = differing(log, "only", ran(1), ran(7, {**accused, "row": log.at}))
+    assert violation.what == "right rows change what is said of an odd one"
 
 
 SOME = (("smollm2", "smollm2"), ("smollm2", "qwen3"))

@@ -8,10 +8,14 @@ import tempfile
 from pathlib import Path
 
 from .forms import FORMS
-from .judge import FLAGS, run
+from .judge import FLAGS, Outcome, run
+from .odd import logs_beside, run_odd
 from .plan import files
 from .source import MODELS, SHARED
 from .table import lines
+
+BATCH = 2500
+"""Rows that are in memory at a time."""
 
 
 def main() -> int:
@@ -21,8 +25,9 @@ def main() -> int:
     parser.add_argument("--forms", default="all", help=f"all, or some of {','.join(FORMS)}")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--repairs", default=",".join(FLAGS), help="which repairs to run; none for a scan alone")
+    parser.add_argument("--whole", type=float, default=0.3, help="share of rows in files of one convention")
     parser.add_argument(
-        "--whole", type=float, default=0.15, help="share of rows in files with one fault throughout"
+        "--odd", type=int, help="how many logs are run with an odd row and without; else one in 100 rows"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the files")
@@ -31,10 +36,17 @@ def main() -> int:
     if not (SHARED / "rollouts").is_dir():
         sys.exit(f"no {SHARED / 'rollouts'}: the real rollouts are not beside this checkout")
     forms = list(FORMS) if chosen.forms == "all" else chosen.forms.split(",")
-    plan = files(chosen.rows, forms, chosen.seed, whole=chosen.whole, models=chosen.models.split(","))
     flags = [] if chosen.repairs == "none" else chosen.repairs.split(",")
+    outcome = Outcome()
+    for number, start in enumerate(range(0, chosen.rows, BATCH)):
+        size, seed = min(BATCH, chosen.rows - start), chosen.seed * 1000 + number
+        plan = files(size, forms, seed, whole=chosen.whole, models=chosen.models.split(","))
+        with tempfile.TemporaryDirectory() as aside:
+            outcome.merge(run(plan, chosen.keep / str(number) if chosen.keep else Path(aside), flags))
+    count = chosen.rows // 100 if chosen.odd is None else chosen.odd
+    beside = list(logs_beside(count, forms, chosen.seed, chosen.models.split(",")))
     with tempfile.TemporaryDirectory() as aside:
-        outcome = run(plan, chosen.keep or Path(aside), flags)
+        outcome.merge(run_odd(beside, chosen.keep / "odd" if chosen.keep else Path(aside), flags))
     print("\n".join(lines(outcome, chosen.show)))
     return int(bool(outcome.violations))
 

@@ -1,11 +1,14 @@
-"""Which slides explain what a row shows, by trying all of them on every turn. Knows nothing of the audit.
+"""What a row can tell of itself, by trying every slide on every answer. Knows nothing of the audit.
 
-A slide (km, kl) explains a row when for every turn some end of what was sampled, the turn's last end token in or
-out, makes the trained tokens those from start + km to end + km, and puts every logprob between start + kl and
-end + kl. A fill that no logprob can be leaves no gap there; among 0.0 a gap is a token that was certain.
+Answers are known: from `start` to the last of their end tokens, which the model may have sampled or not. A row may
+be right if it trains nothing else, if no other token has a logprob, or all have one, and if, where its fill can be
+no logprob, everything that it trains has one. That is all that right writers have in common.
 
-Beside slides, gaps explain: sampled tokens left out of the loss, logprobs that were not recorded. A row that lost
-at its end what a slide moves out of it shows the same. Where gaps explain a row, its slide is not demanded.
+A slide (m, l) explains an answer if, for a number of first tokens left out of the loss, the same in all answers,
+the trained tokens are those from start + first + m to an end + m, and those with a logprob lie from start + l, or
+start + first + l where the harness wrote the first tokens, to an end + l that is not before the other. Where the
+fill can be no logprob they fill that span; else some may be certain. All answers slid, those from one on, or only
+one; the others are explained by (0, 0).
 """
 
 from __future__ import annotations
@@ -13,106 +16,170 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .observed import Fault, Observed, is_fill
+from .conventions import Observed
+from .observed import REACH, Fault, is_fill
 from .source import Chat, Turn
 
-__all__ = ["Explained", "explained"]
+__all__ = ["Decision", "Slide", "decide"]
 
-REACH = 4
 Pair = tuple[int, int]
+First = tuple[int, int]
+"""First tokens of an answer out of the loss, and those without a logprob."""
+FIRSTS: tuple[First, ...] = tuple((size, out) for size in range(4) for out in sorted({0, size}))
 
 
 @dataclass(frozen=True)
-class Explained:
-    """All that explains a row."""
+class Slide:
+    """A slide of some answers."""
 
-    slides: frozenset[Pair]
-    gaps: bool
-    """Whether columns that lie right explain it as well, with tokens left out or logprobs missing."""
+    mask: int
+    logprobs: int
+    shape: str = ""
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """All that the columns of a row allow."""
+
+    stands: bool
+    """Whether the row may be right."""
+    slides: frozenset[Slide] = frozenset()
+    """What explains it if it may not; of slides that show the same only one is here."""
+    outcomes: int = 0
+    """How many different rows come out when these slides are undone, by what is trained with which logprob."""
+    gap: bool = False
+    """Whether logprobs lost in one answer explain it."""
 
     def verdict(self, fault: Fault) -> str:
-        """`clean` or `fault`; `open`: clean explains it and more do; `open fault`: several do, clean not."""
-        if (0, 0) in self.slides:
-            return "clean" if len(self.slides) == 1 else "open"
+        """`clean`; `open`: a fault that may be none; `fault`; `open fault`: more than one explains it."""
+        if fault.kind == "clean":
+            assert self.stands, "a right row may be right"
+            return "clean"
+        if self.stands:
+            return "open"
         if fault.slid:
-            assert (fault.mask, fault.logprobs) in self.slides, "the truth explains every row"
-            return "open fault" if len(self.slides) > 1 or self.gaps else "fault"
+            return "open fault" if self.gap or len(self.slides) != 1 else "fault"
         return "open fault" if self.slides else "fault"
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """What the row shows around one turn."""
+    """What the row shows around one answer."""
 
     turn: Turn
-    low: int
-    high: int
-    trained: frozenset[int]
-    filled: frozenset[int]
-    """Places with a logprob."""
+    window: range
+    trained: list[int]
+    valued: list[int]
+    ends: list[int]
+    """Where what was sampled may end."""
 
 
-def explained(chat: Chat, seen: Observed, fill: float | None, low: int, *, reasons: bool = False) -> Explained:
-    """Everything that explains what the row shows. Columns begin at `low`; `reasons`: it says why turns ended."""
-    trained = {at for at, one in enumerate(seen.mask) if one}
-    filled = {at for at, one in enumerate(seen.values) if not is_fill(one, fill)}
-    shown = list(_windows(chat, trained, filled, low))
-    inside = {at for one in shown for at in range(one.low, one.high)}
-    if not (trained <= inside and filled <= inside):
-        return Explained(frozenset(), gaps=False)
-    exact = [_turn(chat, one, fill != 0.0, reasons=reasons) for one in shown]
-    loose = [_turn(chat, one, False, reasons=reasons) for one in shown]
-    slides = frozenset.intersection(*exact)
-    missing = fill != 0.0 and any(kl == 0 for _, kl in frozenset.intersection(*loose) - slides)
-    return Explained(slides, missing or all(_left_out(chat, one, reasons=reasons) for one in shown))
+def decide(
+    chat: Chat, seen: Observed, fill: float | None, low: int, cut: frozenset[int] = frozenset()
+) -> Decision:
+    """All that explains a row whose columns begin at `low`; of the turns in `cut` it says that they were cut."""
+    exact = fill != 0.0
+    trained = {at for at, on in enumerate(seen.mask) if on}
+    valued = {at for at, value in enumerate(seen.values) if not is_fill(value, fill)}
+    everywhere = len(valued) == len(chat.ids) - low
+    spans = [
+        range(turn.start, turn.end if number in cut else turn.last + 1) for number, turn in enumerate(chat.turns)
+    ]
+    sampled = {at for span in spans for at in span}
+    inside = trained <= sampled and (everywhere or valued <= sampled)
+    lost = trained - valued if exact else set()
+    if inside and not lost:
+        return Decision(stands=True)
+    gap = inside and sum(any(at in lost for at in span) for span in spans) == 1
+    shown = list(_windows(chat, trained, valued, low))
+    windows = {at for answer in shown for at in answer.window}
+    if not (trained <= windows and (everywhere or valued <= windows)):
+        return Decision(stands=False, gap=gap)
+    slides, outcomes = _explaining(shown, exact=exact, everywhere=everywhere)
+    return Decision(False, slides, outcomes, gap)
 
 
-def _windows(chat: Chat, trained: set[int], filled: set[int], low: int) -> Iterator[_Shown]:
+def _windows(chat: Chat, trained: set[int], valued: set[int], low: int) -> Iterator[_Shown]:
     reached = 0
     for turn in chat.turns:
-        start, end = max(low, turn.start - REACH), min(len(chat.ids), turn.last + 1 + REACH)
-        assert start >= reached, "turns are too close to tell their slides apart"
-        reached = end
-        here = frozenset(range(start, end))
-        yield _Shown(turn, start, end, here & trained, here & filled)
+        window = range(max(low, turn.start - REACH), min(len(chat.ids), turn.last + 1 + REACH))
+        assert window.start >= reached, "turns are too close to tell their slides apart"
+        reached = window.stop
+        here = [at for at in window if at in trained], [at for at in window if at in valued]
+        yield _Shown(turn, window, *here, _ends(chat, turn))
 
 
-def _turn(chat: Chat, shown: _Shown, exact: bool, *, reasons: bool) -> frozenset[Pair]:
-    """The slides that explain one turn."""
-    found: set[Pair] = set()
-    ways = range(-REACH, REACH + 1)
-    for end in _ends(chat, shown.turn, reasons=reasons):
-        spans = {slide: _span(shown, end, slide) for slide in ways}
-        masks = [slide for slide in ways if shown.trained == spans[slide] or not shown.trained]
-        values = [slide for slide in ways if _fits(shown.filled, spans[slide], exact)]
-        if not shown.trained and not shown.filled:
-            values = list(ways)
-        found |= {(mask, value) for mask in masks for value in values}
-    return frozenset(found)
-
-
-def _left_out(chat: Chat, shown: _Shown, *, reasons: bool) -> bool:
-    """Whether the turn may be right but for sampled tokens left out, with their logprobs or without."""
-    trained, filled = shown.trained, shown.filled
-    spans = [_span(shown, end, 0) for end in _ends(chat, shown.turn, reasons=reasons)]
-    return any(trained <= span == filled or trained == filled <= span for span in spans)
-
-
-def _fits(filled: frozenset[int], span: frozenset[int], exact: bool) -> bool:
-    return filled == span if exact else filled <= span
-
-
-def _span(shown: _Shown, end: int, slide: int) -> frozenset[int]:
-    start = max(shown.low, shown.turn.start + slide)
-    return frozenset(range(start, min(shown.high, end + slide)))
-
-
-def _ends(chat: Chat, turn: Turn, *, reasons: bool) -> list[int]:
-    """Where what was sampled may end."""
-    stated = turn.last
+def _ends(chat: Chat, turn: Turn) -> list[int]:
+    """Where what was sampled may end: before the end tokens, between two of them, behind them."""
     if turn.last >= len(chat.ids) or chat.ids[turn.last] not in chat.model.ends:
-        return [turn.last]
-    if not reasons:
-        return [turn.last, turn.last + 1]
-    other = chat.ids[turn.last - 1] in chat.model.ends
-    return [stated if turn.reason == "length" or other else stated + 1]
+        return [turn.end]
+    content = turn.last
+    while chat.ids[content - 1] in chat.model.ends:
+        content -= 1
+    return list(range(content, turn.last + 2))
+
+
+def _explaining(shown: list[_Shown], *, exact: bool, everywhere: bool) -> tuple[frozenset[Slide], int]:
+    """The slides that explain all answers, and how many rows come out of them."""
+    slides: dict[tuple[Pair, ...], Slide] = {}
+    outcomes: set[tuple[Pair, ...]] = set()
+    for first in FIRSTS:
+        ways = [_pairs(answer, first, exact=exact, everywhere=everywhere) for answer in shown]
+        still = [(0, 0) in pairs for pairs in ways]
+        for shape, start, stop in _shapes(len(ways)):
+            if not (all(still[:start]) and all(still[stop:])):
+                continue
+            for mask, move in frozenset.intersection(*ways[start:stop]):
+                pairs = [(mask, move) if start <= at < stop else (0, 0) for at in range(len(ways))]
+                together = list(zip(shown, pairs, strict=True))
+                # The mask of an answer out of the loss shows no slide, nor does a logprob that is not there.
+                key = [
+                    (bool(way.trained) * at, bool(way.trained or way.valued) * to) for way, (at, to) in together
+                ]
+                visible = mask if any(at for at, _ in key) else 0
+                slides.setdefault(tuple(key), Slide(visible, move, shape, start))
+                outcomes.add(tuple(pair for way, pair in together if way.trained))
+    return frozenset(slides.values()), len(outcomes)
+
+
+def _shapes(turns: int) -> Iterator[tuple[str, int, int]]:
+    """Which answers may have slid: all, those from one on, only one."""
+    yield "", 0, turns
+    for turn in range(turns):
+        yield "from", turn, turns
+        yield "only", turn, turn + 1
+
+
+def _pairs(answer: _Shown, first: First, *, exact: bool, everywhere: bool) -> frozenset[Pair]:
+    """The slides that explain one answer."""
+    size, out = first
+    start, reach = answer.turn.start, range(-REACH, REACH + 1)
+    pairs: set[Pair] = set()
+    for mask in reach:
+        # The earliest end leaves most to the logprobs.
+        fitting = [end for end in answer.ends if _fills(answer.trained, answer, start + size + mask, end + mask)]
+        if not fitting and answer.trained:
+            continue
+        later = [end for end in answer.ends if not answer.trained or end >= fitting[0]]
+        for move in reach:
+            if everywhere:
+                fits = move == 0
+            elif exact:
+                fits = not (answer.trained or answer.valued) or any(
+                    _fills(answer.valued, answer, start + out + move, end + move) for end in later
+                )
+            else:
+                valued = answer.valued
+                fits = not valued or (start + out + move <= valued[0] and valued[-1] < later[-1] + move)
+            if fits:
+                pairs.add((mask, move))
+    return frozenset(pairs)
+
+
+def _fills(places: list[int], answer: _Shown, start: int, end: int) -> bool:
+    """Whether the places are all from start to end that the row has."""
+    start, end = max(start, answer.window.start), min(end, answer.window.stop)
+    if not places:
+        return end <= start
+    return places[0] == start and places[-1] == end - 1 and len(places) == end - start

@@ -6,75 +6,104 @@ import math
 from collections.abc import Iterator, Sequence
 
 from .forms import Columns
-from .observed import is_fill
+from .observed import is_fill, region
 from .plan import Case
 from .tool import Finding
 
-__all__ = ["after_repair", "before_repair", "cured", "loud", "named", "of_scan", "said_undecided", "wrong_places"]
+__all__ = [
+    "after_repair",
+    "before_repair",
+    "changed",
+    "cured",
+    "loud",
+    "named",
+    "noted",
+    "of_log",
+    "of_scan",
+    "wrong_places",
+]
 
 MASK_CODES = ("MSK401", "MSK402")
 KEPT = 0.9
-"""Of the sampled tokens that have their logprob, the share that a repaired slide still trains."""
+"""Of the trained tokens that still have their logprob, the share that a repaired slide still trains."""
+ZEROS = 8
+"""So many trained tokens without a logprob must be spoken of, also where they have 0.0."""
 
 
 def loud(findings: Sequence[Finding]) -> bool:
     """Whether anything is an error or a warning."""
-    return any(one.loud for one in findings)
+    return any(finding.loud for finding in findings)
 
 
-def said_undecided(findings: Sequence[Finding]) -> bool:
+def noted(findings: Sequence[Finding]) -> bool:
     """Whether a note says something of the mask or the logprobs."""
-    return any(not one.loud and one.code[:3] in ("MSK", "LPR") for one in findings)
+    return any(not finding.loud and finding.code[:3] in ("MSK", "LPR") for finding in findings)
 
 
 def named(case: Case, findings: Sequence[Finding]) -> bool:
-    """Whether the fault is named with its code and how far it slid."""
-    errors = [one for one in findings if one.severity == "error"]
+    """Whether the fault is named with its code, and a slide with how far it went."""
+    errors = [finding for finding in findings if finding.severity == "error"]
     fault, fill = case.fault, case.form.fill
     if fault.slid:
-        mask = any(one.code in MASK_CODES and one.cause == f"slid by {fault.mask:+d}" for one in errors)
-        shift = any(one.code == "LPR502" and one.cause == f"shifted by {fault.logprobs:+d}" for one in errors)
-        return (mask or not fault.mask) and (shift or not fault.logprobs)
+        slide = next(iter(case.decision.slides), fault)
+        mask = any(each.code in MASK_CODES and each.cause == f"slid by {slide.mask:+d}" for each in errors)
+        move = any(each.code == "LPR502" and each.cause == f"shifted by {slide.logprobs:+d}" for each in errors)
+        return (mask or not slide.mask) and (move or not slide.logprobs)
     if fault.kind == "inverted":
-        return any(one.code == "MSK403" and one.cause == "inverted" for one in errors)
+        return any(finding.code == "MSK403" and finding.cause == "inverted" for finding in errors)
     if fault.kind == "roles":
-        return any(one.code == "MSK401" for one in errors)
+        return any(finding.code == "MSK401" for finding in errors)
     if fill == 0.0:
-        return any(one.code.startswith("LPR") for one in findings)
+        return any(finding.code.startswith("LPR") for finding in findings)
     code = "LPR503" if fill is None or math.isnan(fill) else "LPR505"
-    return any(one.code == code and one.loud for one in findings)
+    return any(finding.code == code and finding.loud for finding in findings)
 
 
-def of_scan(case: Case, findings: Sequence[Finding], *, whole: bool) -> Iterator[str]:
-    """What a scan says that is not right. `whole`: all rows of the file have the same fault."""
+def of_scan(case: Case, findings: Sequence[Finding]) -> Iterator[str]:
+    """What a scan says of a sample that is not right."""
     verdict = case.verdict
-    if any(_misnamed(case, one) for one in findings if one.loud):
+    if any(_misnamed(case, finding) for finding in findings if finding.loud):
         yield "another slide named"
-    if case.fault.kind == "clean":
+    if verdict == "clean":
         if loud(findings):
-            yield "loud on a clean row"
+            yield "loud on a right row"
     elif verdict == "fault":
-        if not named(case, findings):
-            yield "decidable fault not named" if loud(findings) else "decidable fault passed as clean"
+        if not loud(findings):
+            yield "decidable fault passed as clean"
+        elif not named(case, findings) and not case.form.calls:
+            yield "decidable fault not named"
     elif verdict == "open fault":
         if not loud(findings):
             yield "a fault, if not which, passed as clean"
     elif case.fault.kind == "fill":
-        if case.zeros >= 8 and not named(case, findings):
+        if case.zeros >= ZEROS and not named(case, findings):
             yield "8 zeros or more inside and nothing said"
-    elif case.stated_verdict == "open" and not whole and loud(findings):
-        yield "loud on a row that may be clean"
+    elif case.may_be_right and loud(findings):
+        yield "loud on a row that may be right"
 
 
-def _misnamed(case: Case, found: Finding) -> bool:
+def of_log(findings: Sequence[Finding], convention: bool, cases: Sequence[Case]) -> Iterator[str]:
+    """What is said of a whole log that is not right; `convention`: whether all of its rows keep one."""
+    right = all(case.fault.kind == "clean" for case in cases)
+    if convention and right and loud(findings):
+        yield "loud on a log of one convention"
+    if right and any(finding.severity == "error" for finding in findings):
+        yield "error on a log of right rows"
+
+
+def _misnamed(case: Case, finding: Finding) -> bool:
+    """Whether another slide is named, or the slide of an answer where nothing slid."""
     fault = case.fault
-    if found.code in MASK_CODES and found.cause.startswith("slid by "):
-        return found.cause != f"slid by {fault.mask:+d}"
-    return (
-        found.code == "LPR502"
-        and found.cause.startswith("shifted by ")
-        and (found.cause != f"shifted by {fault.logprobs:+d}")
-    )
+    if finding.code in MASK_CODES and finding.cause.startswith("slid by "):
+        wrong = finding.cause != f"slid by {fault.mask:+d}"
+    elif finding.code == "LPR502" and finding.cause.startswith("shifted by "):
+        wrong = finding.cause != f"shifted by {fault.logprobs:+d}"
+    else:
+        return False
+    # Where a row has several samples or padding, findings count from elsewhere.
+    if wrong or not fault.shape or finding.start is None or case.form.group > 1 or case.form.padded:
+        return wrong
+    return finding.start not in region(case.chat, fault, case.low, case.sample.turn)
 
 
 def after_repair(case: Case, after: Columns, flags: str) -> Iterator[str]:
@@ -89,15 +118,26 @@ def after_repair(case: Case, after: Columns, flags: str) -> Iterator[str]:
     fresh = [at for at in wrong_now if not before.mask[at] or _value(case, before, at) != _value(case, after, at)]
     if any(at in wrong_then or not before.mask[at] for at in fresh):
         yield "repair trains a wrong pair that was not there"
-    if case.fault.kind == "clean" and _shown(case, after) != _shown(case, before):
-        yield "repair touched a clean row"
+    if changed(case, after):
+        if case.verdict == "clean":
+            yield "repair touched a right row"
+        elif case.may_be_right and case.fault.kind != "fill":
+            yield "repair touched a row that may be right"
+        elif case.verdict == "open fault" and case.decision.outcomes > 1:
+            yield "repair touched a fault that several slides explain"
     if flags in ("default", "warning") and case.verdict == "fault":
         yield from _must_be_cured(case, after)
 
 
 def before_repair(case: Case) -> Columns:
     """The sample as it was written."""
-    return Columns(case.chat.ids, case.sample.seen.mask, case.sample.seen.values)
+    seen, fill = case.sample.seen, case.form.fill
+    return Columns(case.chat.ids, seen.mask, [fill if value is None else value for value in seen.values])
+
+
+def changed(case: Case, after: Columns) -> bool:
+    """Whether the columns say anything else than they did."""
+    return _shown(case, after) != _shown(case, before_repair(case))
 
 
 def cured(case: Case, after: Columns) -> bool:
@@ -106,12 +146,12 @@ def cured(case: Case, after: Columns) -> bool:
 
 
 def _must_be_cured(case: Case, after: Columns) -> Iterator[str]:
+    fault = case.fault
     if not cured(case, after):
         yield "decidable fault not cured"
-    elif case.fault.slid:
-        there = sum(one is not None for one in case.chat.truth) - case.zeros
-        right = sum(after.mask)
-        if right < KEPT * there:
+    elif fault.slid:
+        there = sum(case.sample.right.mask) - abs(fault.mask) - abs(fault.logprobs)
+        if sum(after.mask) < KEPT * there:
             yield "cured by leaving out tokens that could be kept"
 
 

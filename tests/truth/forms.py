@@ -1,4 +1,4 @@
-"""The ten forms of training rows: how samples are written into rows, and read back from them."""
+"""The forms of training rows, ten alone and two beside their calls: how they are written and read back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .observed import Observed
-from .source import Chat
+from .conventions import Observed
+from .source import Chat, Turn
 
 __all__ = ["FORMS", "Columns", "Form", "Sample", "read_rows", "write_rows"]
 
@@ -24,7 +24,11 @@ class Sample:
 
     chat: Chat
     seen: Observed
+    right: Observed
+    """The columns without their fault."""
     messages: bool
+    turn: int = 0
+    """The answer that slid, or the first of those."""
     reasons: str = ""
     """`list`, `last` or nothing: how the row says why turns ended."""
 
@@ -52,6 +56,9 @@ class Form:
     """The most samples of a row."""
     tools: bool = False
     """Whether a row can state its tools."""
+    calls: bool = False
+    """Whether the row carries its calls."""
+    padded: bool = False
     suffix: str = ".jsonl"
 
 
@@ -89,6 +96,27 @@ def _flat(samples: Sequence[Sample], fill: float | None) -> Json:
 
 def _read_flat(row: Json) -> list[Columns]:
     return [Columns(row["token_ids"], [bool(one) for one in row["loss_mask"]], row["logprobs"])]
+
+
+def _beside_calls(samples: Sequence[Sample], fill: float | None) -> Json:
+    """The row with every call: what it was given, what it sampled, and how probable that was."""
+    row, (sample,) = _flat(samples, fill), samples
+    return {**row, "calls": [_call(sample.chat, turn, "generation_token_ids") for turn in sample.chat.turns]}
+
+
+def _beside_turns(samples: Sequence[Sample], fill: float | None) -> Json:
+    row, (sample,) = _flat(samples, fill), samples
+    return {**row, "turns": [_call(sample.chat, turn, "completion_ids") for turn in sample.chat.turns]}
+
+
+def _call(chat: Chat, turn: Turn, name: str) -> Json:
+    start = next(at for at in range(turn.start, turn.end) if chat.truth[at] is not None)
+    return {
+        "prompt_token_ids": chat.ids[:start],
+        name: chat.ids[start : turn.end],
+        "logprobs": chat.truth[start : turn.end],
+        "finish_reason": turn.reason,
+    }
 
 
 def _labels(samples: Sequence[Sample], fill: float | None) -> Json:
@@ -258,11 +286,13 @@ FORMS = {
         Form("nan", math.nan, _flat, _read_flat, tools=True),
         Form("one", 1.0, _flat, _read_flat, tools=True),
         Form("labels", 1.0, _labels, _read_labels, group=3),
-        Form("nemo_rl", 0.0, _nemo_rl, _read_nemo_rl),
+        Form("nemo_rl", 0.0, _nemo_rl, _read_nemo_rl, padded=True),
         Form("slime", 0.0, _slime, _read_slime, response=True, tools=True),
         Form("verl", 0.0, _verl, _read_verl, response=True, group=3),
         Form("trl", 0.0, _trl, _read_trl, response=True, group=3),
         Form("packed", 0.0, _packed, _read_packed, group=4),
+        Form("calls", 0.0, _beside_calls, _read_flat, tools=True, calls=True),
+        Form("turns", None, _beside_turns, _read_flat, tools=True, calls=True),
     )
 }
 

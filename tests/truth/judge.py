@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 
-from .expect import after_repair, before_repair, cured, loud, named, of_scan, said_undecided, wrong_places
+from .expect import after_repair, before_repair, changed, cured, loud, named, noted, of_log, of_scan, wrong_places
 from .forms import Columns, read_rows, write_rows
 from .plan import Case, File
 from .tool import Finding, Said, repair, scan
 
-__all__ = ["FLAGS", "Outcome", "Violation", "run"]
+__all__ = ["FLAGS", "Outcome", "Place", "Violation", "Written", "judge_file", "run"]
 
 FLAGS = {
     "default": (),
@@ -21,7 +22,17 @@ FLAGS = {
     "mask": ("--with", "mask"),
 }
 """The repairs that are run."""
-Written = dict[tuple[str, int, int], Columns]
+Place = tuple[str, int, int]
+
+
+@dataclass
+class Written:
+    """What a repair wrote."""
+
+    samples: dict[Place, Columns] = field(default_factory=dict)
+    touched: set[tuple[str, int]] = field(default_factory=set)
+    """Rows that are no longer what they were, in a byte or a value."""
+    files: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -41,90 +52,112 @@ class Violation:
 class Outcome:
     """All counts of a run."""
 
-    cells: dict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """By form and kind of fault."""
+    cells: dict[tuple[str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """By form, convention and group of faults."""
     loud_codes: Counter[str] = field(default_factory=Counter)
-    """What is loud on clean rows."""
+    """What is loud on right rows."""
     violations: dict[str, list[Violation]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, what: str, violation: Violation) -> None:
+    def add(self, violation: Violation) -> None:
         """Count a violation."""
-        self.violations[what].append(violation)
+        self.violations[violation.what].append(violation)
 
     def merge(self, other: Outcome) -> None:
         """Count what another run found."""
         for place, counts in other.cells.items():
             self.cells[place].update(counts)
         self.loud_codes.update(other.loud_codes)
-        for what, found in other.violations.items():
-            self.violations[what] += found
+        for what, violations in other.violations.items():
+            self.violations[what] += violations
 
 
-def run(plan: list[File], folder: Path, flags: list[str]) -> Outcome:
-    """Scan and repair the files, one process a model and command."""
+def run(plan: list[File], folder: Path, flags: Sequence[str]) -> Outcome:
+    """Scan and repair the files: each by the first of the flags, every third by one of the others in turn."""
     outcome = Outcome()
     for model in dict.fromkeys(file.model for file in plan):
         outcome.merge(_model([file for file in plan if file.model == model], folder / model, flags))
     return outcome
 
 
-def _model(plan: list[File], folder: Path, flags: list[str]) -> Outcome:
+def _model(plan: list[File], folder: Path, flags: Sequence[str]) -> Outcome:
     logs, model, outcome = folder / "logs", plan[0].model, Outcome()
     logs.mkdir(parents=True, exist_ok=True)
     for file in plan:
         rows = [file.form.write([case.sample for case in row], file.form.fill) for row in file.rows]
         write_rows(logs / file.name, rows)
-    paths = [logs / file.name for file in plan]
-    said = scan(paths, model, folder / "scan.json")
+    said = scan([logs / file.name for file in plan], model, folder / "scan.json")
+    others = cycle([number for other in range(1, len(flags)) for number in (other, 0, 0)])
+    turns = [next(others, 0) for _ in plan]
     written = {}
-    for name in flags:
-        repair(paths, model, folder / name, *FLAGS[name])
-        written[name] = _written(plan, folder / name)
+    for number, name in enumerate(flags):
+        chosen = [file for file, turn in zip(plan, turns, strict=True) if number in (0, turn)]
+        if chosen:
+            repair([logs / file.name for file in chosen], model, folder / name, *FLAGS[name])
+            written[name] = _written(chosen, logs, folder / name)
     again = None
     if "default" in written:
-        again = scan([folder / "default" / file.name for file in plan], model, folder / "again.json")
+        again = _again(plan, written["default"], folder)
     for file in plan:
         judge_file(file, said, written, again, outcome)
     return outcome
 
 
-def _written(plan: list[File], folder: Path) -> Written:
+def _written(plan: list[File], logs: Path, folder: Path) -> Written:
     """Every sample as it stands in what a repair wrote."""
-    found: Written = {}
+    written = Written(files={file.name for file in plan})
     for file in plan:
-        for number, row in enumerate(read_rows(folder / file.name)):
+        rows = read_rows(folder / file.name)
+        for number, row in enumerate(rows):
             for item, columns in enumerate(file.form.read(row)):
-                found[file.name, number, item] = columns
-    return found
+                written.samples[file.name, number, item] = columns
+        pairs = zip(_texts(logs / file.name), _texts(folder / file.name), strict=False)
+        written.touched |= {(file.name, number) for number, (was, now) in enumerate(pairs) if was != now}
+    return written
+
+
+def _texts(path: Path) -> list[str]:
+    """The rows of a file as they are written; of a table, what it shows of them."""
+    if path.suffix == ".parquet":
+        return [repr({**row, "tito_audit": row.get("tito_audit")}) for row in read_rows(path)]
+    return path.read_text(encoding="utf-8").split("\n")
+
+
+def _again(plan: list[File], written: Written, folder: Path) -> Said | None:
+    """What a scan says of repaired files in which something changed and is wrong still."""
+    left = {
+        file.name
+        for file in plan
+        for row, item, case in file.cases
+        if (now := written.samples.get((file.name, row, item))) is not None
+        and changed(case, now)
+        and wrong_places(case, now)
+    }
+    paths = [folder / "default" / name for name in sorted(left)]
+    return scan(paths, plan[0].model, folder / "again.json") if paths else None
 
 
 def judge_file(file: File, said: Said, written: dict[str, Written], again: Said | None, outcome: Outcome) -> None:
     """Count what was said of a file, and made of it."""
-    wrong_file = [one for one in said.files[file.name] if one.loud]
-    if wrong_file and (file.same is None or file.same.kind == "clean"):
-        words = "; ".join(map(str, wrong_file))
-        outcome.add("loud on a whole file", Violation("", file.name, "its rows have no fault in common", words))
+    log = said.files[file.name]
+    for what in of_log(log, file.convention is not None, [case for _, _, case in file.cases]):
+        outcome.add(Violation(what, file.name, str(file.convention or "several conventions"), _words(log)))
     for row, item, case in file.cases:
         place = (file.name, row, item)
-        now = {name: samples[place] for name, samples in written.items() if place in samples}
+        ran = {name: repaired for name, repaired in written.items() if file.name in repaired.files}
+        now = {name: repaired.samples[place] for name, repaired in ran.items() if place in repaired.samples}
         findings = said.samples[place]
-        whole = file.same is not None
-        broken = list(of_scan(case, findings, whole=whole))
+        broken = list(of_scan(case, findings))
         for name, columns in now.items():
             broken += [f"{what} ({name})" for what in after_repair(case, columns, name)]
-        broken += _missing(written, now) + _between(case, now)
+        if all(other.verdict == "clean" for other in file.rows[row]):
+            names = [name for name, repaired in ran.items() if (file.name, row) in repaired.touched]
+            broken += [f"repair changed a byte of a right row ({name})" for name in names]
+        broken += [f"repair lost the row ({name})" for name in ran if name not in now]
+        broken += _between(case, now)
         broken += _silenced(case, findings, now, again, place)
-        told = said_undecided(findings) or any(one.cause == "undecided" for one in said.files[file.name])
-        quiet = case.fault.kind != "clean" and not (told or loud(findings))
-        if quiet and case.stated_verdict == "open" and file.same is None:
-            broken.append("an undecided row is not said to be so")
-        _count(outcome, case, findings, now, broken, told=told)
+        _count(outcome, case, findings, now, broken)
         for what in broken:
-            outcome.add(what, Violation(what, _place(place), described(case), _words(findings)))
-
-
-def _missing(written: dict[str, Written], now: dict[str, Columns]) -> list[str]:
-    return [f"repair lost the row ({name})" for name in written if name not in now]
+            outcome.add(Violation(what, _place(place), described(case), _words(findings)))
 
 
 def _between(case: Case, now: dict[str, Columns]) -> list[str]:
@@ -135,44 +168,40 @@ def _between(case: Case, now: dict[str, Columns]) -> list[str]:
 
 
 def _silenced(
-    case: Case,
-    findings: list[Finding],
-    now: dict[str, Columns],
-    again: Said | None,
-    place: tuple[str, int, int],
+    case: Case, findings: list[Finding], now: dict[str, Columns], again: Said | None, place: Place
 ) -> list[str]:
     """Whether a repair left wrong tokens behind and nothing that says so."""
     if again is None or "default" not in now or not loud(findings) or case.verdict in ("clean", "open"):
         return []
-    if wrong_places(case, now["default"]) and not loud(again.samples[place]):
+    columns = now["default"]
+    if changed(case, columns) and wrong_places(case, columns) and not loud(again.samples[place]):
         return ["repair removed the last witness of a fault"]
     return []
 
 
 def _count(
-    outcome: Outcome,
-    case: Case,
-    findings: list[Finding],
-    now: dict[str, Columns],
-    broken: list[str],
-    *,
-    told: bool,
+    outcome: Outcome, case: Case, findings: list[Finding], now: dict[str, Columns], broken: list[str]
 ) -> None:
-    cell = outcome.cells[case.form.name, case.fault.kind]
+    cell = outcome.cells[case.form.name, case.convention.name, case.fault.group]
     verdict = case.verdict
     cell["rows"] += 1
     cell[verdict] += 1
     cell["wrong before"] += bool(wrong_places(case, before_repair(case)))
     cell["named"] += verdict == "fault" and named(case, findings)
-    cell["said"] += verdict == "open" and told and not loud(findings)
+    cell["said"] += verdict == "open" and noted(findings) and not loud(findings)
     cell["told"] += verdict == "open fault" and loud(findings)
     cell["cured"] += verdict == "fault" and "default" in now and cured(case, now["default"])
-    cell["harmed"] += any(what.startswith(("repair harmed", "repair trains", "repair changed")) for what in broken)
+    cell["harmed"] += any(
+        what.startswith(("repair harmed", "repair trains", "repair changed ids")) for what in broken
+    )
     cell["violations"] += bool(broken)
-    if case.fault.kind == "clean":
+    if verdict == "clean":
         cell["loud"] += loud(findings)
-        codes = {f"{one.severity} {one.code} {one.cause}" for one in findings if one.loud}
-        outcome.loud_codes.update(codes)
+        cell["noted"] += noted(findings) and not loud(findings)
+        cell["changed"] += any(changed(case, columns) for columns in now.values())
+        outcome.loud_codes.update(
+            {f"{finding.severity} {finding.code} {finding.cause}" for finding in findings if finding.loud}
+        )
 
 
 def described(case: Case) -> str:
@@ -182,17 +211,21 @@ def described(case: Case) -> str:
     reasons = ",".join(turn.reason for turn in chat.turns)
     spans = [(turn.start, turn.end) for turn in chat.turns]
     stated = f", states reasons ({case.sample.reasons})" if case.sample.reasons else ""
+    where = f" {case.sample.turn}" if case.fault.shape else ""
+    slides = "; ".join(
+        f"{each.mask:+d} {each.logprobs:+d} {each.shape} {each.turn}".strip() for each in case.decision.slides
+    )
     return (
-        f"{case.form.name} {case.fault} is {case.verdict}; {with_messages}{stated}; turns {reasons}; "
-        f"sampled {spans} of {len(chat.ids)}"
+        f"{case.form.name}, {case.convention}, {case.fault}{where} is {case.verdict} [{slides}]; "
+        f"{with_messages}{stated}; turns {reasons}; sampled {spans} of {len(chat.ids)}"
     )
 
 
-def _place(place: tuple[str, int, int]) -> str:
+def _place(place: Place) -> str:
     return f"{place[0]}:{place[1]}.{place[2]}"
 
 
 def _words(findings: list[Finding]) -> str:
-    order = sorted(findings, key=lambda one: (not one.loud, one.code))
-    kept: Iterator[str] = (str(one) for one in order[:8] if one.loud or one.code[:3] in ("MSK", "LPR"))
-    return "; ".join(kept) or "nothing"
+    order = sorted(findings, key=lambda finding: (not finding.loud, finding.code))
+    shown: Iterator[str] = (str(each) for each in order[:8] if each.loud or each.code[:3] in ("MSK", "LPR"))
+    return "; ".join(shown) or "nothing"

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .decide import explained
+from .conventions import CONVENTIONS, Convention, combined, written
+from .decide import Decision, decide
 from .forms import FORMS, Form, Sample
-from .observed import Fault, clean, faulty
+from .observed import Fault, faulty, is_fill
 from .source import MODELS, Chat, chat_of
 
-__all__ = ["Case", "File", "files"]
+__all__ = ["FAULTS", "Case", "File", "case_of", "fault_of", "files"]
 
 SLIDES = (-3, -2, -1, 1, 2, 3)
-KINDS = {"clean": 6, "mask": 5, "logprobs": 5, "both": 6, "inverted": 1, "roles": 3, "fill": 4}
-"""How often each kind comes."""
+FAULTS = {
+    "clean": 14,
+    "mask": 3,
+    "logprobs": 3,
+    "both": 3,
+    "mask from": 1,
+    "logprobs from": 2,
+    "both from": 1,
+    "mask only": 1,
+    "logprobs only": 2,
+    "both only": 1,
+    "inverted": 1,
+    "roles": 2,
+    "fill": 3,
+}
+"""How often each kind of fault comes, and where it slid."""
+TURNS = (1,) * 8 + (2,) * 8 + (3,) * 5 + (4,) * 3 + (5, 6, 7, 8, 9, 10)
+ROWS = 12
+"""Rows of a file that all have something in common."""
+TRIES = 400
 
 
 @dataclass(frozen=True)
@@ -26,6 +45,7 @@ class Case:
     form: Form
     fault: Fault
     sample: Sample
+    convention: Convention = CONVENTIONS[0]
 
     @property
     def chat(self) -> Chat:
@@ -37,23 +57,45 @@ class Case:
         return self.chat.prompt if self.form.response else 0
 
     @cached_property
-    def verdict(self) -> str:
-        """What can be told from the columns alone."""
-        return explained(self.chat, self.sample.seen, self.form.fill, self.low).verdict(self.fault)
+    def decision(self) -> Decision:
+        """What the columns alone allow."""
+        return decide(self.chat, self.sample.seen, self.form.fill, self.low)
 
     @cached_property
-    def stated_verdict(self) -> str:
-        """What can be told with the finish reasons that the row states, if it does."""
-        if not self.sample.reasons:
-            return self.verdict
-        seen = explained(self.chat, self.sample.seen, self.form.fill, self.low, reasons=True)
-        return seen.verdict(self.fault)
+    def verdict(self) -> str:
+        """What can be told: from the columns, or from the calls beside them."""
+        if not self.form.calls or self.fault.kind == "clean":
+            return self.decision.verdict(self.fault)
+        return "fault" if self._contradicts(trained=True) else "open"
+
+    @cached_property
+    def may_be_right(self) -> bool:
+        """Whether it is a fault that nothing in the row shows: neither columns nor calls nor finish reasons."""
+        if self.verdict != "open":
+            return False
+        if self.form.calls:
+            return not self._contradicts(trained=False)
+        turns = self.chat.turns
+        stating = {"list": range(len(turns)), "last": [len(turns) - 1]}.get(self.sample.reasons, ())
+        cut = frozenset(at for at in stating if turns[at].reason == "length")
+        return decide(self.chat, self.sample.seen, self.form.fill, self.low, cut).stands
+
+    def _contradicts(self, *, trained: bool) -> bool:
+        """Whether columns contradict the calls, where they are trained or anywhere that they have a logprob."""
+        fill, seen = self.form.fill, self.sample.seen
+        for truth, on, value in zip(self.chat.truth, seen.mask, seen.values, strict=True):
+            shown = fill if value is None else value
+            valued = not trained and not is_fill(value, fill)
+            if (on or valued) and (truth is None or shown != truth):
+                return True
+        return False
 
     @property
     def zeros(self) -> int:
-        """Sampled tokens whose logprob the row lacks."""
-        seen, truth = self.sample.seen.values, self.chat.truth
-        return sum(one is not None and now is None for one, now in zip(truth, seen, strict=True))
+        """Trained tokens that were sampled and whose logprob the row lacks."""
+        seen = self.sample.seen
+        columns = zip(self.chat.truth, seen.mask, seen.values, strict=True)
+        return sum(on and bool(truth) and value is None for truth, on, value in columns)
 
 
 @dataclass(frozen=True)
@@ -64,8 +106,8 @@ class File:
     model: str
     form: Form
     rows: list[list[Case]]
-    same: Fault | None = None
-    """The fault that all of its rows have; None where each has its own."""
+    convention: Convention | None = None
+    """What all of its rows keep; None where each has its own, or one departs from it."""
 
     @property
     def cases(self) -> Iterator[tuple[int, int, Case]]:
@@ -76,49 +118,75 @@ class File:
 
 
 def files(
-    count: int, forms: list[str], seed: int, *, whole: float = 0.15, models: list[str] | None = None
+    count: int, forms: list[str], seed: int, *, whole: float = 0.3, models: list[str] | None = None
 ) -> list[File]:
-    """Files with so many samples in all; `whole`: the share in files whose rows all have the same fault."""
+    """Files with so many samples in all; `whole`: the share in files of one convention.
+
+    Of these a third has one fault throughout, a third is right, a third is right but for one odd row.
+    """
     dice = random.Random(seed)
     chosen = models or list(MODELS)
     each = max(1, round(count * (1 - whole) / len(forms) / len(chosen)))
     made = []
     for name in forms:
         for model in chosen:
-            faults = _faults(dice, each)
-            made.append(_file(f"mixed-{name}-{model}", model, FORMS[name], faults, dice))
+            drawn = [(fault, _convention(fault, dice)) for fault in _faults(dice, each)]
+            made.append(_file(f"mixed-{name}-{model}", model, FORMS[name], drawn, dice))
     return made + list(_whole(round(count * whole), forms, chosen, dice))
 
 
 def _whole(count: int, forms: list[str], models: list[str], dice: random.Random) -> Iterator[File]:
-    """Files whose rows all have the same fault."""
-    size = 12
-    for number in range(count // size):
-        form, model = forms[number % len(forms)], dice.choice(models)
-        kind = ("logprobs", "mask", "clean", "both")[number // len(forms) % 4]
-        fault = _fault(kind, dice)
-        single = number % 3 == 0
-        name = f"whole-{number}-{form}-{model}"
-        yield _file(name, model, FORMS[form], [fault] * size, dice, same=fault, single=single)
+    """Files whose rows keep one convention."""
+    first = dice.randrange(len(CONVENTIONS))
+    for number in range(count // ROWS):
+        form, model = FORMS[dice.choice(forms)], dice.choice(models)
+        what = ("right", "fault", "odd")[number % 3]
+        fault = fault_of(dice.choice(("mask", "logprobs", "both")) if what == "fault" else "clean", dice)
+        convention = CONVENTIONS[(first + number // 3) % len(CONVENTIONS)]
+        if not _fits(convention, fault):
+            convention = CONVENTIONS[0]
+        drawn, kept = [(fault, convention)] * ROWS, convention
+        if what == "odd":
+            odd = fault_of(dice.choice([kind for kind in FAULTS if kind != "clean"]), dice)
+            drawn[dice.randrange(ROWS)] = odd, _convention(odd, dice)
+        name = f"{what}-{number}-{form.name}-{model}"
+        yield _file(
+            name, model, form, drawn, dice, convention=kept if what != "odd" else None, single=number % 6 < 3
+        )
+
+
+def _convention(fault: Fault, dice: random.Random) -> Convention:
+    """A convention in which a fault can be: no slide shows where every token has a logprob."""
+    while True:
+        draw = dice.random()
+        convention = CONVENTIONS[0] if draw < 0.15 else combined(dice) if draw < 0.3 else dice.choice(CONVENTIONS)
+        if _fits(convention, fault):
+            return convention
+
+
+def _fits(convention: Convention, fault: Fault) -> bool:
+    return not convention.recomputed or not (fault.logprobs or fault.kind == "fill")
 
 
 def _faults(dice: random.Random, count: int) -> list[Fault]:
-    """So many faults, of every kind as often as KINDS says."""
-    bag = [kind for kind, often in KINDS.items() for _ in range(often)]
+    """So many faults, of every kind as often as FAULTS says."""
+    bag = [kind for kind, often in FAULTS.items() for _ in range(often)]
     kinds = (bag * (count // len(bag) + 1))[:count] if count >= len(bag) else dice.sample(bag, count)
-    faults = [_fault(kind, dice) for kind in kinds]
+    faults = [fault_of(kind, dice) for kind in kinds]
     dice.shuffle(faults)
     return faults
 
 
-def _fault(kind: str, dice: random.Random) -> Fault:
-    one, other = dice.sample(SLIDES, 2)
+def fault_of(name: str, dice: random.Random) -> Fault:
+    """A fault of one of FAULTS."""
+    kind, _, shape = name.partition(" ")
+    by, other = dice.sample(SLIDES, 2)
     if kind == "mask":
-        return Fault(kind, mask=one)
+        return Fault(kind, mask=by, shape=shape)
     if kind == "logprobs":
-        return Fault(kind, logprobs=one)
+        return Fault(kind, logprobs=by, shape=shape)
     if kind == "both":
-        return Fault(kind, one, one if dice.random() < 0.5 else other)
+        return Fault(kind, by, by if dice.random() < 0.5 else other, shape=shape)
     if kind == "roles":
         return Fault(kind, what=dice.choice(("user", "user and assistant")))
     return Fault(kind, what=dice.choice(("head", "middle", "tail")) if kind == "fill" else "")
@@ -128,50 +196,56 @@ def _file(
     name: str,
     model: str,
     form: Form,
-    faults: list[Fault],
+    drawn: list[tuple[Fault, Convention]],
     dice: random.Random,
     *,
-    same: Fault | None = None,
+    convention: Convention | None = None,
     single: bool = False,
 ) -> File:
-    """A file of these faults; `single`: each of its samples has one turn, so that few can be decided."""
-    rows, left = [], list(faults)
+    """A file of these faults; `single`: most of its samples have one turn, so that few can be decided."""
+    rows, left = [], list(drawn)
     while left:
         size = dice.randint(1, form.group) if form.name != "packed" else dice.randint(2, form.group)
         messages = dice.random() < 0.5 and form.name != "packed"
-        rows.append([_case(form, fault, model, dice, messages=messages, single=single) for fault in left[:size]])
+        rows.append(
+            [
+                case_of(form, fault, convention_of, model, dice, messages=messages, single=single)
+                for fault, convention_of in left[:size]
+            ]
+        )
         left = left[size:]
     suffix = ".parquet" if form.name == "nan" and model == "smollm2" else form.suffix
-    return File(name + suffix, model, form, rows, same)
+    return File(name + suffix, model, form, rows, convention)
 
 
-TURNS = (1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10)
-
-
-def _case(form: Form, fault: Fault, model: str, dice: random.Random, *, messages: bool, single: bool) -> Case:
+def case_of(
+    form: Form,
+    fault: Fault,
+    convention: Convention,
+    model: str,
+    dice: random.Random,
+    *,
+    messages: bool,
+    single: bool = False,
+) -> Case:
     """A sample in which the fault shows."""
-    # Of a response of one turn, the complement is a few tokens of the template.
-    enough = TURNS[3:] if form.response and fault.kind == "inverted" else TURNS
-    while True:
-        turns = 1 if single else dice.choice(enough)
-        chat = chat_of(model, turns, dice, closed=dice.random() < 0.3)
-        if messages and chat.tools is not None and not form.tools:
+    enough: tuple[int, ...] = (1,) if single else TURNS
+    if fault.shape or fault.kind == "roles" or (form.response and fault.kind == "inverted"):
+        # Of a response of one turn, the complement is a few tokens of the template.
+        enough = tuple(turns for turns in TURNS if turns > 1)
+    for _ in range(TRIES):
+        drawn = chat_of(model, dice.choice(enough), dice, closed=dice.random() < 0.3)
+        if messages and drawn.tools is not None and not form.tools:
             continue
-        right = clean(chat, certain=dice.random() < 0.3)
-        low = chat.prompt if form.response else 0
-        size, turn = _gap(chat, dice)
+        low = drawn.prompt if form.response else 0
+        chat, right = written(drawn, convention, low, dice)
+        if not convention.recomputed and dice.random() < 0.3:
+            right = replace(right, values=[0.0 if value == 0.0 else value for value in right.values])
+        turn = dice.randrange(fault.shape == "from", len(chat.turns))
+        size = min(dice.choice((3, 4, 8, 12)), chat.turns[turn].end - chat.turns[turn].start - 2)
         seen = faulty(chat, right, fault, low, size, turn)
-        if not size or not any(seen.mask) or (seen == right) != (fault.kind == "clean"):
+        if not (any(right.mask) and any(seen.mask)) or (seen == right) != (fault.kind == "clean"):
             continue
         reasons = dice.choice(("", "", "", "list", "last")) if form.tools else ""
-        return Case(form, fault, Sample(chat, seen, messages, reasons))
-
-
-def _gap(chat: Chat, dice: random.Random) -> tuple[int, int]:
-    """How many logprobs to lose, and of which turn; some of it are always left. 0: no turn is long enough."""
-    long = [at for at, turn in enumerate(chat.turns) if turn.end - turn.start >= 6]
-    if not long:
-        return 0, 0
-    turn = dice.choice(long)
-    most = chat.turns[turn].end - chat.turns[turn].start - 2
-    return min(dice.choice((3, 4, 8, 12)), most), turn
+        return Case(form, fault, Sample(chat, seen, right, messages, turn, reasons), convention)
+    raise AssertionError(f"no conversation of {model} shows {fault} by {convention}")

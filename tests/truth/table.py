@@ -14,42 +14,65 @@ COLUMNS = (
     ("fault", "decidable"),
     ("named", "named"),
     ("cured", "cured"),
-    ("open fault", "faulty, open"),
+    ("open fault", "ambiguous"),
     ("told", "told"),
     ("open", "open"),
     ("said", "said"),
     ("clean", "clean"),
-    ("loud", "loud on clean"),
+    ("noted", "noted"),
+    ("loud", "loud"),
+    ("changed", "changed"),
     ("harmed", "harmed"),
     ("violations", "violations"),
 )
-KINDS = ("clean", "mask", "logprobs", "both", "inverted", "roles", "fill")
+GROUPS = ("clean", "slid", "slid from", "slid only", "inverted", "roles", "fill")
 
 
 def lines(outcome: Outcome, show: int) -> Iterator[str]:
-    """The table by form and fault, what was loud on clean rows, and the first violations of each kind."""
-    yield "".join([f"{'form':9}{'fault':10}", *(f"{title:>14}" for _, title in COLUMNS)])
-    forms = list(dict.fromkeys(form for form, _ in outcome.cells))
-    totals: Counter[str] = Counter()
-    by_kind: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-    for form in forms:
-        for kind in KINDS:
-            counts = outcome.cells.get((form, kind))
-            if counts is not None:
-                yield _line(form, kind, counts)
-                totals.update(counts)
-                by_kind[kind].update(counts)
-    for kind, counts in by_kind.items():
-        yield _line("all", kind, counts)
-    yield _line("all", "all", totals)
+    """The table by convention and fault and by form, what was loud on right rows, the first violations of a kind.
+
+    decidable, named, cured: faults that only one slide explains. ambiguous, told: faults that several explain, and
+    those of them that were loud. open, said: faults that may be none, and those with a note. clean: right rows;
+    with a note, with a warning or error, changed by a repair. harmed: a repair made a right token wrong.
+    """
+    conventions = list(dict.fromkeys(name for _, name, _ in outcome.cells))
+    yield from _titles("convention", "fault")
+    for convention in conventions:
+        for group in GROUPS:
+            yield from _line(outcome, convention, group, name=convention, group=group)
+    for group in GROUPS:
+        yield from _line(outcome, "all", group, group=group)
+    yield ""
+    yield from _titles("form", "fault")
+    for form in dict.fromkeys(form for form, _, _ in outcome.cells):
+        yield from _line(outcome, form, "all", form=form)
+    yield from _line(outcome, "all", "all")
     if outcome.loud_codes:
-        yield "\nloud on clean rows (rows by code):"
+        yield "\nloud on right rows (rows by code):"
         yield from (f"  {count:5} {code}" for code, count in outcome.loud_codes.most_common(20))
     yield "\nviolations:" if outcome.violations else "\nno violation"
-    for what, found in sorted(outcome.violations.items(), key=lambda pair: -len(pair[1])):
-        yield f"  {len(found):5} {what}"
-        yield from (f"      {one}" for one in found[:show])
+    for what, violations in sorted(outcome.violations.items(), key=lambda pair: -len(pair[1])):
+        yield f"  {len(violations):5} {what}"
+        yield from (f"      {violation}" for violation in violations[:show])
 
 
-def _line(form: str, kind: str, counts: Counter[str]) -> str:
-    return "".join([f"{form:9}{kind:10}", *(f"{counts[name]:14}" for name, _ in COLUMNS)])
+def _titles(first: str, second: str) -> Iterator[str]:
+    yield "".join([f"{first:15}{second:10}", *(f"{title:>11}" for _, title in COLUMNS)])
+
+
+def _line(
+    outcome: Outcome,
+    title: str,
+    kind: str,
+    *,
+    form: str | None = None,
+    name: str | None = None,
+    group: str | None = None,
+) -> Iterator[str]:
+    """The counts of the cells that have this form, convention and group, where they are asked for."""
+    counts: Counter[str] = Counter()
+    for cell, more in outcome.cells.items():
+        if all(want in (None, have) for want, have in zip((form, name, group), cell, strict=True)):
+            counts.update(more)
+    if counts["rows"]:
+        yield "".join([f"{title:15}{kind:10}", *(f"{counts[column]:11}" for column, _ in COLUMNS)])

@@ -78,6 +78,7 @@ def repair(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> None:
     target = out if len(logs) > 1 else out / logs[0].name
     out.mkdir(parents=True, exist_ok=True)
     arguments = [*map(str, logs), "-o", str(target), "-t", str(SHARED / "tokenizers" / tokenizer)]
+    arguments += ["--jobs", "1"]
     _run(out.parent, "repair", *arguments, "--no-config", "--quiet", "--force", *flags)
 
 
