@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.tiers import DEEP, examples, some
-from tests.truth.conventions import CONVENTIONS, Convention, written
-from tests.truth.decide import Slide
+from tests.truth import judge
+from tests.truth.conventions import CONVENTIONS, Convention, Observed, written
+from tests.truth.decide import Slide, decide
 from tests.truth.expect import after_repair, before_repair, of_log, of_scan
 from tests.truth.forms import FORMS, Columns, Sample, read_rows, write_rows
 from tests.truth.judge import FLAGS, Outcome, Written, judge_file, run
-from tests.truth.observed import Fault, faulty
+from tests.truth.observed import REACH, Fault, faulty, region
 from tests.truth.odd import KINDS, Ran, differing, logs_beside, run_odd
 from tests.truth.plan import Case, File, files
 from tests.truth.source import SHARED, Chat, Model, Turn
@@ -124,7 +127,7 @@ def test_a_right_row_may_be_right_by_every_convention() -> None:
 def test_the_slide_that_was_planted_is_among_those_that_explain() -> None:
     tried = 0
     for (convention, form, reasons), by, to, shape in product(
-        CROSSED, (-3, 0, 2), (-2, 0, 1), ("", "from", "only")
+        CROSSED, some((-3, 0, 2), 2), (-2, 0, 1), ("", "from", "only")
     ):
         if (convention.recomputed and to) or not (by or to):
             continue
@@ -138,6 +141,51 @@ def test_the_slide_that_was_planted_is_among_those_that_explain() -> None:
             assert (slide.mask, slide.logprobs) in {(by, to), (0, to)}, (example.decision, convention, form)
         assert decision.slides, (convention, form, reasons, by, to, shape)
     assert tried > 1000
+
+
+def right_answers(talk: Chat, turn: Turn, first: int, out: int) -> Iterator[tuple[range, range]]:
+    """What may be trained of an answer and have a logprob, by all that right writers do with its end."""
+    ended = turn.last < len(talk.ids)
+    ends = range(turn.last, turn.last + 1 + ended)
+    for end, valued in product(ends, ends):
+        if valued >= end:
+            yield range(turn.start + first, end), range(turn.start + out, valued)
+            yield range(0), range(turn.start + out, valued)
+    yield range(0), range(0)
+
+
+def slid_places(places: frozenset[int], by: int, within: range) -> frozenset[int]:
+    """The places once those within a range have moved; what leaves the range is lost."""
+    return frozenset(
+        {at for at in places if at not in within} | {at + by for at in places if at in within} & {*within}
+    )
+
+
+@pytest.mark.parametrize("reasons", [("stop", "length"), ("length", "stop")])
+def test_the_slides_that_explain_are_those_that_make_the_row_out_of_a_right_one(reasons: tuple[str, ...]) -> None:
+    """Every right row of two answers, slid in every way: what it shows, and the slides that lead there."""
+    talk = chat(*reasons)
+    size, slides = len(talk.ids), range(-REACH, REACH + 1)
+    windows = [{*range(turn.start - REACH, turn.last + 1 + REACH)} for turn in talk.turns]
+    leading: dict[tuple[frozenset[int], frozenset[int]], set[tuple[tuple[int, int], ...]]] = defaultdict(set)
+    for first, prefill in product(range(4), (0, 1)):
+        for pairs in product(*(right_answers(talk, turn, first, first * prefill) for turn in talk.turns)):
+            trained, valued = (frozenset(at for pair in pairs for at in pair[column]) for column in (0, 1))
+            for (shape, turn), by, to in product((("", 0), ("only", 0), ("only", 1)), slides, slides):
+                places = region(talk, Fault("both", shape=shape), 0, turn)
+                shown = slid_places(trained, by, places), slid_places(valued, to, places)
+                moved = [(by, to) if shape == "" or at == turn else (0, 0) for at in range(2)]
+                outcome = tuple(pair for pair, here in zip(moved, windows, strict=True) if here & shown[0])
+                leading[shown].add(outcome)
+    decided = 0
+    for shown, outcomes in random.Random(7).sample(sorted(leading.items(), key=repr), 400):
+        mask = [at in shown[0] for at in range(size)]
+        values = [-1.0 if at in shown[1] else None for at in range(size)]
+        decision = decide(talk, Observed(mask, values), None, 0)
+        if any(mask) and not decision.stands:
+            decided += 1
+            assert decision.outcomes == len(outcomes), (shown, outcomes, decision)
+    assert decided > 100
 
 
 def test_a_slide_of_some_answers_is_told_from_one_of_all() -> None:
@@ -218,9 +266,16 @@ def test_the_oracle_takes_no_loud_word_on_a_row_that_may_be_right() -> None:
 def test_a_log_of_one_convention_takes_notes_alone() -> None:
     right, slid = case(Fault("clean"), "stop"), case(LATE, "stop", "stop")
     warning, error = (finding("MSK402", "left out", severity) for severity in ("warning", "error"))
-    assert list(of_log([warning], True, [right])) == ["loud on a log of one convention"]
-    assert not list(of_log([warning], False, [right, slid]))
-    assert list(of_log([error], False, [right])) == ["error on a log of right rows"]
+    assert list(of_log([warning], [right], convention=True)) == ["loud on a log of one convention"]
+    assert not list(of_log([warning], [right, slid], convention=False))
+    assert list(of_log([error], [right, slid], convention=False)) == ["error on a log with right rows"]
+
+
+def test_of_a_log_that_slid_no_other_slide_is_said() -> None:
+    slid = [case(LATE, "stop", "stop"), case(LATE, "length")]
+    assert not list(of_log([finding("LPR502", "shifted by +1")], slid, convention=True))
+    for other in (finding("LPR502", "shifted by +2"), finding("MSK401", "slid by +1")):
+        assert list(of_log([other], slid, convention=True)) == ["another slide named of a log"]
 
 
 def test_the_oracle_tells_a_cure_from_harm() -> None:
@@ -338,7 +393,7 @@ def held(plan: list[File], folder: Path) -> None:
 @shared
 @no_rollouts
 def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> None:
-    cases = [example for file in files(3000, list(FORMS), seed=3) for _, _, example in file.cases]
+    cases = [example for file in files(examples(1500, 9000), list(FORMS), seed=3) for _, _, example in file.cases]
     assert {example.convention.name for example in cases} >= {convention.name for convention in CONVENTIONS}
     assert {example.form.name for example in cases} == set(FORMS)
     assert {example.verdict for example in cases} == {"clean", "open", "fault", "open fault"}
@@ -366,6 +421,102 @@ def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp
 def test_ten_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     for seed in range(5):
         held(files(2000, list(FORMS), seed=seed), tmp_path / str(seed))
+
+
+class Perfect:
+    """A tool that knows the truth: the judge in place of the judged."""
+
+    def __init__(self, plan: list[File]) -> None:
+        self.files = {file.name: file for file in plan}
+
+    def scan(self, logs: list[Path], tokenizer: str, out: Path) -> Said:
+        samples: dict[tuple[str, int, int], list[Finding]] = defaultdict(list)
+        for log in logs:
+            for row, item, example in self.files[log.name].cases:
+                samples[log.name, row, item] = self.findings(example)
+        return Said(samples, defaultdict(list), 0, {"findings": []})
+
+    def findings(self, example: Case) -> list[Finding]:
+        fault, start = example.fault, example.chat.turns[example.sample.turn].start
+        if example.verdict == "open" and fault.kind == "fill":
+            return [finding("LPR505", "run of zeros", "warning")]
+        if example.verdict not in ("fault", "open fault"):
+            return [finding("MSK402", "undecided", "note")]
+        if fault.slid and example.verdict == "fault":
+            named = [("MSK401", f"slid by {fault.mask:+d}", fault.mask)]
+            named += [("LPR502", f"shifted by {fault.logprobs:+d}", fault.logprobs)]
+            return [finding(code, cause, start=start) for code, cause, by in named if by]
+        codes = {"inverted": ("MSK403", "inverted"), "roles": ("MSK401", "user")}
+        return [
+            finding(*codes.get(fault.kind, ("LPR505" if example.form.fill == 1.0 else "LPR503", "not recorded")))
+        ]
+
+    def repair(self, logs: list[Path], tokenizer: str, out: Path, *flags: str) -> None:
+        out.mkdir(parents=True)
+        for log in logs:
+            form = self.files[log.name].form
+            rows = [
+                form.write([self.repaired(each) for each in row], form.fill) for row in self.files[log.name].rows
+            ]
+            write_rows(out / log.name, rows)
+
+    def repaired(self, example: Case) -> Sample:
+        return replace(example.sample, seen=example.sample.right) if example.verdict == "fault" else example.sample
+
+
+class Silent(Perfect):
+    """A tool that finds nothing and repairs nothing."""
+
+    def findings(self, example: Case) -> list[Finding]:
+        return []
+
+    def repaired(self, example: Case) -> Sample:
+        return example.sample
+
+
+class Eager(Perfect):
+    """A tool that takes whatever may be a fault for one, and every row for slid."""
+
+    def findings(self, example: Case) -> list[Finding]:
+        return [finding("LPR502", "shifted by +1")]
+
+    def repaired(self, example: Case) -> Sample:
+        moved = faulty(example.chat, example.sample.seen, Fault("logprobs", logprobs=-1), example.low, 3, 0)
+        return replace(example.sample, seen=moved)
+
+
+MISSED = {"decidable fault passed as clean", "a fault, if not which, passed as clean", "decidable fault not cured"}
+ACCUSED = {
+    "another slide named",
+    "decidable fault not named",
+    "loud on a right row",
+    "loud on a row that may be right",
+    "repair changed a byte of a right row",
+    "repair touched a right row",
+    "repair touched a row that may be right",
+    "repair touched a fault that several slides explain",
+    "repair harmed: a trained token that was right is wrong",
+    "decidable fault not cured",
+}
+
+
+@shared
+@no_rollouts
+@pytest.mark.parametrize(("tool", "wrong"), [(Perfect, set()), (Silent, MISSED), (Eager, ACCUSED)])
+def test_the_judge_tells_a_perfect_tool_from_one_that_misses_or_accuses(
+    tool: type[Perfect], wrong: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = files(examples(600, 3000), list(FORMS), seed=2)
+    monkeypatch.setattr(judge, "scan", tool(plan).scan)
+    monkeypatch.setattr(judge, "repair", tool(plan).repair)
+    outcome = run(plan, tmp_path, list(FLAGS))
+    violations = {what.split(" (")[0] for what in outcome.violations}
+    if tool is Perfect:
+        assert not violations, "\n".join(lines(outcome, 3))
+    else:
+        assert violations >= wrong
+    if tool is Silent:
+        assert violations <= {*wrong, "8 zeros or more inside and nothing said"}
 
 
 @shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from .forms import Columns
@@ -46,9 +47,10 @@ def named(case: Case, findings: Sequence[Finding]) -> bool:
     fault, fill = case.fault, case.form.fill
     if fault.slid:
         slide = next(iter(case.decision.slides), fault)
-        mask = any(each.code in MASK_CODES and each.cause == f"slid by {slide.mask:+d}" for each in errors)
-        move = any(each.code == "LPR502" and each.cause == f"shifted by {slide.logprobs:+d}" for each in errors)
-        return (mask or not slide.mask) and (move or not slide.logprobs)
+        slides = {_slide(finding) for finding in errors}
+        wanted = {("mask", slide.mask)} if slide.mask else set()
+        wanted |= {("logprobs", slide.logprobs)} if slide.logprobs else set()
+        return wanted <= slides
     if fault.kind == "inverted":
         return any(finding.code == "MSK403" and finding.cause == "inverted" for finding in errors)
     if fault.kind == "roles":
@@ -82,24 +84,33 @@ def of_scan(case: Case, findings: Sequence[Finding]) -> Iterator[str]:
         yield "loud on a row that may be right"
 
 
-def of_log(findings: Sequence[Finding], convention: bool, cases: Sequence[Case]) -> Iterator[str]:
+def of_log(findings: Sequence[Finding], cases: Sequence[Case], *, convention: bool) -> Iterator[str]:
     """What is said of a whole log that is not right; `convention`: whether all of its rows keep one."""
-    right = all(case.fault.kind == "clean" for case in cases)
-    if convention and right and loud(findings):
+    right = [case.fault.kind == "clean" for case in cases]
+    if convention and all(right) and loud(findings):
         yield "loud on a log of one convention"
-    if right and any(finding.severity == "error" for finding in findings):
-        yield "error on a log of right rows"
+    if any(right) and any(finding.severity == "error" for finding in findings):
+        yield "error on a log with right rows"
+    faults = {case.fault for case in cases}
+    slides = {_slide(finding) for finding in findings if finding.loud} - {None}
+    if len(faults) == 1 and any(slides - {("mask", fault.mask), ("logprobs", fault.logprobs)} for fault in faults):
+        yield "another slide named of a log"
+
+
+def _slide(finding: Finding) -> tuple[str, int] | None:
+    """The column that slid as a finding has it, and how far."""
+    cause = re.match(r"(slid|shifted) by ([+-]\d+)\b", finding.cause)
+    if cause is None or (finding.code not in MASK_CODES and finding.code != "LPR502"):
+        return None
+    return "mask" if finding.code in MASK_CODES else "logprobs", int(cause[2])
 
 
 def _misnamed(case: Case, finding: Finding) -> bool:
     """Whether another slide is named, or the slide of an answer where nothing slid."""
-    fault = case.fault
-    if finding.code in MASK_CODES and finding.cause.startswith("slid by "):
-        wrong = finding.cause != f"slid by {fault.mask:+d}"
-    elif finding.code == "LPR502" and finding.cause.startswith("shifted by "):
-        wrong = finding.cause != f"shifted by {fault.logprobs:+d}"
-    else:
+    fault, slide = case.fault, _slide(finding)
+    if slide is None:
         return False
+    wrong = slide not in {("mask", fault.mask), ("logprobs", fault.logprobs)}
     # Where a row has several samples or padding, findings count from elsewhere.
     if wrong or not fault.shape or finding.start is None or case.form.group > 1 or case.form.padded:
         return wrong

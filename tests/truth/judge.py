@@ -139,7 +139,7 @@ def _again(plan: list[File], written: Written, folder: Path) -> Said | None:
 def judge_file(file: File, said: Said, written: dict[str, Written], again: Said | None, outcome: Outcome) -> None:
     """Count what was said of a file, and made of it."""
     log = said.files[file.name]
-    for what in of_log(log, file.convention is not None, [case for _, _, case in file.cases]):
+    for what in of_log(log, [case for _, _, case in file.cases], convention=file.convention is not None):
         outcome.add(Violation(what, file.name, str(file.convention or "several conventions"), _words(log)))
     for row, item, case in file.cases:
         place = (file.name, row, item)

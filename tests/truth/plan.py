@@ -11,7 +11,7 @@ from .conventions import CONVENTIONS, Convention, combined, written
 from .decide import Decision, decide
 from .forms import FORMS, Form, Sample
 from .observed import Fault, faulty, is_fill
-from .source import MODELS, Chat, chat_of
+from .source import MODELS, Chat, chat_of, splits_a_character
 
 __all__ = ["FAULTS", "Case", "File", "case_of", "fault_of", "files"]
 
@@ -239,6 +239,8 @@ def case_of(
             continue
         low = drawn.prompt if form.response else 0
         chat, right = written(drawn, convention, low, dice)
+        if form.calls and splits_a_character(chat):
+            continue
         if not convention.recomputed and dice.random() < 0.3:
             right = replace(right, values=[0.0 if value == 0.0 else value for value in right.values])
         turn = dice.randrange(fault.shape == "from", len(chat.turns))

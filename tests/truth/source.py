@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MODELS", "ROOT", "SHARED", "Chat", "Model", "Turn", "chat_of", "model_of"]
+import tokenizers
+
+__all__ = ["MODELS", "ROOT", "SHARED", "Chat", "Model", "Turn", "chat_of", "model_of", "splits_a_character"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -103,6 +105,20 @@ def model_of(name: str) -> Model:
 def _rows(name: str) -> list[dict[str, Any]]:
     with gzip.open(SHARED / "rollouts" / name / "tito.jsonl.gz", "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+@cache
+def _tokenizer(name: str) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(SHARED / "tokenizers" / name / "tokenizer.json"))
+
+
+def splits_a_character(chat: Chat) -> bool:
+    """Whether what was sampled of a turn begins inside a character, as no text that a harness writes ends."""
+    for turn in chat.turns:
+        ahead = [at for at in range(turn.start, turn.end) if chat.truth[at] is None]
+        if ahead and "\ufffd" in _tokenizer(chat.model.name).decode(chat.ids[turn.start : ahead[-1] + 1]):
+            return True
+    return False
 
 
 def chat_of(name: str, turns: int, dice: random.Random, *, closed: bool = False) -> Chat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from .conventions import CONVENTIONS
 from .judge import Outcome
 
 __all__ = ["lines"]
@@ -26,23 +27,24 @@ COLUMNS = (
     ("violations", "violations"),
 )
 GROUPS = ("clean", "slid", "slid from", "slid only", "inverted", "roles", "fill")
+LEGEND = """decidable, named, cured: faults that one slide alone explains, or that are no slide
+ambiguous, told: faults that several slides explain, and those of them with an error or a warning
+open, said: faults of rows that may be right, and those of them with a note
+clean, noted, loud, changed: right rows; with a note, with an error or a warning, with a repair that changed them
+harmed: a repair made a right token wrong, or trained a wrong one"""
 
 
 def lines(outcome: Outcome, show: int) -> Iterator[str]:
-    """The table by convention and fault and by form, what was loud on right rows, the first violations of a kind.
-
-    decidable, named, cured: faults that only one slide explains. ambiguous, told: faults that several explain, and
-    those of them that were loud. open, said: faults that may be none, and those with a note. clean: right rows;
-    with a note, with a warning or error, changed by a repair. harmed: a repair made a right token wrong.
-    """
-    conventions = list(dict.fromkeys(name for _, name, _ in outcome.cells))
+    """Counts by convention and fault and by form, what was loud on right rows, the first violations of a kind."""
+    names = {name for _, name, _ in outcome.cells}
+    conventions = [*(each.name for each in CONVENTIONS if each.name in names), *(names & {"combined"})]
     yield from _titles("convention", "fault")
     for convention in conventions:
         for group in GROUPS:
             yield from _line(outcome, convention, group, name=convention, group=group)
     for group in GROUPS:
         yield from _line(outcome, "all", group, group=group)
-    yield ""
+    yield f"\n{LEGEND}\n"
     yield from _titles("form", "fault")
     for form in dict.fromkeys(form for form, _, _ in outcome.cells):
         yield from _line(outcome, form, "all", form=form)
