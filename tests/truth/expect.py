@@ -52,7 +52,11 @@ def named(case: Case, findings: Sequence[Finding]) -> bool:
         wanted |= {("logprobs", slide.logprobs)} if slide.logprobs else set()
         return wanted <= slides
     if fault.kind == "inverted":
-        return any(finding.code == "MSK403" and finding.cause == "inverted" for finding in errors)
+        if any(finding.code == "MSK403" and finding.cause == "inverted" for finding in errors):
+            return True
+        # Where answers or their first tokens were out of the loss, the inverted mask may be one by roles.
+        partly = case.convention.first > 0 or case.convention.turns != "all"
+        return partly and any(finding.code == "MSK401" for finding in errors)
     if fault.kind == "roles":
         return any(finding.code == "MSK401" for finding in errors)
     if fill == 0.0:
