@@ -54,7 +54,7 @@ class Batches:
         logprobs = np.where(mask, -random.exponential(0.6, ids.shape), 0.0)
         if self.faults:
             logprobs[::8, -2] = 0.5
-            logprobs[1::8] = np.roll(logprobs[1::8], 1, axis=1)
+            logprobs[1::8, -3] = np.nan
         columns = {"token_ids": ids, "loss_mask": np.tile(mask, (rows, 1)), "logprobs": logprobs}
         if self.kind == "lists":
             return {name: column.tolist() for name, column in columns.items()}

@@ -29,7 +29,6 @@ from tito_audit.evidence.prefix_reuse import compare_text as compare_incremental
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
-from tito_audit.rules import _masks
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 
@@ -67,7 +66,6 @@ def nothing_fast() -> Iterator[None]:
             (fill, "values_on_mask", nothing),
             (judgement, "_at_once", nothing),
             (Evidence, "sound", Sound.NOTHING),
-            (_masks, "_is_right", never),
             (prompts, "prompt_starts", nothing),
             (prompts, "compare_text", all_of_it),
             (ConfirmedIds, "reencode", never),

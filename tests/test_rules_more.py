@@ -157,7 +157,8 @@ def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(tmp_path:
     log.write_bytes(orjson.dumps({"token_ids": IDS, "loss_mask": [1] * 8}))
     (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
     assert [skip.because for skip in result.skips] == ["the tokenizer's image tokens are unknown"]
-    text = {"token_ids": IDS, "loss_mask": [1] * 8, "messages": TALK}
+    ids = [2001, 314, 257, 198, 19, 2002, 198, 2001, 1620, 198, 19, 2002]
+    text = {"token_ids": ids, "loss_mask": [0] * 10 + [1] * 2, "messages": TALK}
     log.write_bytes(orjson.dumps(text))
     (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
     assert list(result.skips) == []

@@ -20,13 +20,13 @@ from tests.tiers import examples, some
 from tito_audit.errors import RenderError
 from tito_audit.evidence import fill, judgement, rendered
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.witness import witness
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.rules import _masks, all_rules
+from tito_audit.rules import all_rules
 from tito_audit.run.check import check
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -170,7 +170,6 @@ def slowly() -> Iterator[None]:
         patch.object(fill, "values_on_mask", lambda *_: None),
         patch.object(judgement, "_at_once", lambda *_: None),
         patch.object(Evidence, "sound", Sound.NOTHING),
-        patch.object(_masks, "_is_right", lambda *_: False),
     ):
         yield
 
@@ -181,7 +180,7 @@ def shown(evidence: Evidence) -> list[object]:
     row = None if view is None else (view.sampled.tolist(), list(view.roles), view.spans, view.drifted.tolist())
     judged = evidence.memo.get("judgement")
     found = (
-        None if judged is None else (judged.spans, judged.ends, judged.mask_slide, judged.standing, judged.chances)
+        None if judged is None else (judged.spans, judged.ends, judged.departures, judged.slide, judged.missing)
     )
     values = None if judged is None or judged.values is None else judged.values
     entries = None if values is None else (values.real.tolist(), values.covered.tolist(), repr(values.fill))

@@ -165,29 +165,53 @@ class TestTheLogAsWitness:
             out.append(slid({name: values[:-1] for name, values in one.items()}, logprobs=places))
         return out
 
-    def test_what_no_row_shows_alone_all_of_them_prove(self, tmp_path: Path) -> None:
+    def test_what_no_row_shows_alone_is_counted_and_stays(self, tmp_path: Path) -> None:
         log = written(tmp_path / "log.jsonl", self.rows(1))
         for jobs in ("1", "2"):
             code, found = findings(log, "--jobs", jobs)
-            assert code == 1
+            assert code == 0
             assert [(one["code"], one["cause"], one["where"], one["severity"]) for one in found] == [
-                ("LPR502", "shifted by +1", "log", "error")
+                ("LPR502", "undecided", "log", "note")
             ]
-        truth = self.rows(0)
-        after = repaired(log)
+            assert "11 different first tokens of answers have the fill as their logprob" in found[0]["message"]
+        assert "14 rows could not be judged" in run("scan", log, "-t", TOY)[1]
+        assert repaired(log, "--fail-on", "warning") == self.rows(1)
+
+    def test_a_slide_that_the_run_states_is_put_right_in_all_rows_that_allow_it(self, tmp_path: Path) -> None:
+        right = row(CUT)
+        log, truth = written(tmp_path / "log.jsonl", [*self.rows(1), right]), self.rows(0)
+        code, found = findings(log, "--assume", "logprobs=+1")
+        assert code == 1
+        assert {one["cause"] for one in found if one["where"] == "row"} == {"shifted by +1"}
+        assert [one["message"] for one in found if one["where"] == "log"] == [
+            "row 14 contradicts --assume and is left as logged"
+        ]
+        *after, last = repaired(log, "--assume", "logprobs=+1")
+        assert last == right
         assert all(wrong_pairs(one, right) == 0 for one, right in zip(after, truth, strict=True))
         assert all(
             sum(one["loss_mask"]) == sum(right["loss_mask"]) - 1 for one, right in zip(after, truth, strict=True)
         )
         assert findings(written(tmp_path / "again.jsonl", after))[0] == 0
 
-    def test_one_such_row_alone_is_a_note_and_stays(self, tmp_path: Path) -> None:
+    def test_one_proven_row_changes_no_other_and_fails_the_repair(self, tmp_path: Path) -> None:
+        odd = slid(row(CUT), logprobs=1)
+        log = written(tmp_path / "log.jsonl", [odd, *self.rows(1)])
+        _, found = findings(log)
+        assert [one["row"] for one in found if one["severity"] == "error"] == [0]
+        assert [one["cause"] for one in found if one["where"] == "log"] == ["may have the fault of other rows"]
+        out = tmp_path / "out.jsonl"
+        code, page, _ = run("repair", log, "-o", out, "-t", TOY, "--no-provenance")
+        assert code == 1
+        assert "14 rows may have the same fault; nothing in them decides it" in page
+        assert "state it with --assume logprobs=+1 if it is so" in page
+        after = [json.loads(line) for line in out.read_text().splitlines()]
+        assert wrong_pairs(after[0], row(CUT)) == 0
+        assert after[1:] == self.rows(1)
+
+    def test_one_such_row_alone_is_clean_and_stays(self, tmp_path: Path) -> None:
         log = written(tmp_path / "log.jsonl", self.rows(1)[:1])
-        code, found = findings(log)
-        assert code == 0
-        assert [(one["code"], one["cause"], one["where"], one["severity"]) for one in found] == [
-            ("LPR502", "undecided", "log", "note")
-        ]
+        assert findings(log) == (0, [])
         assert repaired(log, "--fail-on", "warning") == self.rows(1)[:1]
 
     def test_the_same_rows_as_they_should_be_are_clean(self, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_fails_is_called_failed_even_if_nothing_was_compared(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["text", "markdown", "html", "concise"])
 def test_rows_that_could_not_be_judged_are_counted_in_every_verdict(name: str) -> None:
-    summary = Summary(rollouts=40, open_rows=20, open_beside_faults=19)
+    summary = Summary(rollouts=40, open_rows=20, open_beside_faults=19, fault_beside="--assume logprobs=+1")
     out = StringIO()
     report_named(name).write(iter(()), summary, out, ReportOptions(color=False))
     text = " ".join(out.getvalue().split())

@@ -238,9 +238,9 @@ class Summary:
     open_rows: int = 0
     """Rows that could not be judged: several explanations of their mask and logprobs are left."""
     open_beside_faults: int = 0
-    """How many of them allow the very fault that other rows of their log prove."""
-    fault_beside: str = "logprobs=+1"
-    """That fault, as the option that states it takes it."""
+    """Rows without a finding that allow the very fault that other rows of their log prove."""
+    fault_beside: str = ""
+    """That fault, as the flags that state it: `--assume logprobs=+1`."""
     tokenizer: str | None = None
     """Its name, as given; several are separated by commas."""
     tokenizer_commits: dict[str, str] = field(default_factory=dict)

@@ -161,7 +161,10 @@ def _verdict(run: Repaired) -> Text:
 def _unjudged(run: Repaired) -> Iterator[str]:
     """What of the written rows nobody knows to be right."""
     after = run.after
-    yield from open_words(replace(after, open_beside_faults=open_beside_faults(run)))
+    before = run.before
+    yield from open_words(
+        replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
+    )
     if after.rows_unreadable and "REC001" not in after.findings:
         yield f"{many(after.rows_unreadable, 'row')} could not be read"
     if after.uncompared:
@@ -179,7 +182,7 @@ def _outcome_words(run: Repaired, before: Counter[Severity], after: Counter[Seve
         return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged(run)) else "bold green"
     if errors[0] == errors[1] and warnings[0] == warnings[1]:
         return "nothing would be fixed" if would else "nothing fixed", "bold red" if errors[1] else "bold yellow"
-    if errors[1] or open_beside_faults(run) or (warnings[1] and not errors[0]):
+    if errors[1] or run.before.open_beside_faults or (warnings[1] and not errors[0]):
         words = "not all would be fixed" if would else "not all fixed"
         return words, "bold red" if errors[1] else "bold yellow"
     if warnings[1] or run.tally.quarantined:
@@ -190,11 +193,6 @@ def _outcome_words(run: Repaired, before: Counter[Severity], after: Counter[Seve
 def _repairs_warnings(run: Repaired) -> bool:
     """Whether warnings are repaired too, not only errors."""
     return bool(run.repairs.strategies) or run.settings.fail_on in ("warning", "note")
-
-
-def open_beside_faults(run: Repaired) -> int:
-    """How many rows may still have the very fault that other rows of their log proved before the repair."""
-    return min(run.before.open_beside_faults, run.after.open_rows)
 
 
 def _totals(summary: Summary) -> Counter[Severity]:

@@ -45,7 +45,7 @@ def repair(
     The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left, or rows that may
     have the fault that other rows of their log prove.
     """
-    from tito_audit.cli._compare import REPORTS, Repaired, open_beside_faults
+    from tito_audit.cli._compare import REPORTS, Repaired
     from tito_audit.cli._journal import journal_place, say_resumed
     from tito_audit.cli._tally import Tally
     from tito_audit.record.finding import Severity
@@ -91,7 +91,7 @@ def repair(
     say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
     done = Repaired(tally, run.before, run.after, run.written, settings, how, target, run.changed)
     _deliver(done, wanted, page)
-    if run.failing or open_beside_faults(done):
+    if run.failing or run.before.open_beside_faults:
         raise typer.Exit(1)
 
 

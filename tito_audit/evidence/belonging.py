@@ -99,7 +99,9 @@ def of_another_conversation(rollout: Rollout, text: Callable[[Ids], str]) -> boo
             continue
         assert turn.completion_ids is not None
         compared, sampled = True, text(turn.completion_ids)
-        if answer.strip() in sampled or share_words(answer.encode(), sampled.encode("utf-8", "replace")):
+        if answer.strip() in sampled or share_words(
+            answer.encode("utf-8", "surrogatepass"), sampled.encode("utf-8", "replace")
+        ):
             return False
     if not compared:
         return False

@@ -8,19 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.evidence.model import SampledSpan
-from tito_audit.evidence.run_spans import RunSpans
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.rollout import TrainingRow
-from tito_audit.record.runs import trained_runs
 
 IMPOSSIBLE = (1.0, -9999.0)
 """Values that are never logprobs, whatever the format's fill."""
 _IMPOSSIBLY_LOW = min(IMPOSSIBLE)
 FLOOR = -1000.0
 """No sampled token has a logprob this low."""
-REACH = 4
-"""How many tokens at either end of a span do not count as inside."""
+FARTHEST = 4
+"""How many places off its tokens a mask or a column is looked for."""
 _TRIED = 8
 """How many odd entries are searched for the most common one."""
 _FILL_SHARE = 0.9
@@ -45,36 +43,6 @@ class Values:
     def certain(self) -> bool:
         """Whether the fill cannot be a logprob; 0.0 is also the logprob of a certain token."""
         return not (FLOOR < self.fill <= 0)
-
-    def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
-        """The places of the spans moved by `far`, `[T]` each: all that may have been sampled, and all that must
-        have been."""
-        if isinstance(spans, RunSpans) and all(end is None for end in ends):
-            both = spans.runs.moved(far, len(self.real)) & self.covered
-            return both, both
-        widest, least = np.zeros_like(self.real), np.zeros_like(self.real)
-        for span, end in zip(spans, ends, strict=True):
-            start = max(span.start + far, 0)
-            widest[start : max((span.ends[-1] if end is None else end) + far, 0)] = True
-            least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
-        return widest & self.covered, least & self.covered
-
-    def fill_exactly(self, spans: Sequence[SampledSpan], ends: Sequence[int | None] | None) -> bool:
-        """Whether every token of these spans has a value and no other token has one: nothing has moved."""
-        if ends is None or None in ends:
-            return False
-        if trained_runs(self.real) == [(span.start, end) for span, end in zip(spans, ends, strict=True)]:
-            return bool(self.covered.all())
-        return bool(np.array_equal(self.real, self.covering(spans, ends, 0)[0]))
-
-    def rarity(self, spans: Sequence[SampledSpan]) -> tuple[int, int]:
-        """How many of the entries well inside the spans are fill, and out of how many; no shift reaches that far
-        in."""
-        inside = np.zeros_like(self.real)
-        for span in spans:
-            inside[span.start + REACH : max(span.ends[0] - REACH, 0)] = True
-        inside &= self.covered
-        return int((inside & ~self.real).sum()), int(inside.sum())
 
 
 def rolled_to(spans: Sequence[SampledSpan], far: int, size: int) -> slice:

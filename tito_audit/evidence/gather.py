@@ -33,6 +33,7 @@ from tito_audit.evidence.row_of_calls import row_against_calls
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
+from tito_audit.record.reading import NOTHING_STATED, Conventions
 from tito_audit.record.rollout import (
     IdsFrom,
     Rollout,
@@ -45,7 +46,6 @@ from tito_audit.record.rollout import (
 )
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.stated import Unread
-from tito_audit.record.testimony import Reading
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -56,13 +56,13 @@ def gather(
     tokenizer: Tokenizer | None,
     renderer: Renderer | None,
     speakers: Speakers = DEFAULT,
-    log_reading: Reading | None = None,
+    conventions: Conventions = NOTHING_STATED,
     trained_again: tuple[TrainedAgain, ...] = (),
 ) -> Evidence:
     """The evidence on a rollout, from what the log holds and what was given to the run.
 
-    `speakers` are the roles that were sampled; `log_reading` is how the log's rows were written, where they prove
-    it together; `trained_again` is what the run trains more than once in this rollout.
+    `speakers` are the roles that were sampled; `conventions` is what the run states about how its training rows
+    were written; `trained_again` is what the run trains more than once in this rollout.
 
     Without a tokenizer, ids are compared with ids; without a renderer or messages, nothing is compared with the
     template. Never raises because of what a log holds.
@@ -97,7 +97,7 @@ def gather(
         rollout = _without_messages(rollout, _OF_OTHERS) if other is OTHER_MESSAGES else _without_calls(rollout)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
-        row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
+        row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text, conventions)
     differences = more
     if chains.differences or answers or texts or not isinstance(more, ManyDifferences):
         if chains.differences or more:
@@ -126,10 +126,10 @@ def gather(
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         date_formats=date_formats(renderer) if differences and renderer is not None else (),
         recovery_problems=problems,
-        log_reading=log_reading,
+        conventions=conventions,
         trained_again=trained_again,
         unrelated=tuple(unrelated),
-        memo={} if judged is None or log_reading is not None else {JUDGEMENT: judged},
+        memo={} if judged is None else {JUDGEMENT: judged},
         speakers=speakers,
     )
 

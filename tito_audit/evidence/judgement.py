@@ -1,32 +1,31 @@
-"""How far a row's mask and logprobs are off their tokens, judged from everything in the row together.
+"""Whether the mask and logprobs of a training row are on its tokens, judged from everything in the row together.
 
 The evidence is where answers begin and end (headers, turn ends, the template), why turns ended, the edges of the
-mask, and which entries of the logprob column are values and which are fill. A reading is one way in which the row
-may have been written. It stands if it accounts for every span of the row, and is proven only if no other reading
-stands.
+mask, and which entries of the logprob column are values and which are fill. A row is faulty only if no reading
+without a fault stands (`readings.py`); it is clean if the simplest one has no fault, and open otherwise.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 
-from tito_audit.evidence.fill import FLOOR, REACH, Values, first_covered, rolled_to, values_of, values_on_mask
+from tito_audit.evidence.fill import FARTHEST, FLOOR, Values, first_covered, rolled_to, values_of, values_on_mask
 from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, spans_of, unslid
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound
-from tito_audit.evidence.slides import FARTHEST, Ends, slides_of
-from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.evidence.readings import Fit, Readings
+from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
+from tito_audit.record.reading import NOTHING_STATED, Conventions, Slide
 from tito_audit.record.rollout import TrainingRow, seen_by_loss
 from tito_audit.record.runs import trained_runs
-from tito_audit.record.testimony import CHANCE, Reading, Witness
 
 _PREFILL = 12
-"""The most tokens in a think block that was given, not sampled."""
+"""The most tokens of a think block that was given, not sampled, if no logprobs show it."""
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
 
 
@@ -41,56 +40,56 @@ class Judgement:
     spans: tuple[SampledSpan, ...]
     ends: tuple[int | None, ...]
     """Where the sampling of each span ended; None where several ends are possible."""
-    mask_slide: int | None
-    """How many places every trained run is late (+) or early (-); None where no single number fits the mask."""
-    standing: tuple[Reading, ...]
-    """Every reading that accounts for the whole row; () if none does, or there is nothing to read."""
     values: Values | None
     """None where values of the logprob column and its fill cannot be told apart."""
-    chances: tuple[tuple[int, ...], ...] = ()
-    """For each standing reading, the ids of the tokens that must be certain (logprob 0.0) by chance."""
+    departures: int | None = 0
+    """How many unusual things the reading without any fault supposes; None if none stands."""
+    fits: tuple[Fit, ...] = ()
+    """Every slide that explains the row, the simplest first; of a right row, only those of the whole row."""
+    missing: bool = False
+    """Whether both columns may be in place, with logprobs missing that the loss needs."""
+    masked: bool = True
+    """False where no reading explains the mask, so that only the logprobs were judged."""
+    values_in_place: bool = True
+    """Whether no value is at a token that was not sampled."""
     exact: bool = False
     """Whether the trained runs are exactly the spans, and exactly the trained tokens have values."""
 
     @property
-    def decided(self) -> Reading | None:
-        """The only reading that stands; None when several do, or none."""
-        return self.standing[0] if len(self.standing) == 1 else None
+    def right(self) -> bool:
+        """Whether a reading without any fault stands."""
+        return self.departures is not None
 
     @property
-    def undecided(self) -> bool:
-        """Whether several readings account for the row."""
-        return len(self.standing) > 1
+    def fit(self) -> Fit | None:
+        """The slide of a faulty row, if a single one explains it."""
+        return self.fits[0] if len(self.fits) == 1 and not self.right and not self.missing else None
 
     @property
-    def rarity(self) -> tuple[int, int]:
-        """How many of the entries well inside the spans are fill, and out of how many."""
-        if self.exact:
-            return 0, sum(max(span.ends[0] - span.start - 2 * REACH, 0) for span in self.spans)
-        return self.values.rarity(self.spans) if self.values is not None else (0, 0)
+    def slide(self) -> Slide:
+        """How far the columns slid, if that is proven; nothing else."""
+        return self.fit.slide if self.fit is not None else Slide()
 
     @property
-    def open_ends(self) -> list[int]:
-        """Turn ends outside the mask that may have been sampled, as neither logprobs nor finish reasons tell."""
-        if self.values is not None or self.mask_slide != 0:
-            return []
-        pairs = zip(self.spans, self.ends, strict=True)
-        return [end for span, end in pairs if end is not None and end < span.ends[-1]]
+    def several(self) -> bool:
+        """Whether the row is faulty, and several faults explain it."""
+        return not self.right and len(self.fits) + self.missing > 1
+
+    @property
+    def open(self) -> bool:
+        """Whether a fault is the simplest reading of a row that may be right."""
+        return self.departures is not None and any(fit.departures < self.departures for fit in self.fits)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the logprobs are in place under every reading."""
+        shifted = any(fit.slide.logprobs for fit in self.fits)
+        return self.values is not None and self.values_in_place and not shifted
 
 
 def judgement(evidence: Evidence) -> Judgement | None:
     """The judgement of the training row; None without a row, or if nothing says what was sampled."""
     return evidence.once(JUDGEMENT, _judgement)
-
-
-def witness(evidence: Evidence) -> Witness | None:
-    """The readings that the training row leaves open; None without one, or where calls prove its logprobs."""
-    found, view = judgement(evidence), evidence.row
-    if found is None or not found.standing or view is None or view.expected_logprobs is not None:
-        return None
-    zeros, inside = found.rarity
-    chances = found.chances if found.undecided else ()
-    return Witness(found.standing, len(found.spans), chances, zeros, inside)
 
 
 def _judgement(evidence: Evidence) -> Judgement | None:
@@ -100,10 +99,8 @@ def _judgement(evidence: Evidence) -> Judgement | None:
     spans = view.spans or _spans(view, row, evidence.end_ids)
     if view.proven:
         spans = tuple(SampledSpan(a, (b,)) for _, stretch in sampled_turns(evidence) for a, b in stretch)
-    found = judge(row, tuple(sorted(spans, key=lambda span: span.start)))
-    if found is None or evidence.log_reading is None or evidence.log_reading not in found.standing:
-        return found
-    return replace(found, standing=(evidence.log_reading,))
+    spans = tuple(sorted(spans, key=lambda span: span.start))
+    return judge(row, spans, NOTHING_STATED if view.proven else evidence.conventions)
 
 
 def with_turn_ends(
@@ -111,124 +108,213 @@ def with_turn_ends(
     row: TrainingRow,
     end_ids: frozenset[int],
     text: Callable[[Ids], str] = lambda _ids: "",
+    stated: Conventions = NOTHING_STATED,
 ) -> tuple[RowView, Judgement | None]:
-    """A view by roles or messages with the turn ends that mask, logprobs and finish reasons show, and its
-    judgement.
+    """A view by roles or messages with the answer starts and ends that mask, logprobs and finish reasons show, and
+    its judgement.
 
-    The judgement is None if there is none, or if calls prove the view. `text` decodes token ids: an empty think
-    block before an answer was given, not sampled, if neither mask nor logprobs include it.
+    The judgement is None if there is none, or if calls prove the view. First tokens of an answer that neither mask
+    nor logprobs include were given, not sampled; without logprobs, only an empty think block is. `text` decodes
+    token ids.
     """
     if view.proven:
         return view, None
     spans = _finished(view.spans, row) or _spans(view, row, end_ids)
-    spans = tuple(_after_prefill(span, row, spans, text) for span in spans)
-    found = judge(row, spans)
-    if found is None:
+    judged = judge(row, spans, stated)
+    if judged is None:
         return replace(view, spans=spans), None
-    if found.exact and row.loss_mask is not None:
-        return replace(view, spans=spans, sampled=row.loss_mask, sound=_sound(view.sound, row, found)), found
+    longer = () if judged.exact else tuple(_to_the_last_end(span, row.token_ids, end_ids) for span in spans)
+    if longer and longer != spans:
+        spans, judged = longer, judge(row, longer, stated) or judged
+    if judged.exact and row.loss_mask is not None:
+        return replace(view, spans=spans, sampled=row.loss_mask, sound=_sound(view.sound, row, judged)), judged
+    if judged.right:
+        later = tuple(_after_prefill(span, row, judged.values, text) for span in spans)
+        # Where one answer has values for first tokens out of the loss, others may have lost theirs.
+        if later != spans and not any(map(_leaves_values_out, later, repeat(row), repeat(judged.values))):
+            spans, judged = later, replace(judged, spans=later)
     sampled = np.zeros_like(view.sampled)
-    for span, end in zip(spans, found.ends, strict=True):
-        sampled[span.start : _as_trained(span, row, found) if end is None else end] = True
-    return replace(view, spans=spans, sampled=sampled), found
+    for span, end in zip(spans, judged.ends, strict=True):
+        sampled[span.start : _as_trained(span, row, judged) if end is None else end] = True
+    return replace(view, spans=spans, sampled=sampled), judged
 
 
-def _sound(sound: Sound, row: TrainingRow, found: Judgement) -> Sound:
+def _sound(sound: Sound, row: TrainingRow, judged: Judgement) -> Sound:
     """What is sound in a row with sound ids whose mask and values lie exactly on its spans."""
-    values, logprobs, first = found.values, row.logprobs, found.ends[0]
+    values, logprobs, first = judged.values, row.logprobs, judged.ends[0]
     if not sound or values is None or logprobs is None or first is None:
         return sound
-    if not (FLOOR < values.lowest <= values.highest < 0) or first - found.spans[0].start < 2:
+    if not (FLOOR < values.lowest <= values.highest < 0) or first - judged.spans[0].start < 2:
         return sound | Sound.MASK
-    starts = np.array([span.start for span in found.spans])
+    starts = np.array([span.start for span in judged.spans])
     if (logprobs[starts] == logprobs.take(starts + 1, mode="clip")).any():
         return sound | Sound.MASK
     return sound | Sound.MASK | Sound.LOGPROBS
 
 
 def _after_prefill(
-    span: SampledSpan, row: TrainingRow, spans: tuple[SampledSpan, ...], text: Callable[[Ids], str]
+    span: SampledSpan, row: TrainingRow, values: Values | None, text: Callable[[Ids], str]
 ) -> SampledSpan:
-    """The span without a leading think block that, by mask and logprobs, was given."""
+    """The span of a right row without the first tokens that, by mask and logprobs, were given."""
     if row.loss_mask is None or row.loss_mask[span.start]:
         return span
     inside = row.loss_mask[span.start : span.ends[-1]]
     far = int(inside.argmax())
-    if not 0 < far <= _PREFILL or not _THINK.fullmatch(text(row.token_ids[span.start : span.start + far])):
+    first = slice(span.start, span.start + far)
+    if not 0 < far < span.ends[-1] - span.start or span.start + far > span.shut:
         return span
-    values = values_of(row, spans, FARTHEST)
-    if values is not None and values.real[span.start : span.start + far].any():
-        return span
-    return SampledSpan(span.start + far, span.ends)
+    if values is not None:
+        given = not values.real[first].any()
+    else:
+        given = far <= _PREFILL and _THINK.fullmatch(text(row.token_ids[first])) is not None
+    return SampledSpan(first.stop, span.ends, span.content) if given else span
 
 
-def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
+def _to_the_last_end(span: SampledSpan, ids: Ids, end_ids: frozenset[int]) -> SampledSpan:
+    """The span with every end token that follows it: a model may have stopped at any of them."""
+    ends = list(span.ends)
+    while ends[-1] > span.shut and ends[-1] < len(ids) and int(ids[ends[-1]]) in end_ids:
+        ends.append(ends[-1] + 1)
+    return SampledSpan(span.start, tuple(ends), span.content)
+
+
+def _leaves_values_out(span: SampledSpan, row: TrainingRow, values: Values | None) -> bool:
+    """Whether first tokens of an answer have a logprob and are not trained, though others of it are."""
+    if values is None or row.loss_mask is None:
+        return False
+    inside = row.loss_mask[span.start : span.ends[-1]]
+    return bool(inside.any() and values.real[span.start : span.start + int(inside.argmax())].any())
+
+
+def _as_trained(span: SampledSpan, row: TrainingRow, judged: Judgement) -> int:
     """The assumed end of a span with an unknown end: the mask's, where that is possible.
 
     The logprob of a certain token may equal the fill, so neither a value nor its absence proves anything.
     """
-    if found.values is None or row.loss_mask is None or found.mask_slide:
-        return span.ends[-1] if found.values is None else span.ends[0]
-    trained = [end for end in span.ends if row.loss_mask[span.ends[0] : end].all()]
-    return trained[-1]
+    if judged.values is None or row.loss_mask is None or judged.slide.mask:
+        return span.ends[-1] if judged.values is None else span.ends[0]
+    return [end for end in span.ends if row.loss_mask[span.ends[0] : end].all()][-1]
+
+
+def judge(
+    row: TrainingRow, spans: tuple[SampledSpan, ...], stated: Conventions = NOTHING_STATED
+) -> Judgement | None:
+    """What these spans, the mask and the logprobs of a row show together; None without spans."""
+    if not spans:
+        return None
+    if stated is NOTHING_STATED:
+        at_once = _at_once(row, spans)
+        if at_once is not None:
+            return at_once
+    mask, values = seen_by_loss(row), values_of(row, spans, FARTHEST)
+    covered = first_covered(row, ColumnRole.LOSS_MASK), first_covered(row)
+    readings = Readings(spans, mask, values, covered, stated)
+    departures = readings.departures_in_place()
+    masked = True
+    if departures is not None:
+        fits = readings.slides(of_row=True)
+    else:
+        fits = readings.slides()
+        if not fits and not readings.missing and values is not None:
+            readings, fits = _without_rolled(readings, spans, stated)
+        if not fits and not readings.missing and mask is not None and values is not None:
+            masked, fits = False, readings.slides(with_mask=False)
+            if readings.values_in_place:
+                fits = []  # only the mask is wrong
+    assumed = [fit for fit in fits if fit.slide == stated.slide]
+    if assumed:
+        departures, fits = None, assumed
+    return Judgement(
+        spans,
+        readings.ends(fits[0] if len(fits) == 1 and departures is None else None),
+        values,
+        departures,
+        tuple(fits),
+        missing=readings.missing and not assumed,
+        masked=masked,
+        values_in_place=readings.values_in_place,
+    )
+
+
+def _without_rolled(
+    readings: Readings, spans: tuple[SampledSpan, ...], stated: Conventions
+) -> tuple[Readings, list[Fit]]:
+    """The readings without the values that a roll may have carried to an end of the row; as they were if that
+    explains nothing."""
+    values = readings.values
+    assert values is not None
+    real = values.real.copy()
+    for far in (FARTHEST, -FARTHEST):
+        real[rolled_to(spans, far, len(real))] = False
+    bare = Readings(spans, readings.mask, replace(values, real=real), readings.first_covered, stated)
+    fits = bare.slides()
+    return (bare, fits) if fits or bare.missing else (readings, [])
+
+
+def contested(evidence: Evidence) -> bool:
+    """Whether a slide explains the row besides other readings, so that a gap may be evidence of it."""
+    judged, view = judgement(evidence), evidence.row
+    return bool(judged and judged.fits and judged.fit is None and view and not view.proven)
 
 
 def row_slide(evidence: Evidence) -> int:
     """How far the loss mask of the row slid: late (+), early (-); 0 if it did not, or if that is unknown."""
-    view, found = evidence.row, judgement(evidence)
-    if view is None or found is None:
+    view, judged = evidence.row, judgement(evidence)
+    if view is None or judged is None:
         return 0
-    return proven_slide(evidence) if view.proven else found.mask_slide or 0
+    return proven_slide(evidence) if view.proven else judged.slide.mask
 
 
 def restored_mask(evidence: Evidence) -> Mask | None:
-    """`[T]` the mask with every trained run moved back onto its span; None when none slid.
+    """`[T]` the mask with every trained run that slid moved back onto its answer; None when none slid.
 
-    A turn end that may or may not have been sampled stays out of the loss.
+    A token that some standing reading does not train stays out of the loss.
     """
-    row, view, found, slide = evidence.rollout.training_row, evidence.row, judgement(evidence), row_slide(evidence)
-    if row is None or row.loss_mask is None or view is None or found is None or not slide:
+    row, view, judged, slide = (
+        evidence.rollout.training_row,
+        evidence.row,
+        judgement(evidence),
+        row_slide(evidence),
+    )
+    if row is None or row.loss_mask is None or view is None or judged is None or not slide:
         return None
     if view.proven:
         return unslid(row.loss_mask, view.sampled)
-    out, starts = np.zeros_like(row.loss_mask), {start for start, _ in trained_runs(row.loss_mask)}
-    first = first_covered(row, ColumnRole.LOSS_MASK)
-    for span, end in zip(found.spans, found.ends, strict=True):
-        if max(span.start + slide, first) in starts:
-            out[span.start : span.ends[0] if end is None else end] = True
+    assert judged.fit is not None
+    out = row.loss_mask.copy()
+    moved = [*zip(judged.fit.starts.tolist(), judged.fit.ends.tolist(), strict=True)]
+    moved = [moved[number] for number in judged.fit.answers]
+    for start, end in moved:
+        out[max(start + slide, 0) : max(end + slide, 0)] = False
+    for start, end in moved:
+        out[start:end] = True
     return out
 
 
-def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
-    """What these spans, the mask and the logprobs of a row show together; None without spans."""
-    if not spans:
-        return None
-    spans = tuple(spans)
-    at_once = _at_once(row, spans)
-    if at_once is not None:
-        return at_once
-    values = values_of(row, spans, FARTHEST)
-    slides, irregular = slides_of(seen_by_loss(row), spans, first_covered(row, ColumnRole.LOSS_MASK))
-    if values is None:
-        alone = next(iter(slides), None) if len(slides) == 1 else None
-        ends = irregular if alone is None else slides[alone]
-        return Judgement(spans, ends, alone, tuple(Reading(slide or 0, 0) for slide in slides), None)
-    if len(slides) == 1 and values.fill_exactly(spans, slides.get(0)):
-        return Judgement(spans, slides[0], 0, (Reading(),), values, ((),))
-    found = _with_values(row, spans, slides or {None: irregular}, values)
-    if not found or (0 in slides and 0 not in found):  # the mask may leave out turn ends that were sampled
-        open_ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
-        found |= _with_values(row, spans, dict.fromkeys([0] if found else slides or [None], open_ends), values)
-    standing = tuple(Reading(slide or 0, far) for slide, (_, shifts) in found.items() for far in shifts)
-    chances = tuple(tokens for _, shifts in found.values() for tokens in shifts.values())
-    alone = next(iter(found), None) if len(found) == 1 else None
-    ends = found[alone][0] if len(found) == 1 else irregular
-    fars = {far for _, shifts in found.values() for far in shifts}
-    if len(fars) == 1:
-        (far,) = fars
-        ends = ends if len(found) == 1 else tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
-        ends = tuple(_by_values(span, end, values, far) for span, end in zip(spans, ends, strict=True))
-    return Judgement(spans, ends, alone, standing, values, chances)
+def restored_logprobs(row: TrainingRow, judged: Judgement) -> tuple[Logprobs, Mask]:
+    """`[T]` each: the logprobs of a slid column back on their tokens, and which tokens of answers lost theirs past
+    an end of the row.
+
+    Values that were rolled over an end of the row, as by `np.roll`, are taken from the other end.
+    """
+    assert judged.fit is not None
+    assert judged.values is not None
+    assert row.logprobs is not None
+    far, size, fill = judged.slide.logprobs, len(row.logprobs), judged.values.fill
+    out, lost = row.logprobs.copy(), np.zeros(size, np.bool_)
+    spans = [judged.spans[number] for number in judged.fit.answers]
+    for span in spans:
+        out[max(span.start + far, 0) : max(span.ends[-1] + far, 0)] = fill
+    for span in spans:
+        places = np.arange(span.start, span.ends[-1])
+        inside = (places + far >= first_covered(row)) & (places + far < size)
+        out[places] = np.where(inside, row.logprobs[np.clip(places + far, 0, size - 1)], fill)
+        lost[places[~inside]] = True
+    for place in range(*rolled_to(judged.spans, far, size).indices(size)) if judged.slide.of_row else ():
+        at = (place - far) % size
+        if judged.values.real[place] and lost[at]:
+            out[at], out[place], lost[at] = row.logprobs[place], fill, False
+    return out, lost
 
 
 def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | None:
@@ -244,15 +330,7 @@ def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | No
     values = values_on_mask(row, spans, FARTHEST, inside=True)
     if values is None:
         return None
-    return Judgement(spans, tuple(end for _, end in runs), 0, (Reading(),), values, ((),), exact=True)
-
-
-def _with_values(
-    row: TrainingRow, spans: tuple[SampledSpan, ...], slides: Mapping[int | None, Ends], values: Values
-) -> dict[int | None, tuple[Ends, dict[int, tuple[int, ...]]]]:
-    """The mask slides that the logprobs allow, each with its ends and shifts."""
-    found = {slide: (ends, shifts_of(values, row.token_ids, spans, ends)) for slide, ends in slides.items()}
-    return {slide: reading for slide, reading in found.items() if reading[1]}
+    return Judgement(spans, tuple(end for _, end in runs), values, exact=True)
 
 
 def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
@@ -276,64 +354,4 @@ def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
         return span
     if reason in ("length", "max_tokens", "abort"):
         return SampledSpan(span.start, span.ends[:1])
-    return SampledSpan(span.start, span.ends[1:])
-
-
-def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> int | None:
-    """Where a span ended by its logprobs, `far` places off; None where a certain token may hide it."""
-    if end is not None:
-        return end
-    places = [one for one in span.ends if one > span.ends[0] and 0 <= one - 1 + far < len(values.real)]
-    real = [one for one in places if values.real[one - 1 + far]]
-    if real:
-        return max(real)
-    return span.ends[0] if values.certain and len(places) == len(span.ends) - 1 else None
-
-
-def shifts_of(
-    values: Values, ids: Ids, spans: Sequence[SampledSpan], ends: Sequence[int | None]
-) -> dict[int, tuple[int, ...]]:
-    """Every shift of the logprobs against the spans that accounts for every value.
-
-    Each comes with the ids of the tokens that must be certain by chance. If the fill cannot be a logprob (null,
-    1.0), fill inside a span is a fault, and the readings with the fewest faults stand. If it can be one (0.0), a
-    reading falls only if it needs far more chance than another.
-
-    Where no reading accounts for every value, all readings ignore values that a roll may have carried to an end of
-    the row: they may be stray too.
-    """
-    real = values.real
-    missing = _missing(values, real, spans, ends)
-    if not missing:
-        real = real.copy()
-        for far in (FARTHEST, -FARTHEST):
-            real[rolled_to(spans, far, len(real))] = False
-        missing = _missing(values, real, spans, ends)
-    if values.certain:
-        faults = {far: (far != 0) + (len(places) > 0) for far, places in missing.items()}
-        fewest = min(faults.values(), default=0)
-        return {far: () for far, number in faults.items() if number == fewest}
-    chances = {far: _events(ids, places - far) for far, places in missing.items()}
-    fewest = min(map(len, chances.values()), default=0)
-    zeros, inside = values.rarity(spans)
-    rare = math.log10((zeros + 1) / (inside + 2))
-    return {far: tokens for far, tokens in chances.items() if (len(tokens) - fewest) * rare >= CHANCE}
-
-
-def _missing(
-    values: Values, real: Mask, spans: Sequence[SampledSpan], ends: Sequence[int | None]
-) -> dict[int, Offsets]:
-    """How many places these values may be off the spans, and where the moved spans lack one."""
-    missing: dict[int, Offsets] = {}
-    for far in range(-FARTHEST, FARTHEST + 1):
-        widest, least = values.covering(spans, ends, far)
-        if not (real & ~widest).any():
-            missing[far] = np.flatnonzero(least & ~real)
-    return missing
-
-
-def _events(ids: Ids, places: Offsets) -> tuple[int, ...]:
-    """The id of the first token of each run of these places, without repeats: later tokens and equal ids are not
-    independent."""
-    first = places[np.diff(places, prepend=-2) > 1] if len(places) else places
-    return tuple(np.unique(ids[first]).tolist())
+    return SampledSpan(span.start, span.ends[1:], span.shut)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.fill import IMPOSSIBLE, values_of
-from tito_audit.evidence.judgement import judgement, shifts_of
+from tito_audit.evidence.fill import FARTHEST, IMPOSSIBLE, first_covered, values_of
+from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.masks import runs_inside, sampled_turns
-from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.readings import Readings
 from tito_audit.evidence.run_spans import spans_of_runs
-from tito_audit.evidence.slides import FARTHEST
 from tito_audit.record.arrays import Logprobs
+from tito_audit.record.reading import NOTHING_STATED, Slide
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 
@@ -34,15 +34,17 @@ class LogprobShift:
     by_calls: bool
     values: int
     """How many values do not belong to their token."""
-    among: tuple[int, ...] = ()
-    """Without calls, every offset that accounts for the row; if there are several, the row does not show which."""
+    among: tuple[Slide, ...] = ()
+    """Without calls, every slide that explains the row; if there are several, the row does not show which."""
+    missing: bool = False
+    """Whether nothing may be off, but values are missing."""
     against_mask: bool = False
     """True if only mask and logprobs were compared, so either may be the one that is off."""
 
     @property
     def undecided(self) -> bool:
         """Whether the row alone shows that something is off, but not what."""
-        return self.against_mask or len(self.among) > 1
+        return self.against_mask or len(self.among) + self.missing > 1
 
 
 def shifts(evidence: Evidence) -> list[LogprobShift]:
@@ -111,37 +113,44 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
 
 
 def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
-    """The whole sampled part if its values are off, or may be: see `judgement`."""
-    found = judgement(evidence)
-    if found is None:
-        return _against_mask(row)
-    offsets = sorted({reading.logprobs for reading in found.standing}, key=abs)
-    if found.values is None or not offsets or offsets == [0]:
+    """The answers whose values are off, or may be, if no reading without a fault stands: see `judgement`."""
+    judged = judgement(evidence)
+    if judged is None:
+        slides = slides_against_mask(row)
+        if not slides or row.loss_mask is None or not _lacks_values(row):
+            return []
+        spans = spans_of_runs(row.loss_mask)
+        return [LogprobShift(spans[0].start, spans[-1].ends[-1], None, 0, False, 0, slides, against_mask=True)]
+    if judged.right or not any(fit.slide.logprobs for fit in judged.fits):
         return []
-    open_ = found.mask_slide or any(reading.right for reading in found.standing)
-    if 0 in offsets and not found.values.certain and open_:
-        return []  # a certain token may explain it; only the whole log can show that
-    trained = row.loss_mask if row.loss_mask is not None else found.values.real
-    return [_shift(found.spans, offsets, int((trained & ~found.values.real).sum()))]
+    assert judged.values is not None
+    slides = tuple(fit.slide for fit in judged.fits)
+    spans = [judged.spans[number] for number in judged.fit.answers] if judged.fit else judged.spans
+    trained = row.loss_mask if row.loss_mask is not None else judged.values.real
+    lost = int((trained & ~judged.values.real).sum())
+    shift = LogprobShift(
+        spans[0].start, spans[-1].ends[-1], None, judged.slide.logprobs, False, lost, slides, judged.missing
+    )
+    return [shift]
 
 
-def _against_mask(row: TrainingRow) -> list[LogprobShift]:
-    """The whole trained part if its values are off, where nothing says what was sampled."""
+def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:
+    """How far the logprobs may be off the mask, where nothing says what was sampled; () if they are in place."""
     if row.loss_mask is None or not row.loss_mask.any() or row.loss_mask.all():
-        return []
+        return ()
     spans = spans_of_runs(row.loss_mask)
     values = values_of(row, spans, FARTHEST)
     if values is None:
-        return []
-    offsets = sorted(shifts_of(values, row.token_ids, spans, [None] * len(spans)), key=abs)
-    if not offsets or 0 in offsets:
-        return []
-    lost = int((row.loss_mask & ~values.real).sum())
-    return [replace(_shift(spans, offsets, lost), offset=0, against_mask=True)]
+        return ()
+    readings = Readings(spans, None, values, (0, first_covered(row)), NOTHING_STATED)
+    lacks = values.certain and bool((row.loss_mask & ~values.real).any())
+    if readings.values_in_place and not lacks:
+        return ()
+    return tuple(fit.slide for fit in readings.slides(of_row=True))
 
 
-def _shift(spans: Sequence[SampledSpan], offsets: Sequence[int], values: int) -> LogprobShift:
-    alone = offsets[0] if len(offsets) == 1 else 0
-    return LogprobShift(
-        spans[0].start, spans[-1].ends[-1], None, alone, False, values, among=tuple(sorted(offsets))
-    )
+def _lacks_values(row: TrainingRow) -> bool:
+    """Whether trained tokens have a fill that cannot be a logprob."""
+    assert row.loss_mask is not None
+    values = values_of(row, spans_of_runs(row.loss_mask), FARTHEST)
+    return values is not None and values.certain and bool((row.loss_mask & ~values.real).any())

@@ -20,6 +20,8 @@ from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import each_run, trained_runs
 
 _FARTHEST_SLIDE = 2
+PREFILLED = 3
+"""The most first tokens of an answer that a harness is taken to write in every answer."""
 
 
 class WholeMask(StrEnum):
@@ -168,7 +170,8 @@ def _starts_with_prompt(row: TrainingRow, view: RowView | None) -> bool:
 
 
 def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:
-    """Whether the mask trains what was given and leaves out what was sampled, turn ends aside."""
+    """Whether the mask trains what was given and leaves out what was sampled, turn ends and prefilled tokens
+    aside."""
     assert row.loss_mask is not None
     first = first_covered(row, ColumnRole.LOSS_MASK)
     trained, sampled = row.loss_mask[first:], view.sampled[first:]
@@ -178,4 +181,9 @@ def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:
 
     if ends_only(trained & ~sampled) or not (sampled & ~trained).any():
         return False
-    return ends_only(trained == sampled)
+    alike = trained == sampled
+    for start, end in trained_runs(sampled):
+        before = int((~alike[start:end]).argmax())
+        if before <= PREFILLED:
+            alike[start : start + before] = False
+    return ends_only(alike)

@@ -14,9 +14,9 @@ from tito_audit.evidence.belonging import Unrelated
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
+from tito_audit.record.reading import NOTHING_STATED, Conventions
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import DEFAULT, Speakers
-from tito_audit.record.testimony import Reading
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -141,6 +141,13 @@ class SampledSpan:
     """Its first token, right after the generation prompt."""
     ends: tuple[int, ...]
     """Where it may end, in order: before the turn's end tokens, or after them if they were sampled too."""
+    content: int = -1
+    """Where the turn's end tokens begin; -1: at the first of `ends`."""
+
+    @property
+    def shut(self) -> int:
+        """Where the turn's end tokens begin."""
+        return self.ends[0] if self.content < 0 else self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +216,8 @@ class Evidence:
     """The formats in which the template asks for the date."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
-    log_reading: Reading | None = None
-    """How the rows of the log were written, if they prove it together; else None."""
+    conventions: Conventions = NOTHING_STATED
+    """What the run states about how its training rows were written."""
     trained_again: tuple[TrainedAgain, ...] = ()
     """What the run trains more than once in this rollout; () if its rows were not compared."""
     speakers: Speakers = DEFAULT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import difference, region_of
 from tito_audit.evidence.many import GrowingDifferences
-from tito_audit.evidence.model import Against, Difference
+from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prefix_reuse import (
     Comparison,
     PiecesCache,
@@ -37,6 +37,10 @@ from tito_audit.render.renderer import Forms
 _KEPT = (
     "harmless as logged: the prompt keeps the tokens of the calls before it, where the template would write this"
 )
+PREFILL = Construction("TPL207", "prefilled answer", "the harness wrote the first tokens of the answer")
+_PREFILLED = "right as long as the loss leaves them out: they were given, not sampled"
+_MARKERS = 32
+"""How many characters of markers and white space a template may write before an answer."""
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _LACKING = "the sampler was not given what the template writes for these messages"
 _WORTH_KNOWING = 8192
@@ -257,20 +261,46 @@ def rendered_differences(
             if stretch.key in said[k] or (in_answer and stretch.kind in _SAME_BYTES):
                 continue
             said[k].add(stretch.key)
-            kept = stretch.start < old or (in_answer and stretch.start == stretch.end)
-            out.append(
-                difference(
-                    stretch,
-                    Against.TEMPLATE,
-                    Severity.NOTE if kept else Severity.WARNING,
-                    _KEPT if kept else _LACKING if stretch.start == stretch.end else _OFF_TEMPLATE,
-                    regions=regions,
-                    turn=k,
-                    turns=rollout.turns,
-                )
+            prefill = stretch.end == len(turn.prompt_ids) and _is_prefill(
+                stretch, rollout, k, rendered.text, reference
             )
+            kept = stretch.start < old or (in_answer and stretch.start == stretch.end)
+            effect = _LACKING if stretch.start == stretch.end else _OFF_TEMPLATE
+            one = difference(
+                stretch,
+                Against.TEMPLATE,
+                Severity.NOTE if kept or prefill else Severity.WARNING,
+                _PREFILLED if prefill else _KEPT if kept else effect,
+                regions=regions,
+                turn=k,
+                turns=rollout.turns,
+            )
+            out.append(replace(one, construction=PREFILL) if prefill else one)
     out.extend(_last_answer(rollout, chains, texts, reference, said))
     return out.done()
+
+
+def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, reference: Reference) -> bool:
+    """Whether the last tokens of a prompt, of which the template writes this text, are the first of the answer."""
+    turn, renderer = rollout.turns[number], reference.renderer
+    index, messages = turn.message_index, prompt_messages(rollout, number)
+    if stretch.canonical_start < stretch.canonical_end or stretch.recorded.pieces.control[stretch.start :].any():
+        return False
+    answer = rollout.messages[index] if index is not None and index < len(rollout.messages) else turn.answer
+    first = stretch.recorded.data.decode("utf-8", "replace").strip()
+    if answer is None or not first or renderer is None or messages is None:
+        return False
+    try:
+        whole = renderer.render(
+            (*messages, answer),
+            rollout.tools,
+            add_generation_prompt=False,
+            template_kwargs=rollout.template_kwargs,
+        )
+    except RenderError:
+        return False
+    # A model may leave out the markers that the template writes around its tool call.
+    return whole.startswith(text) and first in whole[len(text) :][: len(first) + _MARKERS]
 
 
 def _comparison(

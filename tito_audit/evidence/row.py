@@ -23,6 +23,7 @@ from tito_audit.evidence.differences import difference
 from tito_audit.evidence.many import GrowingDifferences, many_of
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
+from tito_audit.evidence.narrowed import normalised
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import RenderedConversation, ToldTurns
 from tito_audit.evidence.roles import COMMON_ROLES, TURN_END, UNKNOWN, Roles, token_roles
@@ -74,20 +75,30 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             continue  # a role unknown to the template was rendered as a known one
         own = answer_at(view, generated, stretch)
         mine = own is not None
-        same_bytes = stretch.recorded.data == stretch.canonical.data
+        texts = stretch.recorded.data, stretch.canonical.data
+        same_text = texts[0] == texts[1] or normalised(*texts) is not None
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
             Against.TEMPLATE,
-            Severity.NOTE if mine and (same_bytes or not trained or proven) else Severity.WARNING,
-            _effect(mine, proven),
+            Severity.NOTE
+            if mine and (same_text or not trained or proven or _is_certain_space(row, stretch))
+            else Severity.WARNING,
+            _effect(mine, proven, lacking=stretch.start == stretch.end),
             regions=(),
             turn=None,
             where=Where.ROW,
         )
         out.append(replace(found, sampled=mine))
     return RowFound(view, out.done())
+
+
+def _is_certain_space(row: TrainingRow, stretch: Stretch) -> bool:
+    """Whether all that the row adds is one token of white space with the logprob of a certain token: models sample
+    such tokens in front of an answer, and parsers strip them."""
+    added = stretch.end - stretch.start == 1 and not stretch.canonical.data.strip() + stretch.recorded.data.strip()
+    return added and row.logprobs is not None and bool(row.logprobs[stretch.start] == 0)
 
 
 OTHER_MESSAGES = Unrelated(
@@ -150,8 +161,12 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
     return canonical in COMMON_ROLES and recorded in logged - COMMON_ROLES
 
 
-def _effect(mine: bool, proven: bool) -> str:
-    """The effect of a difference from the template, as a clause."""
+def _effect(mine: bool, proven: bool, *, lacking: bool) -> str:
+    """The effect of a difference from the template, as a clause; `lacking`: the row has nothing there."""
+    if lacking and mine:
+        return "the row cannot show whether the model sampled it; only a log with the calls could"
+    if lacking:
+        return "the row lacks what the template writes for these messages"
     if proven:
         return (
             "its logprobs show that it was sampled this way, but it would drift if the messages were re-rendered"

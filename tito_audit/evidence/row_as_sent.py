@@ -33,7 +33,9 @@ def answer_to(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:
     fewer = by_headers or by_mask
     if found is None and len(fewer):
         last = next((said(message) for message in reversed(rollout.messages) if message.sampled), "")
-        cut = share_words(last.encode(), spoken(reference.pieces(row.token_ids), fewer[-1:]))
+        cut = share_words(
+            last.encode("utf-8", "surrogatepass"), spoken(reference.pieces(row.token_ids), fewer[-1:])
+        )
         found = None if cut else fewer[-1]
     return found
 
@@ -49,7 +51,11 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
     itself, (start, end) = row_against_itself(rollout, reference), answer
     before = reference.text(row.token_ids[:start])
     asked = [said(message).strip() for message in rollout.messages if message.speaker in ("user", "tool")]
-    if asked and not any(one in before or share_words(one.encode(), before.encode()) for one in asked if one):
+    if asked and not any(
+        one in before or share_words(one.encode("utf-8", "surrogatepass"), before.encode("utf-8", "surrogatepass"))
+        for one in asked
+        if one
+    ):
         return itself._replace(unrelated=OTHER_MESSAGES)
     text_end = end
     while text_end > start and int(row.token_ids[text_end - 1]) in reference.end_ids():

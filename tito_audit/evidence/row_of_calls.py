@@ -63,13 +63,23 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
                 Severity.NOTE
                 if cut
                 else _row_severity(row, region, stretch.canonical_start, stretch.canonical_end),
-                _CUT_OFF if cut else "the trainer would learn from tokens that were not sampled",
+                _CUT_OFF if cut else _effect_on_row(row, region, stretch),
                 regions=chains.regions[leaf],
                 turn=leaf,
                 turns=rollout.turns,
             )
             out.append(one)
     return RowFound(view.finish(), first_of_each(out.done()))
+
+
+def _effect_on_row(row: TrainingRow, region: Region | None, stretch: Stretch) -> str:
+    """The effect of a row that differs from its calls, as a clause."""
+    place = slice(stretch.canonical_start, stretch.canonical_end)
+    if place.start == place.stop:
+        return f"the row lacks tokens that were {'given' if region is None else 'sampled'}"
+    if stretch.start == stretch.end and row.loss_mask is not None and not row.loss_mask[place].any():
+        return "the row holds tokens that were neither given nor sampled"
+    return "the trainer would learn from tokens that were not sampled"
 
 
 def _not_of_calls(

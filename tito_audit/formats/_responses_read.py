@@ -12,7 +12,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._alternatives import alternatives
-from tito_audit.formats._calls import stop_string
+from tito_audit.formats._calls import stop_string, version_spans
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import (
@@ -35,7 +35,7 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout, Turn, Usage
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature
@@ -71,6 +71,7 @@ def choice_call(
     turn = _with_prompt(_turn(tokens, choice, response, message), request, response, choice, number)
     nothing = turn.prompt_ids is None and tokens.ids is None and tokens.texts is None
     said = message if message is not None and message.role == "assistant" else None
+    turn = replace(turn, answer=said, usage=usage_of(request, response, choice, tokens.ids))
     return ChoiceCall(turn, said, tokens.disagreement, not nothing or _wants_ids(choice))
 
 
@@ -132,6 +133,28 @@ def request_messages(request: Mapping[str, Any]) -> tuple[Message, ...]:
     return as_messages(wires, "request.messages")
 
 
+def usage_of(
+    request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], ids: Ids | None
+) -> Usage | None:
+    """What the server counted for a choice, or for all of its answer; None if that may include other tokens."""
+    listed: Sequence[Mapping[str, Any]] = choices(response)
+    meta, usage = object_at(choice, "meta_info"), object_at(response, "usage")
+    if "completion_tokens" in meta:
+        listed, usage = (choice,), meta
+    elif [one.get("index", at) for at, one in enumerate(listed)] != list(range(len(listed))):
+        return None  # choices of one answer in several rows
+    if request.get("echo") or any(_whole(request.get(name)) > len(listed) for name in ("n", "best_of")):
+        return None
+    parts = [ids] if len(listed) == 1 else [generated(one).ids for one in listed]
+    counted, details = _whole(usage.get("completion_tokens")), object_at(usage, "completion_tokens_details")
+    if not counted or any(part is None for part in parts):
+        return None
+    reasoning = _whole(details.get("reasoning_tokens")) or _whole(usage.get("reasoning_tokens"))
+    counted -= _whole(details.get("rejected_prediction_tokens"))
+    alone = request is not response and ("model" in request or "n" in request)
+    return Usage(counted, sum(len(part) for part in parts if part is not None), len(listed), alone, reasoning)
+
+
 def _rollout(
     base: Rollout,
     before: tuple[Message, ...],
@@ -172,6 +195,7 @@ def _turn(
         finish_reason=_finish_reason(choice),
         stop_string=stop_string(choice) or stop_string(object_at(choice, "meta_info")),
         weight_versions=_weight_versions(choice, response),
+        weight_spans=next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ()),
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
         alternatives=alternatives(choice.get("logprobs")),
@@ -246,10 +270,22 @@ def _finish_reason(choice: Mapping[str, Any]) -> str | None:
 
 
 def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> tuple[str, ...]:
-    inside = (object_at(response, name) for name in ("meta_info", "metadata"))
-    holders = (object_at(choice, "meta_info"), *inside, response)
-    versions = (holder.get("weight_version") for holder in holders)
+    spans = next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ())
+    if spans:
+        return tuple(dict.fromkeys(version for version, _, _ in spans))
+    versions = _versions(choice, response, "weight_version")
     return next(((str(one),) for one in versions if isinstance(one, str | int)), ())
+
+
+def _versions(choice: Mapping[str, Any], response: Mapping[str, Any], name: str) -> Iterator[object]:
+    """What an answer says of its weights under a name, wherever servers write it."""
+    yield from (object_at(choice, "meta_info").get(name), choice.get(name))
+    yield from (object_at(response, part).get(name) for part in ("meta_info", "metadata"))
+    yield response.get(name)
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int else 0
 
 
 def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy]]:

@@ -71,6 +71,11 @@ class CausalModel:
         return all(hasattr(part, "batch_select_indices") for part in (cache, *getattr(cache, "layers", ())))
 
     @cached_property
+    def cache_name(self) -> str:
+        """What the model calls its cache: Transformers renamed it in 5.24."""
+        return "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
+
+    @cached_property
     def keeps_few(self) -> bool:
         """Whether it can compute logits for the last positions only."""
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
@@ -85,7 +90,7 @@ class CausalModel:
         few = {"logits_to_keep": keep} if self.keeps_few else {}
         if not self.has_cache:
             return self.model(ids, use_cache=False, **few).logits[:, -keep:].float().cpu(), None
-        said = self.model(ids, past_key_values=cache, use_cache=True, **few)
+        said = self.model(ids, use_cache=True, **{self.cache_name: cache}, **few)
         return said.logits[:, -keep:].float().cpu(), said.past_key_values
 
     def checked(self, ids: Sequence[int]) -> tuple[int, ...]:

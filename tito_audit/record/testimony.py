@@ -1,60 +1,72 @@
-"""Testimony: what single rows show about how their log was written, and what all its rows show together."""
+"""Testimony: what single rows show about how their log was written, counted for the whole log."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+from tito_audit.record.reading import Slide
 from tito_audit.record.rollout import Place
 
-CHANCE = -6.0
-"""Decimal logarithm of the chance below which a reading is ruled out."""
-TOKENS = 64
-"""How many of the token ids that a reading needs to be certain are kept."""
 PLACES = 5
 """How many of the rows that show the same are named."""
+IDS = 64
+DIFFERENT = 3
+"""How many first tokens with different ids are not all certain without a reason."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Reading:
-    """One way in which a row may have been written: how far its mask and logprobs are off the sampled tokens."""
+class Verdict(StrEnum):
+    """What a row shows about its columns."""
 
-    mask: int = 0
-    """Places late (+) or early (-)."""
-    logprobs: int = 0
+    CLEAN = "clean"  # the simplest reading has no fault
+    OPEN = "open"  # the simplest reading is a fault, but one without a fault stands
+    FAULTY = "faulty"  # no reading without a fault stands
 
-    @property
-    def right(self) -> bool:
-        """Whether neither is shifted."""
-        return not self.mask and not self.logprobs
+
+class EndsOf(StrEnum):
+    """What a row does with the ends of the answers that it trains."""
+
+    TRAINED = "trained"
+    KEPT = "kept"  # sampled, but not trained
+    OPEN = "open"  # not trained, and nothing shows whether they were sampled
+    MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What one row shows: every reading that its tokens, mask and logprobs allow."""
+    """What one row shows about how its log was written."""
 
-    possible: tuple[Reading, ...]
-    """In order, without repeats; a single reading decides the row."""
-    spans: int
-    """How many sampled spans were examined."""
-    chances: tuple[tuple[int, ...], ...] = ()
-    """For each reading, the ids of the tokens that must be certain (logprob 0) by chance, if the column also
-    writes 0 for no logprob; () if it writes something else."""
-    zeros: int = 0
-    """How many of `values` are such zeros."""
-    values: int = 0
-    """How many values lie well inside the spans."""
+    verdict: Verdict
+    slides: tuple[Slide, ...] = ()
+    """The slides that explain the row, if any; one proves a faulty row."""
+    simplest: tuple[Slide, ...] = ()
+    """Those among them of a row that may be right which suppose no more than that it is."""
+    certain: tuple[int, ...] = ()
+    """The ids of first tokens whose logprob is exactly the fill: certain, or moved away."""
+    first: int | None = None
+    """How many first tokens it leaves out of each answer; None if nothing says what was sampled."""
+    ends: EndsOf | None = None
+    contradicts: tuple[str, ...] = ()
+    """The flags of the run that say otherwise than the row."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Rows that allow the same readings."""
+    """Rows that show the same."""
 
     rows: int = 0
-    spans: int = 0
     places: tuple[Place, ...] = ()
     """The first of these rows, up to PLACES."""
+
+    def add(self, rows: int, places: Iterable[Place]) -> None:
+        """Count further rows."""
+        self.rows += rows
+        every = sorted({*self.places, *places}, key=lambda place: (place.row, place.item))
+        self.places = tuple(every[:PLACES])
+
+
+Fact = tuple[str, ...] | tuple[Slide, ...] | int | EndsOf
 
 
 @dataclass(slots=True)
@@ -62,50 +74,65 @@ class Testimony:
     """The witnesses of one log, counted. Its size is bounded; the order and grouping in which rows are added does
     not matter."""
 
-    tallies: dict[tuple[Reading, ...], Tally] = field(default_factory=dict)
-    chances: dict[Reading, frozenset[int]] = field(default_factory=dict)
-    """For each reading, ids of tokens that must be certain by chance: the lowest ones, up to TOKENS."""
-    zeros: int = 0
-    values: int = 0
+    rows: int = 0
+    proven: dict[tuple[int, int], Tally] = field(default_factory=dict)
+    """By slide of mask and logprobs: faulty rows that it alone explains."""
+    faulty: Tally = field(default_factory=Tally)
+    """All faulty rows."""
+    open: dict[tuple[Slide, ...], Tally] = field(default_factory=dict)
+    """By the slides that they allow: rows that may have a fault, which is their simplest reading."""
+    tied: dict[tuple[int, int], Tally] = field(default_factory=dict)
+    """By slide: rows that are not faulty and that it explains as simply as a reading without a fault."""
+    certain: frozenset[int] = frozenset()
+    """Ids of first tokens whose logprob is exactly the fill: the lowest ones, up to IDS."""
+    allowed: dict[tuple[int, int], Tally] = field(default_factory=dict)
+    """By slide: rows that are not faulty and allow it."""
+    first: dict[int, Tally] = field(default_factory=dict)
+    """By number of first tokens that a row leaves out of each answer."""
+    ends: dict[EndsOf, Tally] = field(default_factory=dict)
+    contradictions: dict[str, Tally] = field(default_factory=dict)
+    """By flag of the run: rows that contradict it."""
 
     def add(self, witness: Witness, place: Place) -> None:
         """Count one row."""
-        self._count(witness.possible, 1, witness.spans, (place,))
-        for reading, tokens in zip(witness.possible, witness.chances, strict=False):
-            self._chance(reading, tokens)
-        self.zeros += witness.zeros
-        self.values += witness.values
+        one = 1, (place,)
+        self.rows += 1
+        pairs = {(slide.mask, slide.logprobs) for slide in witness.slides}
+        if witness.verdict is Verdict.FAULTY:
+            self.faulty.add(*one)
+            for pair in pairs if len(witness.slides) == 1 else ():
+                self.proven.setdefault(pair, Tally()).add(*one)
+        else:
+            for pair in pairs:
+                self.allowed.setdefault(pair, Tally()).add(*one)
+            for pair in {(slide.mask, slide.logprobs) for slide in witness.simplest}:
+                self.tied.setdefault(pair, Tally()).add(*one)
+            self.certain = frozenset(sorted({*self.certain, *witness.certain})[:IDS])
+        if witness.verdict is Verdict.OPEN:
+            self.open.setdefault(witness.slides, Tally()).add(*one)
+        if witness.first is not None:
+            self.first.setdefault(witness.first, Tally()).add(*one)
+        if witness.ends is not None:
+            self.ends.setdefault(witness.ends, Tally()).add(*one)
+        for flag in witness.contradicts:
+            self.contradictions.setdefault(flag, Tally()).add(*one)
 
-    def merge(self, other: Testimony) -> None:
-        """Count what another part of the same log shows."""
-        for possible, tally in other.tallies.items():
-            self._count(possible, tally.rows, tally.spans, tally.places)
-        for reading, tokens in other.chances.items():
-            self._chance(reading, tokens)
-        self.zeros += other.zeros
-        self.values += other.values
+    @property
+    def open_rows(self) -> int:
+        """Rows whose simplest reading is a fault, but which may be right."""
+        return self.rows if self.undecided else sum(tally.rows for tally in self.open.values())
 
-    def common(self) -> frozenset[Reading]:
-        """The readings that all rows allow; empty if rows contradict each other or there are none.
+    @property
+    def undecided(self) -> list[Slide]:
+        """Slides of the logprobs that all rows of the log have, or none: no row tells which.
 
-        A reading is ruled out if it needs more certain tokens than another reading than chance can explain.
+        Without them, first tokens of several ids would all be certain; a model may always begin with the same one.
         """
-        sets = [frozenset(possible) for possible in self.tallies]
-        shared = frozenset.intersection(*sets) if sets else frozenset()
-        return frozenset(reading for reading in shared if self.odds(reading, shared) >= CHANCE)
+        pairs = sorted(pair for pair, tally in self.tied.items() if pair[1] and tally.rows == self.rows)
+        return [Slide(*pair) for pair in pairs] if len(self.certain) >= DIFFERENT else []
 
-    def odds(self, reading: Reading, others: Iterable[Reading]) -> float:
-        """Decimal logarithm of how likely a reading is by chance, relative to the likeliest of others; at most
-        0."""
-        fewest = min((len(self.chances.get(one, ())) for one in others), default=0)
-        return (len(self.chances.get(reading, ())) - fewest) * math.log10((self.zeros + 1) / (self.values + 2))
-
-    def _chance(self, reading: Reading, tokens: Iterable[int]) -> None:
-        self.chances[reading] = frozenset(sorted({*self.chances.get(reading, ()), *tokens})[:TOKENS])
-
-    def _count(self, possible: tuple[Reading, ...], rows: int, spans: int, places: Iterable[Place]) -> None:
-        tally = self.tallies.setdefault(possible, Tally())
-        tally.rows += rows
-        tally.spans += spans
-        named = sorted({*tally.places, *places}, key=lambda place: (place.row, place.item))
-        tally.places = tuple(named[:PLACES])
+    @property
+    def beside_faults(self) -> Mapping[Slide, Tally]:
+        """By slide that some rows prove: the rows that allow it and prove nothing."""
+        pairs = sorted(self.proven.keys() & self.allowed.keys())
+        return {Slide(*pair): self.allowed[pair] for pair in pairs}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.fill import first_covered, rolled_to
-from tito_audit.evidence.judgement import judgement
+from tito_audit.evidence.fill import first_covered
+from tito_audit.evidence.judgement import judgement, restored_logprobs
 from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, shifts
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
@@ -22,7 +22,7 @@ class MovedBack:
     logprobs: Logprobs
     """`[T]`"""
     lost: Mask
-    """`[T]` tokens whose value fell off an end and is not recorded elsewhere in the log."""
+    """`[T]` sampled tokens whose value fell off an end and is not recorded elsewhere in the log."""
     offset: int
     by_calls: bool
 
@@ -40,42 +40,31 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
         raise RecordError("the row alone does not show how far its logprobs are shifted")
     if not offset:
         raise RecordError("the row's logprobs do not match the calls' at any offset")
+    judged = judgement(evidence)
+    if not found[0].by_calls and judged is not None:
+        logprobs, lost = restored_logprobs(row, judged)
+        return MovedBack(logprobs, lost, offset, by_calls=False)
     source = np.arange(len(row.logprobs)) + offset
     inside = (
         (source >= first_covered(row)) & (np.arange(len(source)) >= first_covered(row)) & (source < len(source))
     )
     source = np.where(inside, source, 0)
-    if not found[0].by_calls:
-        _take_rolled(evidence, row, offset, source, inside)
     fill, first = _filler(evidence, row), first_covered(row)
     whole = np.where(inside, row.logprobs[source], fill)
     whole[:first] = row.logprobs[:first]
-    if view is None or view.expected_logprobs is None or not found[0].by_calls:
-        values, lost = whole, ~inside
+    assert view is not None
+    assert view.expected_logprobs is not None
+    expected = view.expected_logprobs
+    right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
+    if _as_a_whole(view, source, inside, right):
+        # The call supplies a value that fell off an end.
+        values = np.where(np.isfinite(expected) & ~right, expected, whole)
+        lost = ~inside & ~np.isfinite(expected)
     else:
-        expected = view.expected_logprobs
-        right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
-        if _as_a_whole(view, source, inside, right):
-            # The call supplies a value that fell off an end.
-            values = np.where(np.isfinite(expected) & ~right, expected, whole)
-            lost = ~inside & ~np.isfinite(expected)
-        else:
-            values, lost = _turn_by_turn(row, view, found, source, right, fill)
+        values, lost = _turn_by_turn(row, view, found, source, right, fill)
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
-    return MovedBack(np.where(lost, fill, values), lost, offset, found[0].by_calls)
-
-
-def _take_rolled(evidence: Evidence, row: TrainingRow, offset: int, source: Offsets, inside: Mask) -> None:
-    """Take values that were rolled past one end of the row from its other end, where nothing was sampled."""
-    judged = judgement(evidence)
-    if judged is None or judged.values is None:
-        return
-    size = len(source)
-    for place in range(*rolled_to(judged.spans, offset, size).indices(size)):
-        at = (place - offset) % size
-        if judged.values.real[place] and not inside[at]:
-            source[at], inside[at] = place, True
+    return MovedBack(np.where(lost, fill, values), lost, offset, by_calls=True)
 
 
 def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.evidence.agreed import agreed_mask
-from tito_audit.evidence.judgement import judgement
+from tito_audit.evidence.judgement import contested, judgement
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.unclear import unclear_tokens
@@ -18,7 +18,6 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
-from tito_audit.record.testimony import Reading
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
@@ -88,9 +87,11 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     mask       0       1       1          after
     ```
     """
-    row = evidence.rollout.training_row
+    row, judged = evidence.rollout.training_row, judgement(evidence)
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return None
+    if judged is not None and judged.several and evidence.row is not None and not evidence.row.proven:
+        raise RecordError("the row alone does not show how far its columns are shifted")
     out = _taken_out(evidence, row, findings, choices)
     count = int((row.loss_mask & out).sum())
     if not count:
@@ -117,7 +118,7 @@ def _sampled(evidence: Evidence) -> Mask:
         if agreed is None or not agreed.any():
             raise RecordError("nothing would be left to train")
         return agreed
-    if found.decided != Reading():
+    if not found.sure:
         raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
     sampled = view.sampled & found.values.real
     if not sampled.any():
@@ -161,9 +162,11 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | N
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
             return None  # taking out what it trains would leave nothing; `normalize` inverts it
+        if contested(evidence):
+            return None  # several slides explain the row, and what lies outside the answers is evidence of them
         given = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
         return _Place(given, first, in_answer=False)
-    if finding.code in ("LPR503", "LPR505") and _gap_is_evidence(evidence):
+    if finding.code in ("LPR503", "LPR505") and contested(evidence):
         return None  # the gap may be the only sign that the column is shifted
     if finding.code == "LPR504" and _no_logprobs(row):
         return _Place(np.arange(len(row.token_ids)), 0)
@@ -178,12 +181,6 @@ def _covered(finding: Finding, size: int) -> tuple[Offsets, int]:
     # At each position, how many ranges have begun and not ended.
     opened = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
     return np.flatnonzero(np.cumsum(opened)), int(starts.min())
-
-
-def _gap_is_evidence(evidence: Evidence) -> bool:
-    """Whether the gap in the logprobs is the only sign that they may be shifted."""
-    found, view = judgement(evidence), evidence.row
-    return found is not None and found.undecided and view is not None and not view.proven
 
 
 def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _Place:

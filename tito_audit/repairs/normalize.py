@@ -8,7 +8,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.evidence.fill import IMPOSSIBLE
-from tito_audit.evidence.judgement import judgement
+from tito_audit.evidence.judgement import contested, judgement
 from tito_audit.evidence.logprobs import shifts
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence
@@ -16,7 +16,6 @@ from tito_audit.record.arrays import Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Padding, TrainingRow
-from tito_audit.record.testimony import Reading
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
@@ -81,7 +80,7 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
     if column_of(row, ColumnRole.LOSS_MASK) is None:
         raise RecordError("the row has no mask column that could be inverted back")
     mask, found = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
-    if found is not None and found.values is not None and found.decided != Reading():
+    if found is not None and found.values is not None and not found.sure:
         raise RecordError("the logprobs are not on the sampled tokens, and nothing else shows what they belong to")
     if row.logprobs is not None and all(one.alignment is not Alignment.SAMPLED for one in row.columns):
         # A token without a logprob has no ratio to train with.
@@ -102,8 +101,7 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     part = _cut(unused, column, row)
     if part is None:
         return row
-    found = judgement(evidence)
-    if shifts(evidence) or (found is not None and found.undecided):
+    if shifts(evidence) or contested(evidence):
         raise RecordError(
             f"column {column.name!r} may be shifted, and the values that show it would be overwritten: run "
             "`realign` first"

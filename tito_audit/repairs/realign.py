@@ -26,22 +26,18 @@ from tito_audit.settings.model import RepairChoices
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Whether it is a shifted mask, logprobs at an offset, or a column with one entry too many or too few."""
     if finding.code.startswith("MSK"):
-        return row_slide(evidence) != 0 and not _open(evidence)
+        return row_slide(evidence) != 0
     if finding.code == "LPR502":
         return any(shift.offset for shift in shifts(evidence))
     return finding.hit.cause in ("one too many", "one too few")
 
 
-def _open(evidence: Evidence) -> bool:
-    """Whether there are logprobs, but no single explanation of where they and the mask belong."""
-    found, view = judgement(evidence), evidence.row
-    if found is None or view is None or view.proven:
-        return False
-    return found.values is not None and found.decided is None
-
-
-def _proof(evidence: Evidence) -> str:
-    return "the edges of every span" if evidence.log_reading is None else "all rows of the log together"
+def _proof(evidence: Evidence, verb: str) -> str:
+    """What shows a slide without calls, as a clause."""
+    judged = judgement(evidence)
+    if judged is not None and judged.slide == evidence.conventions.slide:
+        return "as --assume states"
+    return f"as the edges of every span {verb}"
 
 
 @dataclass(slots=True)
@@ -71,8 +67,8 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
 
     ## When it is safe
     Always: it moves only what is provable, by the values or the tokens that the calls recorded; or by where
-    answers, trained runs and values begin and end, when a single explanation fits every span of the row, or every
-    row of the log. It refuses everything else.
+    answers, trained runs and values begin and end, if no convention of a right row explains them and a single
+    slide does. It leaves everything else as it is, unless the run states the slide (`--assume`).
 
     ## What it costs
     Nothing, or the few tokens whose value fell off an end.
@@ -90,26 +86,25 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
         turns = tuple(_fitted_turn(evidence, k, turn, work) for k, turn in enumerate(rollout.turns))
         if any(new is not old for new, old in zip(turns, rollout.turns, strict=True)):
             rollout = replace(rollout, turns=turns)
-    seen = replace(evidence, rollout=rollout, memo={})
+    row = rollout.training_row
     for step, wanted in (
         (_mask_back, _named(findings, "MSK", Where.ROW)),
         (_row_fitted, _named(findings, "LPR501", Where.ROW)),
         (_logprobs_back, _named(findings, "LPR502", Where.ROW)),
     ):
-        row = seen.rollout.training_row
         if wanted and row is not None:
-            try:
-                row = step(seen, row, work)
+            try:  # what slid is read from the row as logged: a mask moved back alone may leave the logprobs open
+                row = step(evidence, row, work)
             except RecordError as error:
                 work.problems.append(str(error))
-            if row is not seen.rollout.training_row:
-                seen = replace(seen, rollout=replace(seen.rollout, training_row=row), memo={})
-    if seen.rollout is evidence.rollout:
+    if row is not rollout.training_row:
+        rollout = replace(rollout, training_row=row)
+    if rollout is evidence.rollout:
         if work.problems:
             raise RecordError("; ".join(work.problems))
         return None
     adds = UNTRAINED if work.untrained else frozenset()
-    return Proposal((unmended(seen.rollout),), notes=tuple(work.notes), adds=adds)
+    return Proposal((unmended(rollout),), notes=tuple(work.notes), adds=adds)
 
 
 def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
@@ -121,12 +116,10 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     view, slide = evidence.row, row_slide(evidence)
     if not slide or view is None or row.loss_mask is None:
         return row
-    if _open(evidence):
-        raise RecordError("the row alone does not show how far its mask and its logprobs are shifted")
     back = restored_mask(evidence)
     assert back is not None
-    shown = "the calls" if view.proven else _proof(evidence)
-    work.notes.append(f"the mask was moved by {-slide:+d}, as {shown} show")
+    shown = "as the calls show" if view.proven else _proof(evidence, "show")
+    work.notes.append(f"the mask was moved by {-slide:+d}, {shown}")
     # Columns of trained tokens keep their entries: the i-th belongs to the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
     if compact and back.sum() != row.loss_mask.sum():
@@ -158,13 +151,12 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
     moved = moved_back(evidence)
     if moved is None:
         return row
-    if not moved.by_calls and _open(evidence):
-        raise RecordError("the row alone does not show how far its mask and its logprobs are shifted")
-    mask = _without(row, moved.lost)
-    proof = "the calls" if moved.by_calls else _proof(evidence)
-    work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, as {proof} prove")
-    if moved.lost.any():
-        count = int(moved.lost.sum())
+    lost = moved.lost if row.loss_mask is None else moved.lost & row.loss_mask
+    mask = _without(row, lost)
+    proof = "as the calls prove" if moved.by_calls else _proof(evidence, "prove")
+    work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, {proof}")
+    if lost.any() and row.loss_mask is not None:
+        count = int(lost.sum())
         work.untrained += count
         work.notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
     return restated(row, loss_mask=mask, logprobs=moved.logprobs)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.judgement import judgement, row_slide
+from tito_audit.evidence.judgement import Judgement, judgement, row_slide
+from tito_audit.evidence.left_out import left_out
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, UNKNOWN
@@ -14,6 +15,7 @@ from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.reading import places, slides_in_words
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import each_run
 from tito_audit.record.speakers import ASSISTANT
@@ -28,19 +30,21 @@ class JudgedMask:
     trained: Mask
     view: RowView
     slide: int
-    """By how many places every trained run is late (+) or early (-); 0 when they are not shifted together."""
-    among: tuple[int, ...]
-    """Other slides that would explain the mask, where leaving out a part of an answer explains it as well."""
+    """By how many places trained runs are late (+) or early (-); 0 when no slide is proven."""
+    slid: str
+    """The slide as a clause, ` from answer 2 on` included; "" when none is proven."""
+    off: Mask
+    """Where trained runs are off, if a slide is proven."""
+    among: tuple[str, ...]
+    """What explains a faulty row, where the row alone does not show which."""
     end_not_trained: Mask
     """Sampled turn ends outside the loss, in turns that are in it."""
-    end_open: Mask
-    """Turn ends outside the loss that may or may not have been sampled."""
     end_not_sampled: Mask
     """Trained turn ends that were not sampled, directly after a sampled token."""
     not_sampled: Mask
     """Other trained tokens that were not sampled."""
     not_trained: Mask
-    """Other sampled tokens that are not trained."""
+    """Other sampled tokens that are not trained, and that no convention of the row leaves out."""
 
     def hit(
         self,
@@ -77,56 +81,56 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         return None
     trained = row.loss_mask if row.hidden is None else row.loss_mask & ~row.hidden
     slide = row_slide(evidence)
-    if _is_right(trained, view, evidence):
-        return _right(row.token_ids, trained, view, slide, evidence)
     missing = np.zeros(len(trained), np.bool_)
-    added, open_ends = missing.copy(), missing.copy()
-    if not view.proven:
-        open_ends[_open_ends(evidence)] = True
-        open_ends[1:] &= trained[:-1]
+    added = missing.copy()
+    if np.array_equal(trained, view.sampled):
+        return JudgedMask(row.token_ids, trained, view, slide, "", missing, (), missing, missing, missing, missing)
+    judged, left = judgement(evidence), left_out(evidence)
+    off = _off(view, slide, judged)
+    on_purpose = missing if left is None else left.tokens & ~off
     rewritten = _rewritten(view, trained)
-    if not slide:
-        missing = _ends_not_trained(row.token_ids, trained, view, evidence)
-        added = _ends_not_sampled(row.token_ids, trained, view, evidence.end_ids) & ~rewritten
+    if not off.all():
+        missing = _ends_not_trained(row.token_ids, trained, view, evidence) & ~on_purpose & ~off
+        added = _ends_not_sampled(row.token_ids, trained, view, evidence.end_ids) & ~rewritten & ~off
     return JudgedMask(
         ids=row.token_ids,
         trained=trained,
         view=view,
         slide=slide,
-        among=_among(view, evidence),
+        slid=_slid(view, slide, judged),
+        off=off,
+        among=_among(view, judged),
         end_not_trained=missing,
-        end_open=open_ends & ~trained,
         end_not_sampled=added,
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
-        not_trained=view.sampled & ~trained & ~missing,
+        not_trained=view.sampled & ~trained & ~missing & ~on_purpose,
     )
 
 
-def _is_right(trained: Mask, view: RowView, evidence: Evidence) -> bool:
-    """Whether a mask trains exactly what was sampled, turn ends included."""
-    return np.array_equal(trained, view.sampled) and (view.proven or not _open_ends(evidence))
+def _off(view: RowView, slide: int, judged: Judgement | None) -> Mask:
+    """`[T]` the answers that a proven slide of the mask is in, with what lies around them."""
+    out = np.full(len(view.sampled), bool(slide))
+    if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.of_row:
+        spans = [judged.spans[number] for number in judged.fit.answers]
+        out[: max(spans[0].start + min(slide, 0), 0)] = False
+        out[spans[-1].ends[-1] + max(slide, 0) :] = False
+    return out
 
 
-def _right(ids: Ids, trained: Mask, view: RowView, slide: int, evidence: Evidence) -> JudgedMask:
-    """The judged mask of a row that trains exactly what was sampled: nothing is wrong anywhere."""
-    nowhere = np.zeros(len(trained), np.bool_)
-    among = _among(view, evidence)
-    return JudgedMask(ids, trained, view, slide, among, nowhere, nowhere, nowhere, nowhere, nowhere)
+def _slid(view: RowView, slide: int, judged: Judgement | None) -> str:
+    """A proven slide of the mask as a clause."""
+    if not slide:
+        return ""
+    if view.proven or judged is None or judged.slide.of_row:
+        return f"every trained run is {places(slide)}"
+    return f"the trained runs are {places(slide)}{judged.slide.where}"
 
 
-def _open_ends(evidence: Evidence) -> list[int]:
-    """Turn ends outside the mask that may have been sampled."""
-    found = judgement(evidence)
-    return found.open_ends if found is not None else []
-
-
-def _among(view: RowView, evidence: Evidence) -> tuple[int, ...]:
-    """The slides of the mask that are possible besides other readings, in order; () when the mask has only one."""
-    found = judgement(evidence)
-    if found is None or view.proven:
+def _among(view: RowView, judged: Judgement | None) -> tuple[str, ...]:
+    """What explains a faulty row if several faults do, one of them a slid mask."""
+    if judged is None or view.proven or not judged.several or not any(fit.slide.mask for fit in judged.fits):
         return ()
-    slides = {reading.mask for reading in found.standing}
-    return tuple(sorted(slides - {0})) if len(slides) > 1 else ()
+    return tuple(slides_in_words(fit.slide for fit in judged.fits))
 
 
 def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence) -> Mask:

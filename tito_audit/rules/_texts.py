@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.prompts import PREFILL
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
@@ -96,6 +97,17 @@ def _decodings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Dec
     return [Decoding(partial(vocabulary.text, ids[part]), part) for part in distinct]
 
 
+def without_prefill(evidence: Evidence, number: int, text: str) -> str:
+    """The text of an answer without what its prompt ends with, which was not sampled."""
+    return text.lstrip().removeprefix(evidence.once("prefills", _prefills).get(number, ""))
+
+
+def _prefills(evidence: Evidence) -> dict[int | None, str]:
+    """By turn, the first text of an answer that its prompt ends with."""
+    prefills = (one for one in evidence.differences if one.construction is PREFILL)
+    return {one.turn: one.recorded.data.decode("utf-8", "replace").strip() for one in prefills}
+
+
 def agreement(evidence: Evidence, number: int) -> Agreement:
     """How a turn's text agrees with its ids, in the best decoding. Needs a vocabulary, ids and text."""
     return evidence.once(f"agreement {number}", lambda evidence: _agreement(evidence, number))
@@ -149,14 +161,14 @@ def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
 
 
 def contained(evidence: Evidence, number: int, part: str) -> bool:
-    """Whether a turn's decoded completion contains this text, apart from white space around it."""
-    want = _folded(part).strip()
+    """Whether a turn's decoded completion contains this text, apart from white space around it and a prefill."""
+    want = _folded(without_prefill(evidence, number, part)).strip()
     return any(want in decoding.folded for decoding in decodings(evidence, number, part))
 
 
 def missing_part(evidence: Evidence, number: int, text: str) -> str | None:
     """What the text has and a turn's ids lack, when the ids hold all the rest of it; else None."""
-    want = _folded(text).strip()
+    want = _folded(without_prefill(evidence, number, text)).strip()
     for decoding in decodings(evidence, number, text):
         have = decoding.folded.strip()
         prefix = _common_prefix(have, want)

@@ -22,9 +22,9 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
-def places(offset: int) -> str:
-    """`1 place late` for an offset of +1, `2 places early` for -2."""
-    return f"{counted(abs(offset), 'place')} {'late' if offset > 0 else 'early'}"
+def listed_or(words: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
 def quoted(text: str) -> str:

@@ -8,8 +8,9 @@ from tito_audit.evidence.logprobs import LogprobShift, shifts
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.reading import assume_flags, places, slides_in_words
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, places, shown
+from tito_audit.rules._words import counted, listed_or, shown
 
 
 @rule(
@@ -24,9 +25,9 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A row whose logprobs are those of its calls, but some places early or late. Without calls: a row whose values
-    begin and end early or late by the same number of places in every sampled span, as the fill values (0.0, null,
-    1.0) around them show. Where two explanations fit, the finding says that it is undecided. Also values that
-    match the calls at no offset. Values are compared to within 0.001, since logs round.
+    begin and end early or late in the sampled spans, as the fill values (0.0, null, 1.0) around them show, if no
+    convention of a right row explains them. Where several slides fit, the finding says that it is undecided. Also
+    values that match the calls at no offset. Values are compared to within 0.001, since logs round.
 
     ## Why it matters
     Each token's importance ratio is then computed from another token's probability. Most ratios stay near 1,
@@ -69,17 +70,17 @@ def _cause(shift: LogprobShift) -> str:
 
 def _message(shift: LogprobShift) -> str:
     if shift.against_mask:
-        apart = " or ".join(places(offset) for offset in shift.among)
+        apart = listed_or([places(slide.logprobs) for slide in shift.among])
         return (
             f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
             "off; pass a tokenizer, or log the calls or the messages"
         )
     if shift.undecided:
-        ways = " or ".join(f"the logprobs are {places(offset)}" for offset in shift.among if offset)
-        lost = (
-            f"{counted(shift.values, 'value')} under the mask was never recorded, or " if 0 in shift.among else ""
-        )
-        return f"undecided: {lost}{ways}; the row alone cannot tell, so no repair touches it"
+        ways = slides_in_words(shift.among)
+        if shift.missing:
+            ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
+        state = next((f"; if you know, state it: {assume_flags(one)}" for one in shift.among if one.of_row), "")
+        return f"undecided: {listed_or(ways)}; the row alone cannot tell, so no repair touches it{state}"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"
         return (
@@ -87,4 +88,6 @@ def _message(shift: LogprobShift) -> str:
             "same tokens; the importance ratio is not taken against the sampler"
         )
     proof = "proven by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
-    return f"the logprobs are {places(shift.offset)} ({proof}); each token is weighted by another's probability"
+    where = "" if shift.by_calls or not shift.among else shift.among[0].where
+    off = f"{places(shift.offset)}{where} ({proof})"
+    return f"the logprobs are {off}; each token is weighted by another's probability"

@@ -16,7 +16,7 @@ from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
 from tito_audit.rules._speakers import unknown_role
-from tito_audit.rules._words import counted, listed, places, shown
+from tito_audit.rules._words import counted, listed, listed_or, shown
 
 _PHRASES = {
     TEMPLATE: "template",
@@ -41,9 +41,9 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     Tokens under the loss mask that belong to the template, to a system, user or tool message, to the generation
-    prompt or to a prefill. If every trained run lies one place before or after a sampled one, the finding says
-    that the mask is shifted. Also trained tokens that the row's attention mask hides: padding in the loss, or
-    tokens that nothing attends to.
+    prompt or to a prefill. If trained runs lie some places before or after the sampled ones, and nothing else
+    explains the row, the finding says how far the mask slid. Also trained tokens that the row's attention mask
+    hides: padding in the loss, or tokens that nothing attends to.
 
     A mask that is wrong as a whole belongs to MSK403, an appended turn end to MSK404, and re-tokenized answers to
     the TOK and TPL rules. A role that is neither known nor named with `--sampled-role` is reported once per row,
@@ -80,10 +80,11 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     origins_of = _Origins(mask.view)
     for start, end in each_run(mask.not_sampled if hidden is None else mask.not_sampled & ~hidden):
         roles = Counter(origins_of.role(position) for position in range(start, end))
-        cause = f"slid by {mask.slide:+d}" if mask.slide else _cause(roles)
+        off = bool(mask.off[start:end].all())
+        cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.among else _cause(roles)
         alone = len(roles) == 1
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
-        slid = f"; every trained run is {places(mask.slide)}" if mask.slide else ""
+        slid = f"; {mask.slid}" if off else f"; undecided: {listed_or(mask.among)}" if mask.among else ""
         verb = "was" if end - start == 1 else "were"
         message = (
             f"{counted(end - start, 'trained token')} {verb} never sampled ({origins}){slid}; "

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from tito_audit.evidence.masks import sampled_turns
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
@@ -13,7 +11,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
-from tito_audit.rules._words import counted, places
+from tito_audit.rules._words import counted, listed_or
 
 
 @rule(
@@ -28,22 +26,23 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     Part of a sampled turn that is not trained: a warning, or a note next to drifted tokens, which a repair may
-    have taken out. Whole turns that are not trained: a note, since some trainers leave out all turns but the last,
-    or turns cut by the length limit; a warning if a single turn among trained ones is missing. A mask that trains
-    nothing belongs to MSK403, a turn end alone to MSK404.
+    have taken out. Whole turns that are not trained: a note, since trainers leave out all turns but the last,
+    turns cut by the length limit, or single turns. If every answer of a row lacks up to three first tokens, its
+    writer may mean it: one note of the log, or a warning of the log if other rows train these tokens. A mask that
+    trains nothing belongs to MSK403, a turn end alone to MSK404.
 
     ## Why it matters
     Tokens outside the loss get no gradient. A mask that misses the beginning or the end of every answer is the
     sign of an offset in the code that built it, and then other tokens are usually trained instead.
 
     ## Example
-    The first sampled token of the answer is not trained:
+    A token in the middle of the answer is not trained:
 
     ```text
-    warning MSK402 turn 0 row 10:11
+    warning MSK402 turn 0 row 11:12
       1 sampled token is not trained although the rest of the turn is
            0 │<|im_start|>│us │er │⏎  │2 │<|im_end|>│⏎  │<|im_start|>│assistant│⏎  │4 │!│<|im_end|>│
-                                                                                    ^  = ==========
+                                                                                    =  ^ ==========
           id  2001         314 257 198 17 2002       198 2001         1620      198 19 0 2002
     ```
 
@@ -58,7 +57,7 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     for number, (turn, spans) in enumerate(turns):
         start, end = spans[0][0], spans[-1][1]
         # A run no longer than its slide misses its turn entirely; that is still not a choice of the trainer.
-        if trained[number] or mask.slide:
+        if trained[number] or (mask.off[start] and end - start <= abs(mask.slide)):
             for a, b in spans:
                 for s, e in each_run(mask.not_trained[a:b]):
                     yield _part(evidence, mask, a + s, a + e, turn)
@@ -72,11 +71,11 @@ def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int 
     verb = "is" if end - start == 1 else "are"
     message = f"{counted(end - start, 'sampled token')} {verb} not trained although the rest of the turn is"
     severity, cause = Severity.WARNING, "part of a turn left out"
-    if mask.slide:
-        message += f"; every trained run is {places(mask.slide)}"
+    if mask.off[start:end].all():
+        message += f"; {mask.slid}"
         severity, cause = Severity.ERROR, f"slid by {mask.slide:+d}"
     elif mask.among:
-        message += f"; undecided: every trained run may be {' or '.join(map(places, mask.among))} instead"
+        message += f"; undecided: {listed_or(mask.among)}"
         cause = "undecided"
     elif mask.view.drifted[start:end].any():
         message += "; they touch drifted tokens, which a repair may have taken out of the loss"
@@ -93,7 +92,4 @@ def _left_out(evidence: Evidence, turn: int | None, number: int, trained: list[b
             Severity.NOTE,
             f"{untrained}; it was cut by the length limit, and some trainers leave such turns out",
         )
-    only_last = trained[-1] and not np.any(trained[:-1])
-    if trained.count(False) == 1 and not only_last:
-        return Severity.WARNING, f"{untrained} although every other turn is"
     return Severity.NOTE, f"{untrained}; a choice that some trainers make"

@@ -12,13 +12,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
 
-_ALWAYS = 3
-"""From this many turns without a trained end in one row, the length limit is no explanation."""
 _UNTRAINED = "the end of a turn was sampled but is not trained; the model gets no credit for stopping"
-_OPEN = (
-    "the end of a turn is not trained: correct if it was appended after a length cut (only calls, logprobs or a "
-    "finish reason could tell); if it was sampled, the model gets no credit for stopping"
-)
 
 
 @rule(
@@ -32,10 +26,10 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     """A turn end is sampled and not trained, or trained and not sampled.
 
     ## What it finds
-    The end token of a trained turn that the model sampled and the mask leaves out (warning). An end token in the
-    loss that the call did not sample: the template or a framework appended it, usually after an answer that the
-    length limit cut (error). Where neither calls, logprobs nor finish reason show whether an untrained end was
-    sampled, a note; a warning if a row of three turns or more trains no end at all.
+    The end token of a trained turn that the model sampled and the mask leaves out although the row trains other
+    ends (warning). An end token in the loss that the call did not sample: the template or a framework appended it,
+    usually after an answer that the length limit cut (error). If a row trains no end at all, its writer may mean
+    it: one note of the log, or a warning of the log if other rows train theirs.
 
     ## Why it matters
     A model whose sampled ends are never trained gets no credit for stopping and learns to run on. An appended end
@@ -59,21 +53,11 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     mask = judged_mask(evidence)
     if mask is None:
         return
-    open_ends = np.flatnonzero(mask.end_open)
-    always = len(open_ends) >= _ALWAYS and not _some_end_trained(evidence, mask)
-    severity = Severity.WARNING if always else Severity.NOTE
     for position in np.flatnonzero(mask.end_not_trained).tolist():
         yield _hit(evidence, mask, position, position, _UNTRAINED, "sampled, not trained", Severity.WARNING)
-    for position in open_ends.tolist():
-        yield _hit(evidence, mask, position, position - 1, _OPEN, "not trained", severity)
     for position in np.flatnonzero(mask.end_not_sampled).tolist():
         message = "the end of a turn is trained but was not sampled" + _cut(evidence, mask, position - 1)
         yield _hit(evidence, mask, position, position - 1, message, "trained, not sampled", Severity.ERROR)
-
-
-def _some_end_trained(evidence: Evidence, mask: JudgedMask) -> bool:
-    ends = np.isin(mask.ids, list(evidence.end_ids))
-    return bool((mask.view.sampled & mask.trained & ends).any())
 
 
 def _hit(

@@ -131,8 +131,8 @@ def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool | None:
     text = turn.completion_text or (answer.text if answer is not None else "")
     if not text or ids is None:
         return None
-    if evidence.vocabulary is None:
-        return _repeats(text, len(ids))
+    if evidence.vocabulary is None:  # any text is one piece once
+        return _repeats(text, len(ids)) if len(ids) >= _CONSTANT else None
     if turn.completion_text:
         return agreement(evidence, number) is not Agreement.DIFFERENT
     return contained(evidence, number, text)

@@ -32,15 +32,19 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     every logprob after the tools belongs to another context.
 
     ## Example
-    The tools are not in the prompt:
+    A tool comes in between two calls:
 
     ```text
-    warning TPL212 turn 0 prompt at 0
-      the tools are missing from the prompt: the prompt has nothing, the template writes
-      '<|im_start|>'+'s'+'yst'+'em'+'\\n'+'T'+'h'+'es' and 71 more tokens; the sampler was not given
-      what the template writes for these messages
-      template     │<|im_start|>│s │yst │em │⏎  │T │h │es │… 4 tokens …│·called│:⏎ │<tool│s │
-                    2001         82 1132 316 198 51 71 272              674     328 689   82
+    error TPL212 turn 0 prompt at 42
+      the tools were changed: the prompt has nothing, turn 1's prompt has '{"'+'type'+'":'+'
+      "'+'function'+'",'+' "'+'function' and 17 more tokens; turn 1 saw tokens that turn 0 lacks
+      prompt       │": │·{ │}}}⏎│
+                    270 759 1137
+      next prompt  │": │·{ │}}}⏎│
+                    270 759 1137
+      prompt       │                                                                      │
+      next prompt  │{" │type│": │·" │function│", │·" │function│… 4 tokens …│·" │g │", │·" │
+                    299 556  270 268 575      302 268 575                   268 70 302 268
     ```
 
     ## Repair

@@ -11,13 +11,14 @@ import numpy as np
 
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
-from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.evidence.own_date import at_own_date
 from tito_audit.evidence.trainings import trainings_of
+from tito_audit.evidence.witness import witness
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
+from tito_audit.record.reading import NOTHING_STATED, Conventions, conventions_of
 from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.globals import Clock
@@ -64,6 +65,8 @@ class Auditor:
     """Findings about the whole log that its first rows show, including `misfit`."""
     own_dates: bool = False
     """Whether each rollout is rendered on the date that its first prompt holds."""
+    conventions: Conventions = NOTHING_STATED
+    """What the run states about how training rows were written."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -88,10 +91,6 @@ class Auditor:
         if not self.own_dates or self.renderer is None or self.tokenizer is None:
             return self.renderer
         return at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
-
-    def silent(self) -> Auditor:
-        """The same without rules: results only say how their row was written."""
-        return replace(self, rules=(), codes=frozenset(), repairs=tuple)
 
     def by_reference(self) -> Auditor:
         """The same without the fast encoder: all ids come from `tokenizers`."""
@@ -139,7 +138,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
 
 def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Result:
     renderer = auditor.renderer_for(rollout)
-    evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers)
+    evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, auditor.conventions)
     evidence = explain(evidence, auditor.rules, auditor.codes)
     findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs, SINGLE)
     findings = _in_their_rows(findings, rollout)
@@ -282,7 +281,10 @@ class Loader:
         tokenizer, renderer, notice = self._loaded(settings)
         speakers = Speakers(settings.sampled_roles)
         codes, own = selected_codes(settings), settings.clock == RECORDED
-        auditor = Auditor(tokenizer, renderer, all_rules(), codes, all_repairs, speakers, own_dates=own)
+        conventions = conventions_of(settings.conventions, settings.assume)
+        auditor = Auditor(
+            tokenizer, renderer, all_rules(), codes, all_repairs, speakers, own_dates=own, conventions=conventions
+        )
         return auditor, notice
 
     def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:

@@ -21,7 +21,7 @@ from tito_audit.reports import verdict_lines
 from tito_audit.run.auditor import Auditor, Loader, audit_rollout, unreadable
 from tito_audit.run.batch_rows import batch_rows
 from tito_audit.run.fit import CODE, ROWS, misfit
-from tito_audit.run.log_findings import findings_of_log
+from tito_audit.run.log_findings import count_logs, note_witness
 from tito_audit.run.once import Once
 from tito_audit.run.scan import conclude
 from tito_audit.settings.model import Settings
@@ -135,19 +135,16 @@ class BatchAuditor:
         """The results of the rows, with those about the whole batch where a scan has them."""
         if auditor.told:
             yield Result(auditor.told[0].place, None, auditor.told, of_log=True)
-        testimony, ledger = Testimony(), Ledger()
+        testimonies, ledger = dict[str, Testimony](), Ledger()
         for one in read:
             if isinstance(one, Result):
                 yield one
                 continue
             result = audit_rollout(one, auditor)
-            if result.witness is not None:
-                testimony.add(result.witness, result.place)
+            note_witness(result, testimonies)
             ledger.note(result)
             yield result
-        findings = findings_of_log(BATCH, testimony, auditor.codes)
-        if findings:
-            yield Result(findings[0].place, None, findings, of_log=True)
+        yield from count_logs(testimonies, summary, {BATCH: auditor.codes})
         if len(ledger):
             once = Once.of(ledger)
             yield from once.results()

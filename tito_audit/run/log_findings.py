@@ -1,174 +1,176 @@
-"""Findings about a whole log: what its rows prove together where single rows do not."""
+"""Findings about a whole log: the conventions that its rows keep, and what its rows leave open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
 
-from tito_audit.record.finding import Finding, Hit, Severity, Where
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
+from tito_audit.record.reading import Slide, assume_flags, slides_in_words
 from tito_audit.record.rollout import Place
-from tito_audit.record.testimony import PLACES, Reading, Tally, Testimony
+from tito_audit.record.testimony import EndsOf, Tally, Testimony
 from tito_audit.run.headlines import headed
+from tito_audit.summary import Summary
 from tito_audit.terminal.words import many
 
-_MASK, _LOGPROBS = "MSK401", "LPR502"
-_ZERO = "a logprob of exactly 0.0 looks like a fill value"
+_MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
+_ADVICE = "log the calls, or write null where no logprob exists"
+_LogFinding = tuple[str, Severity, str, str, Tally]
+"""Code, severity, cause, message and the rows that it is about."""
 
 
 def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
-    """The findings, with codes among `codes`, about rows that prove nothing alone.
+    """The findings, with codes among `codes`, about what the rows of a log show together.
 
-    A row that shows how it was written has its own findings, if any. The other rows are settled if all rows of the
-    log have exactly one reading in common; if not, a finding says that it is undecided.
+    They judge no row: a row that shows how it was written has its own findings, and the others stay open.
     """
-    open_ = _Rows.of(
-        (possible, tally)
-        for possible, tally in testimony.tallies.items()
-        if len(possible) > 1 and any(reading.right for reading in possible)
-    )
-    if not open_.rows:
-        return ()
-    common = testimony.common()
-    if len(common) == 1:
-        (reading,) = common
-        hits = () if reading.right else _settled(reading, testimony, open_)
-    else:
-        hits = _undecided(testimony, codes, agreed=bool(common) and not any(one.right for one in common))
+    every = chain(_open(testimony), _beside_faults(testimony), _conventions(testimony), _contradictions(testimony))
     return tuple(
-        headed(Finding(code, hit.severity or Severity.NOTE, Place(file, rows.first), hit, repair))
-        for code, hit, repair, rows in hits
+        headed(
+            Finding(code, severity, Place(file, tally.places[0].row), Hit(Where.LOG, 0, 0, message, cause=cause))
+        )
+        for code, severity, cause, message, tally in every
         if code in codes
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows of the log whose reading is undecided."""
-
-    rows: int
-    spans: int
-    places: tuple[Place, ...]
-    readings: tuple[Reading, ...]
-    """Every reading that any of them allows."""
-
-    @classmethod
-    def of(cls, tallies: Iterable[tuple[tuple[Reading, ...], Tally]]) -> _Rows:
-        """The rows of all these tallies."""
-        found = list(tallies)
-        places = sorted(
-            {place for _, tally in found for place in tally.places}, key=lambda one: (one.row, one.item)
+def _open(testimony: Testimony) -> Iterator[_LogFinding]:
+    """Rows whose simplest reading is a fault, though one without a fault stands."""
+    slides = testimony.undecided
+    if slides:
+        words = listed_or(slides_in_words(slides))
+        message = (
+            f"all {many(testimony.rows, 'row')} of the log may have {words}: {len(testimony.certain)} different "
+            "first tokens of answers have the fill as their logprob, so either all of them were certain, or each "
+            f"value is at another token; {_ADVICE}, or state which it is with --convention or --assume"
         )
-        readings = sorted({reading for possible, _ in found for reading in possible})
-        rows, spans = sum(tally.rows for _, tally in found), sum(tally.spans for _, tally in found)
-        return cls(rows, spans, tuple(places[:PLACES]), tuple(readings))
-
-    @property
-    def first(self) -> int:
-        """The number of the first row."""
-        return self.places[0].row if self.places else 0
-
-    def named(self) -> str:
-        """`row 3`, `rows 3, 7[1], 9 and 4 more`."""
-        names = [f"{one.row}[{one.item}]" if one.item else f"{one.row}" for one in self.places]
-        more = f" and {self.rows - len(names):,} more" if self.rows > len(names) else ""
-        return f"row{'' if self.rows == 1 else 's'} {', '.join(names)}{more}"
-
-
-_Said = tuple[str, Hit, str | None, _Rows]
-"""Code, hit, repair, and the rows that the hit is about."""
-
-
-def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_Said]:
-    """The findings if all rows allow only this reading, which is wrong: then the open rows are wrong too."""
-    every = _Rows.of(testimony.tallies.items())
-    alone = sum(tally.rows for possible, tally in testimony.tallies.items() if len(possible) == 1)
-    all_rows = f"all {many(every.rows, 'row')} ({many(every.spans, 'sampled span')})"
-    shows = (
-        f"{many(alone, 'row')} {'proves' if alone == 1 else 'prove'} it" if alone else "no single row proves it"
-    )
-    shows += f"{', and' if alone else ', but'} it is the only reading that all rows allow"
-    proof = f"{shows} (including {open_.named()}){_chance(testimony)}"
-    said: list[_Said] = []
-    if reading.logprobs:
-        words = f"the logprobs are {_lie(reading.logprobs)} in {all_rows}: {proof}"
-        said.append(
-            (_LOGPROBS, _hit(words, f"shifted by {reading.logprobs:+d}", Severity.ERROR), "realign", open_)
+        tally = testimony.tied[slides[0].mask, slides[0].logprobs]
+        yield _LOGPROBS, Severity.NOTE, "undecided", message, tally
+        return
+    by_code: dict[str, list[tuple[Slide, ...]]] = {}
+    for reading in testimony.open:
+        by_code.setdefault(_code(reading), []).append(reading)
+    for code, readings in sorted(by_code.items()):
+        tally = _together(testimony.open[slides] for slides in readings)
+        verb = "does" if tally.rows == 1 else "do"
+        what = "logprobs are" if code == _LOGPROBS else "loss mask is"
+        words = listed_or(slides_in_words(sorted(slide for slides in readings for slide in slides)))
+        message = (
+            f"{tally.rows:,} of {many(testimony.rows, 'row')} {verb} not show whether the {what} on the sampled "
+            f"tokens: {_named(tally)} may be right, with first tokens that were certain or ends left out of the "
+            f"loss, or have {words}; {_ADVICE}, or state which it is with --convention or --assume"
         )
-    if reading.mask:
-        words = f"the loss mask is {_lie(reading.mask)} in {all_rows}: {proof}"
-        said.append((_MASK, _hit(words, f"slid by {reading.mask:+d}", Severity.ERROR), "realign", open_))
-    return said
+        yield code, Severity.NOTE, "undecided", message, tally
 
 
-def _chance(testimony: Testimony) -> str:
-    """The odds that the logprobs are in place after all, if only chance rules it out; else no text."""
-    tokens = len(testimony.chances.get(Reading(), ()))
-    shared = [possible for possible in testimony.tallies if Reading() not in possible]
-    if shared or not tokens:
-        return ""
-    odds = testimony.odds(Reading(), (reading for possible in testimony.tallies for reading in possible))
-    chance = f"a chance of 1 in 10^{-odds:.0f}"
-    return f"; if they were in place, {many(tokens, 'different token')} would all have a logprob of 0.0, {chance}"
-
-
-def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> Sequence[_Said]:
-    """The findings if rows share several readings or none; `agreed`: every shared reading is wrong."""
-    by_code: dict[str, list[tuple[tuple[Reading, ...], Tally]]] = {}
-    total = sum(tally.rows for tally in testimony.tallies.values())
-    for possible, tally in testimony.tallies.items():
-        if len(possible) > 1 and any(reading.right for reading in possible):
-            by_code.setdefault(_code(possible, codes), []).append((possible, tally))
-    said: list[_Said] = []
-    for code, tallies in sorted(by_code.items()):
-        rows = _Rows.of(tallies)
-        what = "logprobs" if code == _LOGPROBS else "loss mask"
-        verb = "does" if rows.rows == 1 else "do"
-        words = f"{rows.rows:,} of {many(total, 'row')} {verb} not show whether the {what} {_on(code)}: "
-        words += f"{rows.named()} {'allows' if rows.rows == 1 else 'allow'} {_choices(rows.readings, code)}"
-        words += _advice(code, agreed=agreed)
-        severity = Severity.WARNING if agreed else Severity.NOTE
-        said.append((code, _hit(words, "undecided", severity), None, rows))
-    return said
-
-
-def _code(possible: Sequence[Reading], codes: frozenset[str]) -> str:
-    """The code for what the readings differ in; logprobs first, as rows mostly leave those open."""
-    differ = [
-        code
-        for code, values in (
-            (_LOGPROBS, {reading.logprobs for reading in possible}),
-            (_MASK, {reading.mask for reading in possible}),
+def _beside_faults(testimony: Testimony) -> Iterator[_LogFinding]:
+    """Rows that allow a slide which other rows prove."""
+    for slide, tally in testimony.beside_faults.items():
+        (words,) = slides_in_words([slide])
+        proof = _named(testimony.proven[slide.mask, slide.logprobs])
+        message = (
+            f"{many(tally.rows, 'row')} may also have {words}, as {proof} of this log: nothing in {_named(tally)} "
+            f"decides it, so no repair touches {'it' if tally.rows == 1 else 'them'}; if it is so, state it with "
+            f"{assume_flags(slide)}"
         )
-        if len(values) > 1
-    ]
-    return next((code for code in differ if code in codes), differ[0] if differ else _LOGPROBS)
+        yield _code((slide,)), Severity.WARNING, "may have the fault of other rows", message, tally
 
 
-def _choices(readings: Iterable[Reading], code: str) -> str:
-    """`in place or 1 place late`."""
-    places = sorted(
-        {one.logprobs if code == _LOGPROBS else one.mask for one in readings}, key=lambda n: (abs(n), n)
-    )
-    return " or ".join(_lie(place) for place in places)
+def note_witness(result: Result, testimonies: dict[str, Testimony]) -> None:
+    """Add what a row shows to what its log shows."""
+    if result.witness is not None:
+        testimonies.setdefault(result.place.file, Testimony()).add(result.witness, result.place)
 
 
-def _on(code: str) -> str:
-    return "are on their own tokens" if code == _LOGPROBS else "is on the sampled tokens"
+def count_logs(
+    testimonies: Mapping[str, Testimony], summary: Summary, codes: Mapping[str, frozenset[str]]
+) -> Iterator[Result]:
+    """The findings about whole logs, by their codes, with what their rows leave open counted."""
+    for file, testimony in testimonies.items():
+        count_open(testimony, summary)
+        findings = findings_of_log(file, testimony, codes[file])
+        if findings:
+            yield Result(findings[0].place, None, findings, of_log=True)
 
 
-def _advice(code: str, *, agreed: bool) -> str:
-    proven = "; other rows rule out that it is right" if agreed else ""
-    if code == _LOGPROBS:
-        return f" ({_ZERO}){proven}; log the calls, or write null where no logprob exists"
-    return f"{proven}; log the calls, or which tokens were sampled"
+def count_open(testimony: Testimony, summary: Summary) -> None:
+    """Count the rows of a log that could not be judged, and those that may have a fault which others prove."""
+    summary.open_rows += testimony.open_rows
+    for slide, tally in testimony.beside_faults.items():
+        summary.open_beside_faults += tally.rows
+        summary.fault_beside = summary.fault_beside or assume_flags(slide)
 
 
-def _hit(message: str, cause: str, severity: Severity) -> Hit:
-    return Hit(Where.LOG, 0, 0, message, cause=cause, severity=severity)
+def _conventions(testimony: Testimony) -> Iterator[_LogFinding]:
+    """What rows leave out of every answer that they train: a note if all rows do, else a warning."""
+    firsts = {number: tally for number, tally in testimony.first.items() if number}
+    for number, tally in sorted(firsts.items()):
+        tokens = "the first token" if number == 1 else f"the first {number} tokens"
+        message = f"{tokens} of each answer {'is' if number == 1 else 'are'} left out of the loss"
+        state = f"`--convention first=left-out:{number}` states that it is meant"
+        yield from _convention(_LEFT_OUT, "first tokens left out", message, state, tally, testimony.first)
+    kept = testimony.ends.get(EndsOf.KEPT)
+    others = {kind: tally for kind, tally in testimony.ends.items() if kind is not EndsOf.OPEN}
+    state = "`--convention end=untrained` states that it is meant"
+    if kept is not None:
+        message = (
+            "the sampled end of each answer is left out of the loss, so the model gets no credit for stopping"
+        )
+        yield from _convention(_ENDS, "sampled, not trained", message, state, kept, others)
+    elif EndsOf.OPEN in testimony.ends and not others:
+        tally = testimony.ends[EndsOf.OPEN]
+        message = (
+            f"no row trains the end of an answer ({_named(tally)}): right if ends were appended, but if they were "
+            f"sampled, the model gets no credit for stopping; {state}"
+        )
+        yield _ENDS, Severity.NOTE, "not trained", message, tally
 
 
-def _lie(places: int) -> str:
-    """`in place`, `1 place late`, `2 places early`."""
-    if not places:
-        return "in place"
-    return f"{many(abs(places), 'place')} {'late' if places > 0 else 'early'}"
+def _convention(
+    code: str, cause: str, message: str, state: str, tally: Tally, kinds: Mapping[Any, Tally]
+) -> Iterator[_LogFinding]:
+    """A convention that all rows of the log keep, or some of them."""
+    rest = _together(other for other in kinds.values() if other is not tally)
+    if not rest.rows:
+        rows = "the only row" if tally.rows == 1 else f"all {tally.rows:,} rows that show it"
+        yield code, Severity.NOTE, cause, f"{message} in {rows}; {state}", tally
+        return
+    # The smaller part is named: most often it is a single row.
+    odd = tally if tally.rows <= rest.rows else rest
+    share = f"{tally.rows:,} of {many(tally.rows + rest.rows, 'row')}"
+    named = f"{_named(odd)}; not in the others" if odd is tally else f"all but {_named(odd)}"
+    yield code, Severity.WARNING, cause, f"{message} in {share}: {named}", odd
+
+
+def _contradictions(testimony: Testimony) -> Iterator[_LogFinding]:
+    """Rows that say otherwise than the run states."""
+    codes = {"--convention first": _LEFT_OUT, "--convention end": _ENDS, "--assume": _LOGPROBS}
+    for flag, tally in sorted(testimony.contradictions.items()):
+        verb = "contradicts" if tally.rows == 1 else "contradict"
+        message = f"{_named(tally)} {verb} {flag} and {'is' if tally.rows == 1 else 'are'} left as logged"
+        yield codes[flag], Severity.WARNING, f"contradicts {flag}", message, tally
+
+
+def _code(slides: Iterable[Slide]) -> str:
+    """The code for these slides; logprobs first, as rows mostly leave those open."""
+    return _LOGPROBS if any(slide.logprobs for slide in slides) else _MASK
+
+
+def _together(tallies: Iterable[Tally]) -> Tally:
+    every = Tally()
+    for tally in tallies:
+        every.add(tally.rows, tally.places)
+    return every
+
+
+def _named(tally: Tally) -> str:
+    """`row 3`, `rows 3, 7[1], 9 and 4 more`."""
+    names = [f"{place.row}[{place.item}]" if place.item else f"{place.row}" for place in tally.places]
+    more = f" and {tally.rows - len(names):,} more" if tally.rows > len(names) else ""
+    return f"row{'' if tally.rows == 1 else 's'} {', '.join(names)}{more}"
+
+
+def listed_or(words: list[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

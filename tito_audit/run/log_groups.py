@@ -56,9 +56,8 @@ class RowFlow:
 
     It pickles as its arguments: a process not forked from this one loads everything itself, the tokenizers of the
     hub at the commits that are loaded here. `standing_for` maps a file to the log whose settings it gets. Without
-    `audits`, logs are only read; without `asks_rules`, rules are skipped and results only say how their log was
-    written. What `loader` has loaded for another flow is not loaded again. In another process, `sizes` has the
-    bytes of the files where the rows come from.
+    `audits`, logs are only read. What `loader` has loaded for another flow is not loaded again. In another
+    process, `sizes` has the bytes of the files where the rows come from.
     """
 
     def __init__(
@@ -68,11 +67,10 @@ class RowFlow:
         standing_for: Mapping[Path, Path] | None = None,
         *,
         audits: bool = True,
-        asks_rules: bool = True,
         loader: Loader | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> None:
-        self._arguments = tuple(files), settings, standing_for or {}, asks_rules
+        self._arguments = tuple(files), settings, standing_for or {}
         self._sizes = sizes
         self.loader = loader or Loader()
         self.progress: Progress | None = None
@@ -84,7 +82,7 @@ class RowFlow:
         share_of(settings)
         self.files = files
         self.settings = settings
-        self.groups = self._grouped(standing_for or {}, audits=audits, asks_rules=asks_rules)
+        self.groups = self._grouped(standing_for or {}, audits=audits)
         """The group of each log, before the check that tokenizer and template fit."""
         self.encoders = Encoders(self.tokenizers)
 
@@ -247,9 +245,7 @@ class RowFlow:
         for tokenizer in self.tokenizers:
             tokenizer.save()
 
-    def _grouped(
-        self, standing_for: Mapping[Path, Path], *, audits: bool, asks_rules: bool
-    ) -> dict[str, LogGroup]:
+    def _grouped(self, standing_for: Mapping[Path, Path], *, audits: bool) -> dict[str, LogGroup]:
         by_settings = _by_settings(self.files, self.settings, standing_for)
         auditors = self._auditors(by_settings) if audits else [READS_ONLY for _ in by_settings]
         joins: dict[str, Join | None] = {}
@@ -264,7 +260,7 @@ class RowFlow:
                 joins[key] = Join.of(
                     own, logs, decode, self._first_pass, written=bool(standing_for), gathers=gathers
                 )
-            group = LogGroup(own, auditor if asks_rules else auditor.silent(), joins[key])
+            group = LogGroup(own, auditor, joins[key])
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
 
@@ -311,13 +307,12 @@ def _rebuilt(
     files: tuple[Path, ...],
     settings: Settings,
     standing_for: Mapping[Path, Path],
-    asks_rules: bool,
     sizes: Mapping[str, int],
     commits: Mapping[str, str],
 ) -> RowFlow:
     """A pickled flow, loaded in this process."""
     loader = Loader(commits)
-    flow = RowFlow(files, settings, standing_for, asks_rules=asks_rules, loader=loader, sizes=sizes)
+    flow = RowFlow(files, settings, standing_for, loader=loader, sizes=sizes)
     flow.choose_encoders()
     return flow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes
 from tito_audit.run.closing_scan import closing_scan, count_trained_again
 from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small, mapped
+from tito_audit.run.log_findings import count_logs, note_witness
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
@@ -37,9 +38,9 @@ from tito_audit.run.repair_replay import (
 )
 from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
 from tito_audit.run.resume import states_of
-from tito_audit.run.row_repair import Proven, RepairedRow, failing, strategies
+from tito_audit.run.row_repair import RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
-from tito_audit.run.scan import conclude, once_of, testimony_of
+from tito_audit.run.scan import conclude, once_of
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
     Log,
@@ -146,7 +147,7 @@ class Repairs(ShownRepairs):
             recorder = RepairRecorder(journal, flow, states, self.repairs, targets, once)
             self.resumed = len(recorder.kept)
             self.before.notices += recorder.finished.notices()
-        trained = Ledger(), Ledger()
+        trained, testimonies = (Ledger(), Ledger()), (dict[str, Testimony](), dict[str, Testimony]())
         started = time.perf_counter()
         # The quarantine is closed first: its file is complete before any log without those rows gets its name.
         # A journal holds those rows, so with one each log gets its name at once.
@@ -159,13 +160,21 @@ class Repairs(ShownRepairs):
             for outcome in outcomes:
                 for result in flow.noted(outcome.before):
                     self.before.add(result)
+                    note_witness(result, testimonies[0])
                     trained[0].note(result)
                 self.before.seconds = time.perf_counter() - started
                 for result in outcome.after if self.dry else ():
                     self.after.add(result)
+                    note_witness(result, testimonies[1])
                     trained[1].note(result)
                     self.failing += failing(flow, result.place.file, result)
                 yield outcome
+        codes = {file: group.auditor.codes for file, group in flow.groups.items()}
+        for result in count_logs(testimonies[0], self.before, codes):
+            self.before.add(result)
+        for result in count_logs(testimonies[1], self.after, codes):
+            self.after.add(result)
+            self.failing += failing(flow, result.place.file, result)
         if once is None:  # else the rows themselves had these findings
             count_trained_again(trained[0], self.before)
             for result in count_trained_again(trained[1], self.after):
@@ -176,7 +185,8 @@ class Repairs(ShownRepairs):
         conclude(self.before)
         flow.save()
         if not self.dry:
-            self.after, failed = closing_scan(self.written, self.settings, self.progress, flow, journal)
+            settings = replace(self.settings, assume={})
+            self.after, failed = closing_scan(self.written, settings, self.progress, flow, journal)
             self.failing += failed
         else:
             self.after.files = list(self.before.files)
@@ -214,7 +224,7 @@ class Repairs(ShownRepairs):
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), _LARGEST)
         writing.work = work = RepairBatch(flow, self.repairs, writes=writes, bare=several)
         kept = recorder.kept if recorder is not None else {}
-        tasks = planned(flow, writing.known, size, once=writing.once, keep_text=writes, kept=kept)
+        tasks = planned(flow, size, once=writing.once, keep_text=writes, kept=kept)
         with closing(mapped(executor, work, tasks)) as parts:
             for part, _ in parts:
                 if isinstance(part, Kept):
@@ -257,8 +267,6 @@ class _Writing:
     recorder: RepairRecorder | None
     """Records what was done; None without a journal."""
     work: RepairBatch = field(init=False)
-    known: dict[Path, Proven] = field(default_factory=dict)
-    """What each log proves, once worked out."""
     done: int = 0
     rows: int = 0
     changed: int = 0
@@ -282,8 +290,7 @@ class _Writing:
                 flow.encoders.add(answer.encoders, run.before)
                 if recorder is not None:
                     recorder.encoders(answer.encoders)
-                for raw, given in zip(part.rows, answer.rows, strict=True):
-                    repaired = given or self._with_log(file, raw)
+                for raw, repaired in zip(part.rows, answer.rows, strict=True):
                     moved = write_row(raw, repaired, out, self.quarantine) if out is not None else ()
                     if recorder is not None:
                         recorder.add(repaired.outcome, moved)
@@ -340,7 +347,7 @@ class _Writing:
         for raw in group.rows(group.open(file, keep_text=True)) if wanted else ():
             if raw.index in wanted:
                 wanted.remove(raw.index)
-                found[raw.index] = self._with_log(file, raw).outcome
+                found[raw.index] = self._again(file, raw).outcome
                 if not wanted:
                     break
         return found
@@ -355,17 +362,10 @@ class _Writing:
         out = opened(overwrite=self.writes.replaces(target), sealed=self.writes.sealed)
         return group.output(stack.enter_context(out), log)
 
-    def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
-        """The repair of a row that depends on what its whole log proves; this is worked out once."""
-        if file not in self.known:
-            flow = self.work.flow
-            said = testimony_of([file], flow.groups[str(file)].settings, loader=flow.loader)
-            common = said.get(str(file), Testimony()).common()
-            self.known[file] = Proven(next(iter(common)) if len(common) == 1 else None)
+    def _again(self, file: Path, raw: RawRow) -> RepairedRow:
+        """The repair of a row that an earlier run repaired."""
         again = {} if self.once is None else self.once.again(str(file), [raw.index]).get(raw.index, {})
-        repaired = self.work.row(file, raw, self.known[file], again)
-        assert repaired is not None, "nothing else is missing once the log was asked"
-        return repaired
+        return self.work.row(file, raw, again)
 
     def _passed(self, outcome: Outcome, position: int) -> None:
         self.rows += 1

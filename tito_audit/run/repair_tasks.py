@@ -16,7 +16,7 @@ from tito_audit.run.garbage import Garbage
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import bare
-from tito_audit.run.row_repair import Again, Proven, RepairedRow, RowRepair
+from tito_audit.run.row_repair import Again, RepairedRow, RowRepair
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.journal import Finished
@@ -64,8 +64,6 @@ class Task:
 
     file: Path
     rows: Sequence[RawRow]
-    known: Proven | None
-    """What their log proves; None until that is worked out."""
     again: Mapping[int, Again]
     """What the run trains more than once, by row."""
 
@@ -74,14 +72,12 @@ class Task:
 class Repaired:
     """The answer for a batch."""
 
-    rows: Sequence[RepairedRow | None]
-    """None for a row that first needs what its log proves."""
+    rows: Sequence[RepairedRow]
     encoders: Encoded
 
 
 def planned(
     flow: RowFlow,
-    proven: Mapping[Path, Proven],
     size: int | None,
     *,
     once: Once | None = None,
@@ -101,7 +97,7 @@ def planned(
         yield Started(file, log), None
         for rows in _batches(group.rows(log), size or 0):
             again = {} if once is None else once.again(str(file), [raw.index for raw in rows])
-            task = Task(file, rows if size is None else [_packed(raw) for raw in rows], proven.get(file), again)
+            task = Task(file, rows if size is None else [_packed(raw) for raw in rows], again)
             waiting = rows if size is None else [_without_value(raw) for raw in rows]
             yield Batch(file, waiting, log.position), task
         yield None, None
@@ -128,18 +124,16 @@ class RepairBatch:
         self.flow.check_seen(task.file)
         rows = []
         for raw in task.rows:
-            rows.append(self.row(task.file, raw, task.known, task.again.get(raw.index, {})))
+            rows.append(self.row(task.file, raw, task.again.get(raw.index, {})))
             self._garbage.passed(_size(raw))
         return Repaired(rows, self.flow.encoders.here())
 
-    def row(self, file: Path, raw: RawRow, known: Proven | None, again: Again) -> RepairedRow | None:
-        """One row, repaired; None when it first needs what its log proves."""
+    def row(self, file: Path, raw: RawRow, again: Again) -> RepairedRow:
+        """One row, repaired."""
         repair = self._repair(str(file))
-        found = repair.repaired(unpacked(raw, repair.parse), Place(str(file), raw.index), known, again)
-        if found is None:
-            return None
-        outcome = _bare(found.outcome) if self.bare else found.outcome
-        return replace(found, outcome=outcome) if self.writes else RepairedRow(outcome)
+        repaired = repair.repaired(unpacked(raw, repair.parse), Place(str(file), raw.index), again)
+        outcome = _bare(repaired.outcome) if self.bare else repaired.outcome
+        return replace(repaired, outcome=outcome) if self.writes else RepairedRow(outcome)
 
     def _repair(self, file: str) -> RowRepair:
         if file not in self._by_group:

@@ -11,16 +11,14 @@ import numpy as np
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.judgement import witness
-from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.trainings import trainings_of
+from tito_audit.evidence.witness import witness
 from tito_audit.format import Row
 from tito_audit.formats import number_columns
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.testimony import Reading
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
@@ -36,15 +34,6 @@ from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.version import VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class Proven:
-    """What all rows of a log together prove about how it was written."""
-
-    reading: Reading | None
-    """None where they prove nothing."""
-
 
 Again: TypeAlias = Mapping[int, tuple[TrainedAgain, ...]]
 """What the run trains more than once, by item of a row."""
@@ -105,18 +94,12 @@ class RowRepair:
             repairs.choices,
         )
 
-    def repaired(self, raw: RawRow, place: Place, known: Proven | None, again: Again) -> RepairedRow | None:
-        """The row, repaired if necessary; None when it first needs what its log proves."""
+    def repaired(self, raw: RawRow, place: Place, again: Again) -> RepairedRow:
+        """The row, repaired if necessary."""
         try:
             read = self.group.read(raw, place)
             of_run = _OfRun.read(again, read.rollouts)
             audited = self._audit(read, self.group.auditor, of_run)
-            settled = not any(_is_open(one.evidence) for one in audited)
-            if not settled and known is None:
-                return None
-            reading = known.reading if known is not None and not settled else None
-            if reading is not None:
-                audited = self._audit(read, self.group.auditor, of_run, reading)
         except RecordError as error:
             return RepairedRow(self._unrepaired(raw, place, (unreadable(place, str(error), self.codes),)))
         before = tuple(self._selected(one.result) for one in audited)
@@ -124,9 +107,9 @@ class RowRepair:
             return RepairedRow(self._unrepaired(raw, place, before))
         if raw.spliced:
             del read, of_run, audited, before  # in a row of millions of tokens they take more than its text
-            return self.repaired(raw.plain, place, known, again)
+            return self.repaired(raw.plain, place, again)
         assert raw.value is not None
-        return self._repair(raw, raw.value, read, audited, place, of_run, reading)
+        return self._repair(raw, raw.value, read, audited, place, of_run)
 
     def _repair(
         self,
@@ -136,14 +119,10 @@ class RowRepair:
         audited: Sequence[Audited],
         place: Place,
         of_run: _OfRun,
-        reading: Reading | None,
     ) -> RepairedRow:
-        # If the log proved how the row was written, the repaired row is audited as correctly written.
-        expected = None if reading is None else Reading()
-
         def audit(row: Row) -> list[Audited]:
             rollouts = self.group.read_again(read.format, row, place, logged)
-            return self._audit(replace(read, row=row, rollouts=rollouts), self._judge, of_run, expected)
+            return self._audit(replace(read, row=row, rollouts=rollouts), self._judge, of_run)
 
         applied = apply_repairs(read.row, read.format, audited, audit, self.terms)
         outcome = self._outcome(place, tuple(self._selected(one.result) for one in audited), applied)
@@ -156,8 +135,10 @@ class RowRepair:
 
     @cached_property
     def _judge(self) -> Auditor:
-        """The auditor of repaired rows, without the fast encoder, whose errors must not prove a repair."""
-        return self.group.auditor.by_reference()
+        """The auditor of repaired rows: it assumes no slide, and has no fast encoder, whose errors must not prove
+        a repair."""
+        auditor = self.group.auditor.by_reference()
+        return replace(auditor, conventions=replace(auditor.conventions, slide=None))
 
     def _outcome(self, place: Place, before: tuple[Result, ...], applied: Applied) -> Outcome:
         after = tuple(self._selected(one.result) for written in applied.rows for one in written.audited)
@@ -212,27 +193,26 @@ class RowRepair:
             said["before"] = was[COLUMN]
         return {**row, inside: {**was, COLUMN: said}} if inside else {**row, COLUMN: said}
 
-    def _audit(
-        self, read: ReadRow, auditor: Auditor, of_run: _OfRun, log_reading: Reading | None = None
-    ) -> list[Audited]:
+    def _audit(self, read: ReadRow, auditor: Auditor, of_run: _OfRun) -> list[Audited]:
         """The rollouts of a row with the findings of all rules."""
         audited = []
         for rollout in read.rollouts:
             with guarded("the audit", rollout.place, LEAVE_OUT):
                 try:
-                    one = self._judged(rollout, auditor, of_run, log_reading)
+                    one = self._judged(rollout, auditor, of_run)
                 except EncodeError as error:
-                    one = self._judged(rollout, auditor.without_tokenizer(), of_run, log_reading)
+                    one = self._judged(rollout, auditor.without_tokenizer(), of_run)
                     one = replace(one, result=unencoded(one.result, str(error), self.all_codes))
             audited.append(one)
         return audited
 
-    def _judged(self, rollout: Rollout, auditor: Auditor, of_run: _OfRun, log_reading: Reading | None) -> Audited:
+    def _judged(self, rollout: Rollout, auditor: Auditor, of_run: _OfRun) -> Audited:
         again, renderer = of_run.of(rollout), auditor.renderer_for(rollout)
-        evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, log_reading, again)
+        evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, auditor.conventions, again)
         ignored = self.all_codes - self.codes
         findings, skips = check(evidence, self.rules, self.all_codes, all_repairs, SINGLE, ignored)
-        return Audited(evidence, Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence)))
+        counts, shows = counts_of(evidence), witness(evidence)
+        return Audited(evidence, Result(rollout.place, evidence.rollout, findings, skips, counts, witness=shows))
 
     def _selected(self, result: Result) -> Result:
         """The result with the selected codes only, and with what its rollout trains."""
@@ -262,12 +242,6 @@ def fails(settings: Settings, result: Result) -> Iterator[Finding]:
     """The findings of a result that fail a run with these settings."""
     bar = Severity.bar(settings.fail_on)
     return (finding for finding in result.findings if bar is not None and finding.severity >= bar)
-
-
-def _is_open(evidence: Evidence) -> bool:
-    """Whether the row alone allows several readings, one of which its log may prove."""
-    said = witness(evidence)
-    return said is not None and len(said.possible) > 1
 
 
 def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:

@@ -20,7 +20,7 @@ from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import Loader, selected_codes
 from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
-from tito_audit.run.log_findings import findings_of_log
+from tito_audit.run.log_findings import count_logs, note_witness
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import audit_in_chunks, bare, chunk_bytes
@@ -94,8 +94,6 @@ class Scan(Shown):
         original's."""
         self.loader: Loader | None = None
         """What loads tokenizers and templates; None: a new loader."""
-        self.asks_rules = True
-        """False: rules are skipped, and results only say how their log was written."""
         self.testimonies: dict[str, Testimony] = {}
         """By log, what the rows read so far together say about how they were written."""
         self.ledger = Ledger()
@@ -119,7 +117,6 @@ class Scan(Shown):
             files,
             self.settings,
             self.standing_for,
-            asks_rules=self.asks_rules,
             loader=self.loader,
         )
         flow.progress = self.progress
@@ -167,8 +164,7 @@ class Scan(Shown):
             if file != result.place.file and result.told:
                 yield Result(result.told[0].place, None, result.told, of_log=True)
             file = result.place.file
-            if result.witness is not None:
-                self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)
+            note_witness(result, self.testimonies)
             self.ledger.note(result)
             if len(self.strangers) < MOST and is_stranger(result):
                 self.strangers.append(result.place)
@@ -178,12 +174,9 @@ class Scan(Shown):
 
     def _of_log(self, file: str, flow: RowFlow) -> Iterator[Result]:
         """The findings about a whole log; a single selected row says nothing about it."""
-        testimony = self.testimonies.get(file)
-        if testimony is None or self.settings.row is not None:
-            return
-        findings = findings_of_log(file, testimony, flow.groups[file].auditor.codes)
-        if findings:
-            yield Result(findings[0].place, None, findings, of_log=True)
+        if file in self.testimonies and self.settings.row is None:
+            codes = {file: flow.groups[file].auditor.codes}
+            yield from count_logs({file: self.testimonies[file]}, self.summary, codes)
 
     def _of_run(self) -> Iterator[Result]:
         """The findings about all logs together; a single selected row is not compared with others."""
@@ -344,30 +337,6 @@ def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Roll
         except RecordError as error:
             raise RecordError(f"{place}: {error}") from None
         yield from read.rollouts
-
-
-def testimony_of(
-    logs: Logs,
-    settings: Settings | None = None,  # noqa: PT028 - not a test, despite its name
-    progress: Progress | None = None,  # noqa: PT028
-    *,
-    loader: Loader | None = None,  # noqa: PT028
-) -> Mapping[str, Testimony]:
-    """By log path, what all rows of the log together say about how they were written; rules are skipped.
-
-    Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say. Pipes, which cannot be
-    read twice, are left out, as are logs whose rows say nothing about it.
-    """
-    settings = replace(Settings.given(settings), limit=None, sample=None, row=None)
-    regular = [file for file in find_logs(names_of(logs)) if file.is_file()]
-    if not regular:
-        return {}
-    scan = Scan(regular, settings, progress)
-    scan.asks_rules = False
-    scan.loader = loader
-    for _ in scan:
-        pass
-    return scan.testimonies
 
 
 def once_of(logs: Logs, settings: Settings | None = None, *, loader: Loader | None = None) -> Once:

@@ -104,6 +104,30 @@ _TEXT = under(
         key_name="sampled-roles",
         unset="assistant and other names for models",
     ),
+    _of_log(
+        "conventions",
+        "How training rows were written: first=whole, first=prefill:N or first=left-out:N tokens of each answer; "
+        "end=trained or end=untrained. Repeatable. [default: as each row shows]",
+        _AUDITS,
+        flag_name="convention",
+        metavar="NAME=VALUE",
+        repeats=True,
+        reads=readers.conventions,
+        key_takes=values.pairs('a table, such as {first = "prefill:1", end = "untrained"}'),
+        key_name="conventions",
+        unset="as each row shows",
+    ),
+    Option(
+        "assume",
+        "How far a column is off in every row that allows it: logprobs=+1 (one place late), mask=-1 (early). "
+        "Repeatable. [default: only what a row proves]",
+        _AUDITS,
+        metavar="COLUMN=PLACES",
+        repeats=True,
+        reads=readers.assumed,
+        fills=Settings,
+        flag_only=FlagOnly.SAFEGUARD,
+    ),
 )
 
 _LOG = under(

@@ -122,6 +122,11 @@ class Settings:
     sampled_roles: tuple[str, ...] = ()
     """The roles that were sampled, in messages and in the ids (`--sampled-role`); (): `assistant` and other common
     names for models."""
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    """How training rows were written (`--convention`): `first` is `whole`, `prefill:N` or `left-out:N` tokens of
+    each answer, `end` is `trained` or `untrained`; {}: as each row shows."""
+    assume: Mapping[str, int] = field(default_factory=dict)
+    """How many places late (+) or early (-) `mask` and `logprobs` are in every row that allows it (`--assume`)."""
     encoder: Encoder = "auto"
     """What encodes first: `fastokens`, where `tokenizers` confirms every difference before it is reported;
     `tokenizers` alone; or `auto`: `fastokens` for large logs on which the two agree."""

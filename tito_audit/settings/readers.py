@@ -38,6 +38,26 @@ def join_columns(given: Sequence[str], flag: str) -> dict[str, str]:
     return dict(_columns_pair(text, flag) for text in given)
 
 
+def conventions(given: Sequence[str], flag: str) -> dict[str, str]:
+    """Conventions of training rows by name, from `first=prefill:1` and `end=untrained`."""
+    return dict(_pair(text, flag, "end=untrained") for text in given)
+
+
+def assumed(given: Sequence[str], flag: str) -> dict[str, int]:
+    """How far columns are off, from `logprobs=+1` and `mask=-1`."""
+    far: dict[str, int] = {}
+    for text in given:
+        column, number = _pair(text, flag, "logprobs=+1")
+        if column not in ("mask", "logprobs") or not re.fullmatch(r"[+-]?[1-4]", number, re.ASCII):
+            raise SetupError(
+                f"{flag} {text}: not a column and how far it is off.\n"
+                f"Write {flag} logprobs=+1 for logprobs one place late, or {flag} mask=-2 for a mask two places "
+                "early; 4 places at most."
+            )
+        far[column] = int(number)
+    return far
+
+
 def roles(given: Sequence[str], flag: str) -> tuple[str, ...]:
     """Roles from comma-separated lists, each once."""
     found = [role.strip() for part in given for role in part.split(",")]

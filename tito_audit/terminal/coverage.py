@@ -47,7 +47,7 @@ def open_words(summary: Summary) -> list[str]:
         them = "it" if beside == 1 else "them"
         words.append(
             f"{many(beside, 'row')} may have the same fault; nothing in {them} decides it: "
-            f"state it with --assume {summary.fault_beside} if it is so"
+            f"state it with {summary.fault_beside} if it is so"
         )
     return words
 

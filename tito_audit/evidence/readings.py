@@ -1,0 +1,315 @@
+"""Every reading of a training row: the conventions and slides that its mask and logprobs allow.
+
+A writer may prefill the first tokens of each answer or leave them out of the loss, train the end of an answer or
+not, and leave out whole answers. A slide puts the mask, the logprobs or both some places off: in the whole row,
+from one answer on, or in one answer. `tests/truth` tries everything instead, and must leave the same standing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.evidence.fill import FARTHEST, Values
+from tito_audit.evidence.masks import PREFILLED
+from tito_audit.evidence.model import SampledSpan
+from tito_audit.evidence.run_spans import RunSpans
+from tito_audit.record.arrays import Mask, Offsets
+from tito_audit.record.reading import WHOLE, Conventions, End, First, Slide
+from tito_audit.record.runs import ManyRuns, trained_runs
+
+_PLACES = tuple(sorted(range(-FARTHEST, FARTHEST + 1), key=abs))
+_Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A slide that explains a row, and what was trained before it slid."""
+
+    slide: Slide
+    answers: range
+    """The answers in which something is off."""
+    departures: int
+    """How many unusual things it supposes; the fewer, the simpler."""
+    starts: Offsets
+    """`[A]` the first trained token of each answer."""
+    ends: Offsets
+    """`[A]` where its trained tokens end; equal to `starts` where it has none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Column:
+    """A column that is some places off, held against the answers. All columns are `[A]`."""
+
+    fits: _Flags
+    entries: Offsets
+    """How many of its runs, or values, lie in each answer."""
+    starts: Offsets
+    """The first token that is trained, or has a value."""
+    ends: Offsets
+    departs: _Flags
+    """Where it supposes that first tokens are left out."""
+
+
+class Readings:
+    """The readings of one row. `[A]` columns have an entry for each of its answers, in order."""
+
+    def __init__(
+        self,
+        spans: Sequence[SampledSpan],
+        mask: Mask | None,
+        values: Values | None,
+        first_covered: tuple[int, int],
+        stated: Conventions,
+    ) -> None:
+        if isinstance(spans, RunSpans):
+            self.starts, self.shut = spans.runs.bounds.T
+            self.least = self.last = self.shut
+        else:
+            bounds = np.array([(span.start, span.shut, span.ends[0], span.ends[-1]) for span in spans], np.int64)
+            self.starts, self.shut, self.least, self.last = bounds.reshape(-1, 4).T
+        if stated.first is First.PREFILL:  # what was prefilled is no part of an answer
+            self.starts = np.minimum(self.starts + stated.tokens, self.shut)
+        self.stated, self.first_covered = stated, first_covered
+        self.mask, self.values = mask, values
+        real = values.real if values is not None else np.zeros(0 if mask is None else len(mask), np.bool_)
+        self.size = len(real)
+        runs = trained_runs(mask) if mask is not None else ()
+        self.runs = runs.bounds if isinstance(runs, ManyRuns) else np.array(runs, np.int64).reshape(-1, 2)
+        self.counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(real)))
+        self.certain = values is not None and values.certain
+        self.trained = self._mask_in_place()
+        """The mask as it lies."""
+        self.valued_ends = self._values_at(0, 0)
+        self.mask_in_place = int(self.trained.entries.sum()) == len(self.runs)
+        self.values_in_place = int(self.valued_ends.entries.sum()) == int(self.counts[-1])
+        """Whether every value is at a token that may have been sampled."""
+        self.lacks_values = bool(self.certain and mask is not None and (mask & ~real).any())
+        """Whether trained tokens have the fill, which cannot be a logprob."""
+
+    def departures_in_place(self) -> int | None:
+        """How many unusual things a reading without any fault supposes; None if none stands."""
+        if not self.mask_in_place or not self.values_in_place or self.lacks_values:
+            return None
+        trained, trains = self.trained, self.trained.ends > self.trained.starts
+        kept_ends = trains & (trained.ends <= self.shut) & (self._valued(self.shut, self.last) > 0)
+        if not trained.fits.all() or (self.stated.end is End.TRAINED and kept_ends.any()):
+            return None
+        certain_first = np.zeros(1, np.bool_)
+        if self.values is not None and not self.certain:
+            certain_first = trains & (self._valued(self.starts, trained.starts + 1) == 0)
+        gaps = len(self.runs) > int(trains.sum())
+        return gaps + sum(bool(flags.any()) for flags in (trained.departs, kept_ends, certain_first))
+
+    @property
+    def missing(self) -> bool:
+        """Whether both columns may be in place, with values missing that the loss needs."""
+        return self.mask_in_place and self.values_in_place and self.lacks_values
+
+    def ends(self, fit: Fit | None) -> tuple[int | None, ...]:
+        """Where the sampling of each answer ended by its mask and values, if they slid like this.
+
+        None where that is open: a certain end may have a logprob that equals the fill.
+        """
+        shifts, trained = np.zeros_like(self.starts), self.trained.ends
+        if fit is not None:
+            shifts[fit.slide.first : None if fit.slide.last == WHOLE else fit.slide.last + 1] = fit.slide.logprobs
+            trained = fit.ends
+        ends = np.maximum(trained, self.shut + self._valued(self.shut + shifts, self.last + shifts))
+        lost = self.last + shifts > self.size
+        sure = (self.least == self.last) | (ends > self.shut) | (trained > self.starts) | (self.certain & ~lost)
+        pairs = zip(np.maximum(ends, self.least).tolist(), sure.tolist(), strict=True)
+        return tuple(end if known else None for end, known in pairs)
+
+    def slides(self, *, of_row: bool = False, with_mask: bool = True) -> list[Fit]:
+        """Every slide that explains the row, the simplest first; `of_row`: only those of the whole row.
+
+        Without `with_mask` only the logprobs are explained.
+        """
+        explained: dict[Slide, Fit] = {}
+        with_mask = with_mask and self.mask is not None
+        masks: dict[int, dict[int, _Column]] = {}
+        columns: dict[int, dict[int, _Column]] = {}
+        for first, prefilled in self._firsts():
+            if first not in masks:
+                moved = self._places(first, of_row=of_row) if with_mask and len(self.runs) else ()
+                masks[first] = {far: self._mask_at(far, first) for far in moved}
+                if not with_mask or not len(self.runs):
+                    masks[first] = {0: self._nothing()}
+            if prefilled not in columns:
+                moved = _PLACES if self.values is not None else ()
+                columns[prefilled] = {far: self._values_at(far, prefilled) for far in moved} or {
+                    0: self._nothing()
+                }
+            runs = len(self.runs) if with_mask else 0
+            for fit in self._shaped(masks[first], columns[prefilled], runs, of_row=of_row):
+                other = explained.get(fit.slide)
+                explained[fit.slide] = fit if other is None else _both(fit, other)
+        return sorted(explained.values(), key=lambda fit: (fit.departures, fit.slide))
+
+    def _firsts(self) -> Iterator[tuple[int, int]]:
+        """How many first tokens of each answer are not trained, and how many of them have no value."""
+        if self.stated.first is First.LEFT_OUT:
+            yield self.stated.tokens, 0
+            return
+        for first in range(1 if self.stated.first is not None else PREFILLED + 1):
+            # Where the fill may be a logprob, a prefilled token looks like one that was certain.
+            yield from ((first, prefilled) for prefilled in sorted({0, first} if self.certain else {0}))
+
+    def _places(self, first: int, *, of_row: bool) -> Sequence[int]:
+        """How far the mask may be off, as the first trained token has to be the first of an answer."""
+        if not of_row:
+            return _PLACES
+        starts, begins = np.minimum(self.starts + first, self.shut), int(self.runs[0, 0])
+        offsets = (begins - starts)[np.abs(begins - starts) <= FARTHEST]
+        # What slid in front of the first place that the mask covers is lost.
+        cut = begins == self.first_covered[0] and int(starts[0]) - FARTHEST < begins
+        return _PLACES if cut else tuple(set(offsets.tolist()))
+
+    def _nothing(self) -> _Column:
+        """A column that nothing is known of."""
+        none = np.zeros(len(self.starts), np.bool_)
+        return _Column(~none, none.astype(np.int64), self.starts, self.starts, none)
+
+    def _mask_in_place(self) -> _Column:
+        """The mask as it lies: parts of answers may be left out."""
+        if not len(self.runs):
+            return self._nothing()
+        before = np.searchsorted(self.runs[:, 0], self.starts)
+        after = np.maximum(np.searchsorted(self.runs[:, 1], self.last, side="right"), before)
+        some, most = after > before, len(self.runs) - 1
+        starts = np.where(some, self.runs[np.minimum(before, most), 0], self.starts)
+        ends = np.where(some, self.runs[np.maximum(after - 1, 0), 1], self.starts)
+        fits = np.ones(len(starts), np.bool_)
+        if self.stated.first is not None:
+            tokens = self.stated.tokens if self.stated.first is First.LEFT_OUT else 0
+            fits = ~some | (starts == np.minimum(self.starts + tokens, self.shut))
+        if self.stated.end is End.UNTRAINED:
+            fits &= ends <= self.shut
+        return _Column(fits, after - before, starts, ends, some & (starts > self.starts))
+
+    def _mask_at(self, far: int, first: int) -> _Column:
+        """The mask if it is `far` off, and leaves out the first tokens of each answer."""
+        starts = np.minimum(self.starts + first, self.shut)
+        moved = np.clip(starts + far, self.first_covered[0], self.size)
+        at = np.minimum(np.searchsorted(self.runs[:, 0], moved), len(self.runs) - 1)
+        hit, run_ends = self.runs[at, 0] == moved, self.runs[at, 1]
+        # What slid past the end of the row is lost, so the answer may have ended later.
+        ends = np.where(run_ends == self.size, np.maximum(self.shut, self.size - far), run_ends - far)
+        latest = self.shut if self.stated.end is End.UNTRAINED else self.last
+        fits = ~hit | ((ends >= self.shut) & (ends <= latest))
+        left_out = hit & (starts > self.starts)
+        return _Column(fits, hit.astype(np.int64), starts, np.where(hit, ends, starts), left_out)
+
+    def _values_at(self, far: int, prefilled: int) -> _Column:
+        """The logprobs if they are `far` off, and the first tokens of each answer were prefilled."""
+        starts = np.minimum(self.starts + prefilled, self.shut)
+        start, shut, last = (
+            np.clip(edges + far, self.first_covered[1], self.size) for edges in (starts, self.shut, self.last)
+        )
+        body, ending = self.counts[shut] - self.counts[start], self.counts[last] - self.counts[shut]
+        entries = body + ending
+        # What slid past the end of the row is lost, so the answer may have ended later.
+        ends = np.where(last - shut < self.last - self.shut, self.last, self.shut + ending)
+        if not self.certain:
+            anywhere = np.ones(len(start), np.bool_)
+            return _Column(anywhere, entries, starts, ends, ~anywhere)
+        together = self.counts[np.minimum(shut + ending, self.size)] - self.counts[shut] == ending
+        full = (body == shut - start) & together
+        return _Column(full | (entries == 0), entries, starts, np.where(full, ends, starts), np.zeros_like(full))
+
+    def _valued(self, start: Offsets, end: Offsets) -> Offsets:
+        start, end = np.clip(start, 0, self.size), np.clip(end, 0, self.size)
+        return np.asarray(self.counts[np.maximum(end, start)] - self.counts[start])
+
+    def _shaped(
+        self, masks: dict[int, _Column], columns: dict[int, _Column], runs: int, *, of_row: bool
+    ) -> Iterator[Fit]:
+        """The slides of every shape that one convention allows."""
+        shaped = _of_row if of_row else _shapes
+        by_mask = {far: shaped(masks.get(0, mask), mask, runs) for far, mask in masks.items()}
+        if not any(shapes.any() for shapes in by_mask.values()):
+            return
+        values = int(self.counts[-1])
+        by_values = {shift: shaped(columns[0], column, values) for shift, column in columns.items()}
+        for far, shift in product(masks, columns):
+            shapes = by_mask[far] & by_values[shift]
+            if (far or shift) and shapes.any():
+                rests = masks.get(0, masks[far]), columns[0]
+                for alone, answer in np.argwhere(shapes).tolist():
+                    chosen = np.zeros(len(self.starts), np.bool_)
+                    chosen[answer : answer + 1 if alone else None] = True
+                    both = _mixed(rests[0], masks[far], chosen), _mixed(rests[1], columns[shift], chosen)
+                    fit = self._fit(*both, chosen, far, shift)
+                    if fit is not None:
+                        yield fit
+
+    def _fit(self, mask: _Column, column: _Column, chosen: _Flags, far: int, shift: int) -> Fit | None:
+        """The slide of these answers; None if it moves nothing, or trained tokens would have no value."""
+        trains = mask.ends > mask.starts
+        if self.certain and (trains & ((mask.ends > column.ends) | (mask.starts < column.starts))).any():
+            return None
+        # Slides that differ only in answers of which nothing is trained are the same.
+        moved = np.flatnonzero(mask.entries > 0 if trains.any() else column.entries > 0)
+        inside = moved[chosen[moved]]
+        if not len(inside):
+            return None
+        first = int(inside[0]) if inside[0] > moved[0] else 0
+        last = WHOLE if inside[-1] == moved[-1] else int(inside[-1])
+        shifts, ends = np.where(chosen, shift, 0), mask.ends
+        if far > 0 and (trains & (ends > self.shut)).any():
+            # What slid past the end of the row is lost: a sampled end was trained there if it was elsewhere.
+            sampled = self.shut + self._valued(self.shut + shifts, self.last + shifts)
+            ends = np.where(trains & chosen & (self.last + far > self.size), np.maximum(ends, sampled), ends)
+        kept_ends = trains & (mask.ends <= self.shut) & (self._valued(self.shut + shifts, self.last + shifts) > 0)
+        if self.stated.end is End.TRAINED and kept_ends.any():
+            return None
+        of_part = bool(first or last != WHOLE)
+        departures = bool(far) + bool(shift) + of_part
+        certain_first = np.zeros_like(trains)
+        if self.values is not None and not self.certain:
+            certain_first = trains & (self._valued(self.starts + shifts, mask.starts + shifts + 1) == 0)
+        departures += sum(bool(flags.any()) for flags in (mask.departs, kept_ends, certain_first))
+        inside = np.flatnonzero(chosen & ((mask.entries > 0) | (column.entries > 0)))
+        answers = range(int(inside[0]), int(inside[-1]) + 1)
+        return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
+
+
+def _of_row(rest: _Column, moved: _Column, entries: int) -> _Flags:
+    """`[1, 1]` whether a column of so many entries is off in the whole row."""
+    return np.array([[bool(moved.fits.all()) and int(moved.entries.sum()) == entries]])
+
+
+def _shapes(rest: _Column, moved: _Column, entries: int) -> _Flags:
+    """`[2, A]` whether a column of so many entries is off from answer a on, and whether in answer a alone."""
+    lies = np.concatenate((np.ones(1, np.bool_), np.logical_and.accumulate(rest.fits)))
+    lies_after = np.concatenate((np.logical_and.accumulate(rest.fits[::-1])[::-1], np.ones(1, np.bool_)))
+    moves_after = np.logical_and.accumulate(moved.fits[::-1])[::-1]
+    resting = np.concatenate((np.zeros(1, np.int64), np.cumsum(rest.entries)))
+    moving = np.concatenate((np.zeros(1, np.int64), np.cumsum(moved.entries)))
+    onwards = lies[:-1] & moves_after & (resting[:-1] + moving[-1] - moving[:-1] == entries)
+    alone = lies[:-1] & moved.fits & lies_after[1:] & (resting[-1] - rest.entries + moved.entries == entries)
+    return np.stack((onwards, alone))
+
+
+def _mixed(rest: _Column, moved: _Column, chosen: _Flags) -> _Column:
+    """The moved column in the chosen answers, the other elsewhere."""
+    if rest is moved or chosen.all():
+        return moved
+    return _Column(
+        *(
+            np.where(chosen, getattr(moved, name), getattr(rest, name))
+            for name in ("fits", "entries", "starts", "ends", "departs")
+        )
+    )
+
+
+def _both(one: Fit, other: Fit) -> Fit:
+    """Two conventions that allow the same slide: what both say was trained."""
+    starts, ends = np.maximum(one.starts, other.starts), np.minimum(one.ends, other.ends)
+    simpler = min(one, other, key=lambda fit: fit.departures)
+    return replace(simpler, starts=starts, ends=np.maximum(starts, ends))

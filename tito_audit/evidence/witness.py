@@ -1,0 +1,70 @@
+"""What a training row shows about how its log was written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tito_audit.evidence.judgement import Judgement, judge, judgement
+from tito_audit.evidence.left_out import left_out
+from tito_audit.evidence.logprobs import shifts, slides_against_mask
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.reading import NOTHING_STATED, Conventions
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.testimony import IDS, EndsOf, Verdict, Witness
+
+
+def witness(evidence: Evidence) -> Witness | None:
+    """What the training row shows; None without one, or if it shows nothing."""
+    row, view, judged = evidence.rollout.training_row, evidence.row, judgement(evidence)
+    if row is None:
+        return None
+    if judged is None or view is None:
+        slides = () if shifts(evidence) else slides_against_mask(row)
+        return Witness(Verdict.OPEN, slides, slides) if slides else None
+    if judged.exact:
+        every = zip(judged.spans, judged.ends, strict=True)
+        trained = [end == span.ends[-1] for span, end in every if len(span.ends) > 1]
+        ends = None if not trained else EndsOf.TRAINED if any(trained) else EndsOf.OPEN
+        return Witness(Verdict.CLEAN, first=0, ends=ends)
+    left = left_out(evidence)
+    first, ends = (None, None) if left is None else (left.first, left.ends)
+    if view.proven:
+        return Witness(Verdict.CLEAN, first=first, ends=ends)
+    # A row that supposes nothing unusual is not asked for slides, which all suppose more.
+    slides = tuple(fit.slide for fit in judged.fits) if judged.departures != 0 else ()
+    contradicted = _contradicted(evidence, judged)
+    if not judged.right:
+        return Witness(Verdict.FAULTY, () if judged.missing else slides, contradicts=contradicted)
+    assert judged.departures is not None
+    simplest = tuple(fit.slide for fit in judged.fits if fit.departures <= judged.departures)
+    certain = _certain_first(row, judged) if simplest else ()
+    verdict = Verdict.OPEN if judged.open else Verdict.CLEAN
+    return Witness(verdict, slides, simplest, certain, first, ends, contradicted)
+
+
+def _certain_first(row: TrainingRow, judged: Judgement) -> tuple[int, ...]:
+    """The ids of trained first tokens of answers whose logprob is the fill."""
+    values, mask = judged.values, row.loss_mask
+    if values is None or mask is None:
+        return ()
+    starts = [span.start + int(mask[span.start : span.ends[-1]].argmax()) for span in judged.spans]
+    return tuple(sorted({int(row.token_ids[at]) for at in starts if mask[at] and not values.real[at]})[:IDS])
+
+
+def _contradicted(evidence: Evidence, judged: Judgement) -> tuple[str, ...]:
+    """The flags of the run that say otherwise than the row."""
+    stated, row = evidence.conventions, evidence.rollout.training_row
+    if stated is NOTHING_STATED or row is None:
+        return ()
+    flags = []
+    if stated.slide is not None and judged.slide != stated.slide:
+        flags.append("--assume")
+    alone = (Conventions(stated.first, stated.tokens), Conventions(end=stated.end))
+    as_it_is = judge(row, judged.spans, replace(stated, first=None, tokens=0, end=None))
+    for convention, flag in zip(alone, ("--convention first", "--convention end"), strict=True):
+        if convention == NOTHING_STATED or as_it_is is None or not as_it_is.right:
+            continue
+        narrowed = judge(row, judged.spans, convention)
+        if narrowed is not None and not narrowed.right:
+            flags.append(flag)
+    return tuple(flags)
