@@ -49,7 +49,7 @@ class Decision:
     outcomes: int = 0
     """How many different rows come out when these slides are undone, by what is trained with which logprob."""
     gap: bool = False
-    """Whether logprobs lost in one answer explain it."""
+    """Whether lost logprobs explain it."""
 
     def verdict(self, fault: Fault) -> str:
         """`clean`; `open`: a fault that may be none; `fault`; `open fault`: more than one explains it."""
@@ -91,8 +91,8 @@ def decide(
     lost = trained - valued if exact else set()
     if inside and not lost:
         return Decision(stands=True)
-    gap = inside and sum(any(at in lost for at in span) for span in spans) == 1
-    shown = list(_windows(chat, trained, valued, low))
+    gap = inside and bool(lost)
+    shown = list(_windows(chat, trained, valued, low, cut))
     windows = {at for answer in shown for at in answer.window}
     if not (trained <= windows and (everywhere or valued <= windows)):
         return Decision(stands=False, gap=gap)
@@ -100,14 +100,14 @@ def decide(
     return Decision(False, slides, outcomes, gap)
 
 
-def _windows(chat: Chat, trained: set[int], valued: set[int], low: int) -> Iterator[_Shown]:
+def _windows(chat: Chat, trained: set[int], valued: set[int], low: int, cut: frozenset[int]) -> Iterator[_Shown]:
     reached = 0
-    for turn in chat.turns:
+    for number, turn in enumerate(chat.turns):
         window = range(max(low, turn.start - REACH), min(len(chat.ids), turn.last + 1 + REACH))
         assert window.start >= reached, "turns are too close to tell their slides apart"
         reached = window.stop
         here = [at for at in window if at in trained], [at for at in window if at in valued]
-        yield _Shown(turn, window, *here, _ends(chat, turn))
+        yield _Shown(turn, window, *here, [turn.end] if number in cut else _ends(chat, turn))
 
 
 def _ends(chat: Chat, turn: Turn) -> list[int]:

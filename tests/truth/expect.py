@@ -84,8 +84,14 @@ def of_scan(case: Case, findings: Sequence[Finding]) -> Iterator[str]:
     elif case.fault.kind == "fill":
         if case.zeros >= ZEROS and not named(case, findings):
             yield "8 zeros or more inside and nothing said"
-    elif case.may_be_right and loud(findings):
+    elif case.may_be_right and any(finding.loud and not _partly_trained(finding) for finding in findings):
         yield "loud on a row that may be right"
+
+
+def _partly_trained(finding: Finding) -> bool:
+    """Whether it warns that a row trains a part of an answer, in a way that no convention has."""
+    causes = {"MSK402": "part of a turn left out", "MSK404": "sampled, not trained"}
+    return finding.severity == "warning" and finding.cause == causes.get(finding.code)
 
 
 def of_log(findings: Sequence[Finding], cases: Sequence[Case], *, convention: bool) -> Iterator[str]:
@@ -163,7 +169,12 @@ def cured(case: Case, after: Columns) -> bool:
 def _must_be_cured(case: Case, after: Columns) -> Iterator[str]:
     fault = case.fault
     if not cured(case, after):
-        yield "decidable fault not cured"
+        # Where every token has a logprob, nothing shows what to train in place of what was given.
+        # An inverted mask does not show which sampled tokens were out of the loss before.
+        bare = case.convention.recomputed and not any(after.mask[turn.start] for turn in case.chat.turns)
+        sampled = sum(value is not None for value in case.chat.truth)
+        if not bare and (fault.kind != "inverted" or sum(case.sample.right.mask) == sampled):
+            yield "decidable fault not cured"
     elif fault.slid:
         there = sum(case.sample.right.mask) - abs(fault.mask) - abs(fault.logprobs)
         if sum(after.mask) < KEPT * there:

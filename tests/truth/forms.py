@@ -303,7 +303,8 @@ def write_rows(path: Path, rows: Sequence[Json]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        kept = [{name: value for name, value in row.items() if name not in ("messages", "tools")} for row in rows]
+        names = dict.fromkeys(name for row in rows for name in row if name not in ("messages", "tools"))
+        kept = [{name: row.get(name) for name in names} for row in rows]
         texts = {name: [json.dumps(row.get(name)) for row in rows] for name in ("messages", "tools")}
         table = pa.Table.from_pylist(kept)
         for name, column in texts.items():

@@ -58,8 +58,13 @@ class Case:
 
     @cached_property
     def decision(self) -> Decision:
-        """What the columns alone allow."""
-        return decide(self.chat, self.sample.seen, self.form.fill, self.low)
+        """What the columns allow, and the finish reasons that the row states."""
+        turns = self.chat.turns
+        last = range(len(turns) - 1, len(turns))
+        every = last if self.form.name == "slime" else range(len(turns))  # which states how its last turn ended
+        stating = {"list": every, "last": last}.get(self.sample.reasons, ())
+        cut = frozenset(at for at in stating if turns[at].reason == "length")
+        return decide(self.chat, self.sample.seen, self.form.fill, self.low, cut)
 
     @cached_property
     def verdict(self) -> str:
@@ -71,14 +76,7 @@ class Case:
     @cached_property
     def may_be_right(self) -> bool:
         """Whether it is a fault that nothing in the row shows: neither columns nor calls nor finish reasons."""
-        if self.verdict != "open":
-            return False
-        if self.form.calls:
-            return not self._contradicts(trained=False)
-        turns = self.chat.turns
-        stating = {"list": range(len(turns)), "last": [len(turns) - 1]}.get(self.sample.reasons, ())
-        cut = frozenset(at for at in stating if turns[at].reason == "length")
-        return decide(self.chat, self.sample.seen, self.form.fill, self.low, cut).stands
+        return self.verdict == "open" and not (self.form.calls and self._contradicts(trained=False))
 
     def _contradicts(self, *, trained: bool) -> bool:
         """Whether columns contradict the calls, where they are trained or anywhere that they have a logprob."""
