@@ -253,8 +253,9 @@ class Readings:
         trains = mask.ends > mask.starts
         if self.certain and (trains & ((mask.ends > column.ends) | (mask.starts < column.starts))).any():
             return None
-        # Slides that differ only in answers of which nothing is trained are the same.
-        moved = np.flatnonzero(mask.entries > 0 if trains.any() else column.entries > 0)
+        # Slides that differ only in answers of which nothing is trained are the same, unless they move only those.
+        shown = (mask.entries > 0) | (column.entries > 0)
+        moved = np.flatnonzero(mask.entries > 0 if (trains & chosen).any() else shown)
         inside = moved[chosen[moved]]
         if not len(inside):
             return None
@@ -274,7 +275,7 @@ class Readings:
         if self.values is not None and not self.certain:
             certain_first = trains & (self._valued(self.starts + shifts, mask.starts + shifts + 1) == 0)
         departures += sum(bool(flags.any()) for flags in (mask.departs, kept_ends, certain_first))
-        inside = np.flatnonzero(chosen & ((mask.entries > 0) | (column.entries > 0)))
+        inside = np.flatnonzero(chosen & shown)
         answers = range(int(inside[0]), int(inside[-1]) + 1)
         return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
 
