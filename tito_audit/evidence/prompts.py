@@ -40,7 +40,7 @@ _KEPT = (
 PREFILL = Construction("TPL207", "prefilled answer", "the harness wrote the first tokens of the answer")
 _PREFILLED = "right as long as the loss leaves them out: they were given, not sampled"
 _MARKERS = 32
-"""How many characters of markers and white space a template may write before an answer."""
+"""How many characters of markers a template may write before an answer."""
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _LACKING = "the sampler was not given what the template writes for these messages"
 _WORTH_KNOWING = 8192
@@ -299,8 +299,9 @@ def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, refe
         )
     except RenderError:
         return False
-    # A model may leave out the markers that the template writes around its tool call.
-    return whole.startswith(text) and first in whole[len(text) :][: len(first) + _MARKERS]
+    # A model may leave out the markers that the template writes around its tool call, and space it otherwise.
+    start, written = "".join(first.split()), "".join(whole[len(text) :].split())
+    return whole.startswith(text) and start in written[: len(start) + _MARKERS]
 
 
 def _comparison(

@@ -255,9 +255,10 @@ class Readings:
             return None
         # Slides that differ only in answers of which nothing is trained are the same, unless they move only those.
         shown = (mask.entries > 0) | (column.entries > 0)
-        moved = np.flatnonzero(mask.entries > 0 if (trains & chosen).any() else shown)
+        of_trained = bool((trains & chosen).any())
+        moved = np.flatnonzero(mask.entries > 0 if of_trained else shown)
         inside = moved[chosen[moved]]
-        if not len(inside):
+        if not len(inside) or (far and not of_trained):
             return None
         first = int(inside[0]) if inside[0] > moved[0] else 0
         last = WHOLE if inside[-1] == moved[-1] else int(inside[-1])
