@@ -95,27 +95,27 @@ class Testimony:
 
     def add(self, witness: Witness, place: Place) -> None:
         """Count one row."""
-        one = 1, (place,)
+        row = 1, (place,)
         self.rows += 1
         pairs = {(slide.mask, slide.logprobs) for slide in witness.slides}
         if witness.verdict is Verdict.FAULTY:
-            self.faulty.add(*one)
+            self.faulty.add(*row)
             for pair in pairs if len(witness.slides) == 1 else ():
-                self.proven.setdefault(pair, Tally()).add(*one)
+                self.proven.setdefault(pair, Tally()).add(*row)
         else:
             for pair in pairs:
-                self.allowed.setdefault(pair, Tally()).add(*one)
+                self.allowed.setdefault(pair, Tally()).add(*row)
             for pair in {(slide.mask, slide.logprobs) for slide in witness.simplest}:
-                self.tied.setdefault(pair, Tally()).add(*one)
+                self.tied.setdefault(pair, Tally()).add(*row)
             self.certain = frozenset(sorted({*self.certain, *witness.certain})[:IDS])
         if witness.verdict is Verdict.OPEN:
-            self.open.setdefault(witness.slides, Tally()).add(*one)
+            self.open.setdefault(witness.slides, Tally()).add(*row)
         if witness.first is not None:
-            self.first.setdefault(witness.first, Tally()).add(*one)
+            self.first.setdefault(witness.first, Tally()).add(*row)
         if witness.ends is not None:
-            self.ends.setdefault(witness.ends, Tally()).add(*one)
+            self.ends.setdefault(witness.ends, Tally()).add(*row)
         for flag in witness.contradicts:
-            self.contradictions.setdefault(flag, Tally()).add(*one)
+            self.contradictions.setdefault(flag, Tally()).add(*row)
 
     @property
     def open_rows(self) -> int:

@@ -22,11 +22,6 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
-def listed_or(words: Sequence[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
-
-
 def quoted(text: str) -> str:
     """A text in quotes with control characters escaped, shortened to fit into a sentence."""
     whole = len(text) <= _QUOTED_CHARACTERS

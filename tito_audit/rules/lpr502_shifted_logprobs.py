@@ -10,7 +10,8 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.reading import assume_flags, places, slides_in_words
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, listed_or, shown
+from tito_audit.rules._words import counted, shown
+from tito_audit.terminal.words import listed_or
 
 
 @rule(

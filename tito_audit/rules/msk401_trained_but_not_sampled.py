@@ -16,7 +16,8 @@ from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
 from tito_audit.rules._speakers import unknown_role
-from tito_audit.rules._words import counted, listed, listed_or, shown
+from tito_audit.rules._words import counted, listed, shown
+from tito_audit.terminal.words import listed_or
 
 _PHRASES = {
     TEMPLATE: "template",

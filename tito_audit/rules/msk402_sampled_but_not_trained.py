@@ -11,7 +11,8 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
-from tito_audit.rules._words import counted, listed_or
+from tito_audit.rules._words import counted
+from tito_audit.terminal.words import listed_or
 
 
 @rule(

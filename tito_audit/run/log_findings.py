@@ -12,7 +12,7 @@ from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import EndsOf, Tally, Testimony
 from tito_audit.run.headlines import headed
 from tito_audit.summary import Summary
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import listed_or, many
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
 _ADVICE = "log the calls, or write null where no logprob exists"
@@ -169,8 +169,3 @@ def _named(tally: Tally) -> str:
     names = [f"{place.row}[{place.item}]" if place.item else f"{place.row}" for place in tally.places]
     more = f" and {tally.rows - len(names):,} more" if tally.rows > len(names) else ""
     return f"row{'' if tally.rows == 1 else 's'} {', '.join(names)}{more}"
-
-
-def listed_or(words: list[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

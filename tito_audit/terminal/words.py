@@ -48,6 +48,11 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
+def listed_or(words: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`; empty without words."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
+
+
 def code_ranges(codes: list[str]) -> str:
     """Sorted codes with neighbours joined: `LPR501-LPR506, TOK101`."""
     words = []
