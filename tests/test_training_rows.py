@@ -268,3 +268,21 @@ class TestZeros:
         )
         assert code == 1
         assert loud(found) == {("LPR506", "all zero")}
+
+
+def over_the_response(one: Row) -> Row:
+    """The row with columns over what follows its first prompt, as TRL logs it."""
+    ids, begins = one["token_ids"], one["loss_mask"].index(1)
+    columns = {"completion_mask": one["loss_mask"][begins:], "logprobs": one["logprobs"][begins:]}
+    return {"prompt_ids": ids[:begins], "completion_ids": ids[begins:], **columns}
+
+
+def test_logprobs_over_the_response_that_slid_early_are_moved_back(tmp_path: Path) -> None:
+    """Also where tokens outside the loss have logprobs, so that the format knows of no fill."""
+    right = over_the_response(row(CUT))
+    slid = {"completion_mask": late(right["completion_mask"], 1, 0), "logprobs": late(right["logprobs"], -2, 0.0)}
+    log = written(tmp_path / "log.jsonl", [{**right, **slid}])
+    assert {("LPR502", "shifted by -2"), ("MSK401", "slid by +1")} <= loud(findings(log)[1])
+    (after,) = repaired(log)
+    assert after["completion_mask"] == [0, 0, *right["completion_mask"][2:]]
+    assert after["logprobs"] == [0, 0, *right["logprobs"][2:]]

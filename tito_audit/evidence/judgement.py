@@ -300,14 +300,14 @@ def restored_logprobs(row: TrainingRow, judged: Judgement) -> tuple[Logprobs, Ma
     assert judged.fit is not None
     assert judged.values is not None
     assert row.logprobs is not None
-    far, size, fill = judged.slide.logprobs, len(row.logprobs), judged.values.fill
+    far, size, fill, first = judged.slide.logprobs, len(row.logprobs), judged.values.fill, first_covered(row)
     out, lost = row.logprobs.copy(), np.zeros(size, np.bool_)
     spans = [judged.spans[number] for number in judged.fit.answers]
     for span in spans:
-        out[max(span.start + far, 0) : max(span.ends[-1] + far, 0)] = fill
+        out[max(span.start + far, first) : max(span.ends[-1] + far, first)] = fill
     for span in spans:
         places = np.arange(span.start, span.ends[-1])
-        inside = (places + far >= first_covered(row)) & (places + far < size)
+        inside = (places + far >= first) & (places + far < size)
         out[places] = np.where(inside, row.logprobs[np.clip(places + far, 0, size - 1)], fill)
         lost[places[~inside]] = True
     for place in range(*rolled_to(judged.spans, far, size).indices(size)) if judged.slide.of_row else ():
