@@ -83,7 +83,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             stretch,
             Against.TEMPLATE,
             Severity.NOTE
-            if mine and (same_text or not trained or proven or _is_certain_space(row, stretch))
+            if mine and (same_text or not trained or proven or _is_certain(row, stretch, reference.end_ids()))
             else Severity.WARNING,
             _effect(mine, proven, lacking=stretch.start == stretch.end),
             regions=(),
@@ -94,11 +94,17 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     return RowFound(view, out.done())
 
 
-def _is_certain_space(row: TrainingRow, stretch: Stretch) -> bool:
-    """Whether all that the row adds is one token of white space with the logprob of a certain token: models sample
-    such tokens in front of an answer, and parsers strip them."""
-    added = stretch.end - stretch.start == 1 and not stretch.canonical.data.strip() + stretch.recorded.data.strip()
-    return added and row.logprobs is not None and bool(row.logprobs[stretch.start] == 0)
+def _is_certain(row: TrainingRow, stretch: Stretch, end_ids: frozenset[int]) -> bool:
+    """Whether the row holds one token with the logprob of a certain token where no text can carry what was
+    sampled: white space, which parsers strip, a turn end other than the template's, a part of a character."""
+    if stretch.end - stretch.start != 1 or row.logprobs is None or row.logprobs[stretch.start] != 0:
+        return False
+    recorded, canonical = stretch.recorded, stretch.canonical
+    if int(row.token_ids[stretch.start]) in end_ids:
+        return not canonical.data.strip() or end_ids.issuperset(canonical.ids.tolist())
+    if not recorded.data.strip():
+        return not canonical.data.strip()
+    return "\ufffd" in recorded.data.decode("utf-8", "replace")
 
 
 OTHER_MESSAGES = Unrelated(
