@@ -12,13 +12,15 @@ from tito_audit.evidence.masks import runs_inside, sampled_turns
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.readings import Readings
 from tito_audit.evidence.run_spans import spans_of_runs
-from tito_audit.record.arrays import Logprobs
+from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.reading import NOTHING_STATED, Slide
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 
 ROUNDING = 1e-3
 """Values this close count as equal: logs round, some to four decimals."""
+_EXACT = 1e-6
+"""Rounding that single precision explains."""
 _FARTHEST_SHIFT = 4
 
 
@@ -88,6 +90,14 @@ def _against_calls(
         start, end = (stretch[0][0], stretch[-1][1]) if offset else (int(marked[0]), int(marked[-1]) + 1)
         found.append(LogprobShift(start, end, turn, offset, True, len(marked)))
     return found
+
+
+def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
+    """`[N]` True where a value is 0.0 and the call recorded one farther from it than the row rounds its others."""
+    apart = np.abs(logprobs - expected)
+    others = apart[(logprobs != 0) & (apart <= ROUNDING)]
+    rounds = max(float(others.max()), _EXACT) if len(others) else ROUNDING
+    return np.asarray((logprobs == 0) & (apart > rounds))
 
 
 def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]) -> int:

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from tito_audit.evidence.logprobs import ROUNDING
+from tito_audit.evidence.logprobs import placeholder_zeros
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
@@ -39,9 +39,10 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     1.0, -9999 or the format's own sentinel in a completion or under the loss mask; 0.0 where the call recorded
-    another value. Without calls an exact 0.0 is suspect but no proof, since a certain token reaches it: a run of
-    eight or more is a warning, a run of three or more at the edge of an answer a note (`undecided`), and only
-    where zeros are so rare among the other values that chance does not explain the run.
+    another value, farther from 0 than the row rounds its other values. Without calls an exact 0.0 is suspect but
+    no proof, since a certain token reaches it: a run of eight or more is a warning, a run of three or more at the
+    edge of an answer a note (`undecided`), and only where zeros are so rare among the other values that chance
+    does not explain the run.
 
     Where the rollout holds values just below zero (-0.0000001, or the last decimals of a column that is rounded
     and holds lone zeros too), its model was certain at times, and may stay so through a loop, a copy or markup.
@@ -109,8 +110,8 @@ def _hit(
 
 
 def _refuted(values: SampledValues, expected: Logprobs) -> Mask:
-    """`[N]` True where a value in the loss is zero and the call recorded one clearly below zero."""
-    proven = values.zeros & values.trained & (expected < -ROUNDING)
+    """`[N]` True where a value in the loss is zero and the call recorded another."""
+    proven = values.zeros & values.trained & placeholder_zeros(values.logprobs, expected)
     for start, end in (run for parts in values.constant_stretches for run in parts):
         # A stretch of nothing but zeros is LPR506's.
         proven[start:end] = False
