@@ -50,6 +50,8 @@ class Decision:
     """How many different rows come out when these slides are undone, by what is trained with which logprob."""
     gap: bool = False
     """Whether lost logprobs explain it."""
+    either: bool = False
+    """Whether it trains all that was given and no token of some answers: too much, or just the wrong answers."""
 
     def verdict(self, fault: Fault) -> str:
         """`clean`; `open`: a fault that may be none; `fault`; `open fault`: more than one explains it."""
@@ -60,7 +62,7 @@ class Decision:
             return "open"
         if fault.slid:
             return "open fault" if self.gap or len(self.slides) != 1 else "fault"
-        return "open fault" if self.slides else "fault"
+        return "open fault" if self.slides or self.either else "fault"
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,21 @@ def decide(
     lost = trained - valued if exact else set()
     if inside and not lost:
         return Decision(stands=True)
-    gap = inside and bool(lost)
+    gap, either = inside and bool(lost), _either(chat, trained, sampled, low)
     shown = list(_windows(chat, trained, valued, low, cut))
     windows = {at for answer in shown for at in answer.window}
     if not (trained <= windows and (everywhere or valued <= windows)):
-        return Decision(stands=False, gap=gap)
+        return Decision(stands=False, outcomes=2 * either, gap=gap, either=either)
     slides, outcomes = _explaining(shown, exact=exact, everywhere=everywhere)
-    return Decision(False, slides, outcomes, gap)
+    return Decision(False, slides, outcomes + 2 * either, gap, either)
+
+
+def _either(chat: Chat, trained: set[int], sampled: set[int], low: int) -> bool:
+    given = {at for at in range(low, len(chat.ids)) if chat.ids[at] not in chat.model.ends} - sampled
+    # The first tokens of an answer that was out of the loss may have been so in all answers.
+    bodies = [range(min(turn.start + 3, turn.end - 2), turn.end - 1) for turn in chat.turns]
+    in_loss = [any(at in trained for at in body) for body in bodies]
+    return bool(given) and given <= trained and any(in_loss) and not all(in_loss)
 
 
 def _windows(chat: Chat, trained: set[int], valued: set[int], low: int, cut: frozenset[int]) -> Iterator[_Shown]:

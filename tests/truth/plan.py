@@ -36,6 +36,7 @@ TURNS = (1,) * 8 + (2,) * 8 + (3,) * 5 + (4,) * 3 + (5, 6, 7, 8, 9, 10)
 ROWS = 12
 """Rows of a file that all have something in common."""
 TRIES = 400
+NEARLY_CERTAIN = 1e-5
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Case:
         """What can be told: from the columns, or from the calls beside them."""
         if not self.form.calls or self.fault.kind == "clean":
             return self.decision.verdict(self.fault)
+        if self.decision.either and not self.fault.slid:
+            return "open fault"
         return "fault" if self._contradicts(trained=True) else "open"
 
     @cached_property
@@ -90,10 +93,17 @@ class Case:
 
     @property
     def zeros(self) -> int:
-        """Trained tokens that were sampled and whose logprob the row lacks."""
+        """Trained tokens that were sampled and whose logprob the row lacks.
+
+        0 beside a token that was nearly certain: there a sampler writes zeros too.
+        """
         seen = self.sample.seen
         columns = zip(self.chat.truth, seen.mask, seen.values, strict=True)
-        return sum(on and bool(truth) and value is None for truth, on, value in columns)
+        lost = {at for at, (truth, on, value) in enumerate(columns) if on and truth and value is None}
+        around = {at + by for at in lost for by in (-1, 1)} - lost
+        values = [seen.values[at] for at in around if 0 <= at < len(seen.values)]
+        certain = any(value is not None and -NEARLY_CERTAIN <= value < 0 for value in values)
+        return 0 if certain else len(lost)
 
 
 @dataclass(frozen=True)

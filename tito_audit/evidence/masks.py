@@ -76,6 +76,36 @@ def _whole_mask(evidence: Evidence) -> WholeMask | None:
     return None
 
 
+def perhaps_inverted(evidence: Evidence) -> bool:
+    """Whether the mask trains all that was given and leaves some answers out as a whole.
+
+    Either it trains too much, or it is inverted, and then the answers that it trains are those that were left out
+    on purpose.
+    """
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.loss_mask is None or view is None or whole_mask(evidence) is not None:
+        return False
+    first = first_covered(row, ColumnRole.LOSS_MASK)
+    trained, sampled = row.loss_mask[first:], view.sampled[first:]
+    given = ~sampled & ~view.drifted[first:]
+
+    def beside_ends(tokens: Mask) -> bool:
+        places = np.flatnonzero(tokens) + first
+        return any(not is_end(int(at), row.token_ids, view, evidence.end_ids) for at in places)
+
+    if beside_ends(given & ~trained) or not beside_ends(given):
+        return False
+    behind_first = [slice(min(start + PREFILLED, end - 1), end) for start, end in trained_runs(sampled)]
+    in_loss = [beside_ends(trained & _only(answer, len(trained))) for answer in behind_first]
+    return any(in_loss) and not all(in_loss)
+
+
+def _only(part: slice, size: int) -> Mask:
+    out = np.zeros(size, np.bool_)
+    out[part] = True
+    return out
+
+
 def mask_slide(trained: Mask, sampled: Mask) -> int:
     """How far every trained run lies after (+) or before (-) a sampled run; 0 when there is no such number.
 

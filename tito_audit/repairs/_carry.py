@@ -9,14 +9,19 @@ from itertools import pairwise
 import numpy as np
 
 from tito_audit.align.runs import paired_runs
+from tito_audit.errors import RecordError
+from tito_audit.evidence.logprobs import ROUNDING, placeholder_zeros
+from tito_audit.evidence.masks import perhaps_inverted
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Offsets
 from tito_audit.record.finding import Finding
 from tito_audit.record.moved import Moved, moved_row
 from tito_audit.record.rollout import TrainingRow, Turn
 
-_ROUNDING = 1e-3
-"""Values this close count as equal, and the row keeps its own."""
+PERHAPS_INVERTED = (
+    "the mask trains all that was given and leaves whole answers out: it may be inverted, so the row does not "
+    "show which answers to train"
+)
 _MOST = 4096
 """Up to this many tokens, a gap between sampled runs is paired token by token."""
 
@@ -77,13 +82,17 @@ def rebuilt_row(
     return moved_row(row, target.ids, source, loss_mask=mask, logprobs=logprobs, prompt_length=boundary)
 
 
-def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]) -> set[int]:
+def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence[Finding]) -> set[int]:
     """Turns of which the row holds tokens but trains none: a deliberate choice, which repairs respect.
 
-    A mask that trains tokens but none that were sampled is not a choice but wrong as a whole.
+    A mask that trains tokens but none that were sampled is not a choice but wrong as a whole. RecordError if the
+    mask may be inverted.
     """
-    if row.loss_mask is None or view is None:
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.loss_mask is None or view is None or _mask_is_wrong(findings):
         return set()
+    if perhaps_inverted(evidence):
+        raise RecordError(PERHAPS_INVERTED)
     left_out = set()
     held = np.unique(view.turn[view.turn >= 0]).tolist()
     for number in held:
@@ -94,7 +103,7 @@ def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]
     return set() if wrong else left_out & set(chain)
 
 
-def mask_is_wrong(findings: Sequence[Finding]) -> bool:
+def _mask_is_wrong(findings: Sequence[Finding]) -> bool:
     """Whether the mask is wrong as a whole, in which case what it leaves out means nothing."""
     return any(
         # A mask that trains nothing may have been emptied on purpose.
@@ -129,8 +138,8 @@ def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Seq
         mine = values[target.offset[at]]
         held = ~np.isnan(old[at]) & ~np.isnan(mine)
         # Values near the calls' count as rounded only if the whole turn's do: a shifted column has some by chance.
-        rounded = bool(np.isclose(mine[held], old[at][held], rtol=0, atol=_ROUNDING).all())
-        out[at] = np.where(held & rounded, old[at], mine)
+        rounded = bool(np.isclose(mine[held], old[at][held], rtol=0, atol=ROUNDING).all())
+        out[at] = np.where(held & rounded & ~placeholder_zeros(old[at], mine), old[at], mine)
         off |= not rounded
     return _without_strays(out, row, target, turns) if off else out
 

@@ -13,7 +13,7 @@ from tito_audit.record.moved import Moved
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import chain_tokens, mask_is_wrong, rebuilt_row, untrained_turns
+from tito_audit.repairs._carry import chain_tokens, rebuilt_row, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
 _UNTRAINED = frozenset({"MSK403"})
@@ -95,7 +95,7 @@ def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Mo
     row = evidence.rollout.training_row
     if row is None:
         return None
-    left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, part.calls)
+    left_out = untrained_turns(evidence, part.calls, findings)
     target = chain_tokens(evidence.rollout.turns, part.calls, empty_ids())
     return rebuilt_row(row, evidence.row, target, evidence.rollout.turns, set(part.trained) - left_out)
 

@@ -10,7 +10,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.evidence.agreed import agreed_mask
 from tito_audit.evidence.judgement import contested, judgement
-from tito_audit.evidence.masks import WholeMask, whole_mask
+from tito_audit.evidence.masks import WholeMask, perhaps_inverted, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Mask, Offsets
@@ -19,6 +19,7 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Proposal, Safety, repair
+from tito_audit.repairs._carry import PERHAPS_INVERTED
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
@@ -48,6 +49,8 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
     row = evidence.rollout.training_row
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return False
+    if perhaps_inverted(evidence):
+        return False
     place = _place(evidence, row, finding)
     return place is not None and bool(row.loss_mask[place.positions].any())
 
@@ -74,7 +77,7 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     ## When it is safe
     Always: what it takes out was not the policy's own choice, or has no probability to weight it by. It adds a
     token to the loss only where messages say that it was sampled and the logprobs lie on exactly these tokens. It
-    leaves a gap that may be the only sign of a shifted column.
+    leaves a gap that may be the only sign of a shifted column, and a mask that may be inverted.
 
     ## What it costs
     The gradient of these tokens. Sampled tokens after a drifted one were sampled in another context than the
@@ -92,6 +95,8 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
         return None
     if judged is not None and judged.several and evidence.row is not None and not evidence.row.proven:
         raise RecordError("the row alone does not show how far its columns are shifted")
+    if perhaps_inverted(evidence):
+        raise RecordError(PERHAPS_INVERTED)
     out = _taken_out(evidence, row, findings, choices)
     count = int((row.loss_mask & out).sum())
     if not count:

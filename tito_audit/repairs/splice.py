@@ -17,7 +17,7 @@ from tito_audit.record.moved import Moved
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import chain_tokens, mask_is_wrong, rebuilt_row, stop_ids, untrained_turns
+from tito_audit.repairs._carry import chain_tokens, rebuilt_row, stop_ids, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
 _REASON = (
@@ -133,7 +133,7 @@ def _spliced_row(
     target = chain_tokens(turns, chain, tail)
     if cut is not None:
         target = replace(target, ids=target.ids[:cut], turn=target.turn[:cut], offset=target.offset[:cut])
-    left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, chain)
+    left_out = untrained_turns(evidence, chain, findings)
     return rebuilt_row(row, evidence.row, target, turns, set(chain) - left_out)
 
 
