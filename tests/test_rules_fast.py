@@ -359,7 +359,7 @@ def simple_padding(
         rare = (end - start) * math.log10(often)
         if not inside and end - start >= 8 and rare < -6:
             out.append((start, end, "run of zeros"))
-        elif not inside and 8 > end - start >= 3 and edge and rare < -4:
+        elif not inside and ((end - start >= 8 and rare < -3.5) or (end - start >= 3 and edge and rare < -4)):
             out.append((start, end, "undecided"))
     return out
 
@@ -379,7 +379,10 @@ def test_zeros_are_proven_wrong_by_the_calls_outside_of_constant_stretches(evide
     if shifts(evidence):
         return
     assert view.expected_logprobs is not None
-    proven = (logprobs == 0) & ~np.signbit(logprobs) & mask & (view.expected_logprobs < -1e-3)
+    expected = view.expected_logprobs
+    close = [abs(a - b) for a, b in zip(logprobs, expected, strict=True) if a and abs(a - b) <= 1e-3]
+    rounded = max([1e-6, *close]) if close else 1e-3
+    proven = (logprobs == 0) & ~np.signbit(logprobs) & mask & (np.abs(expected) > rounded)
     for hit in hits("LPR506", evidence):
         for a, b in runs_inside(simple_runs(mask & view.sampled), hit.start, hit.end):
             proven[a:b] = False

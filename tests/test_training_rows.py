@@ -286,3 +286,15 @@ def test_logprobs_over_the_response_that_slid_early_are_moved_back(tmp_path: Pat
     (after,) = repaired(log)
     assert after["completion_mask"] == [0, 0, *right["completion_mask"][2:]]
     assert after["logprobs"] == [0, 0, *right["logprobs"][2:]]
+
+
+def test_a_certain_value_that_slid_among_nulls_is_not_their_fill(tmp_path: Path) -> None:
+    right = row(CUT, fill=None)
+    begins, end = (right["loss_mask"].index(on, right["loss_mask"].index(1)) for on in (1, 0))
+    right["logprobs"][begins] = 0.0
+    answer = slice(begins - 1, end)
+    slid = [*right["logprobs"]]
+    slid[answer] = late(slid[answer], -1, None)
+    log = written(tmp_path / "log.jsonl", [{**right, "logprobs": slid}])
+    assert ("LPR502", "shifted by -1") in loud(findings(log)[1])
+    assert repaired(log) == [right]

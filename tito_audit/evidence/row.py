@@ -20,6 +20,7 @@ from tito_audit.evidence.belonging import (
     spoken,
 )
 from tito_audit.evidence.differences import difference
+from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.many import GrowingDifferences, many_of
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
@@ -83,7 +84,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             stretch,
             Against.TEMPLATE,
             Severity.NOTE
-            if mine and (same_text or not trained or proven or _is_certain(row, stretch, reference.end_ids()))
+            if mine and (same_text or not trained or proven or _is_certain(row, view, stretch))
             else Severity.WARNING,
             _effect(mine, proven, lacking=stretch.start == stretch.end),
             regions=(),
@@ -94,17 +95,15 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     return RowFound(view, out.done())
 
 
-def _is_certain(row: TrainingRow, stretch: Stretch, end_ids: frozenset[int]) -> bool:
-    """Whether the row holds one token with the logprob of a certain token where no text can carry what was
-    sampled: white space, which parsers strip, a turn end other than the template's, a part of a character."""
-    if stretch.end - stretch.start != 1 or row.logprobs is None or row.logprobs[stretch.start] != 0:
+def _is_certain(row: TrainingRow, view: RowView | None, stretch: Stretch) -> bool:
+    """Whether all that the row holds there has the logprob of certain tokens, and a right row may hold it: white
+    space, which parsers strip, or what lies at an edge of an answer, such as another end or marker."""
+    values = None if row.logprobs is None else row.logprobs[stretch.start : stretch.end]
+    if view is None or values is None or not len(values) or values.any():
         return False
-    recorded, canonical = stretch.recorded, stretch.canonical
-    if int(row.token_ids[stretch.start]) in end_ids:
-        return not canonical.data.strip() or end_ids.issuperset(canonical.ids.tolist())
-    if not recorded.data.strip():
-        return not canonical.data.strip()
-    return "\ufffd" in recorded.data.decode("utf-8", "replace")
+    before, after = max(stretch.start - FARTHEST, 0), stretch.end + FARTHEST
+    at_edge = after > len(row.token_ids) or not view.sampled[before:after].all()
+    return at_edge or stretch.recorded.data.strip() == stretch.canonical.data.strip()
 
 
 OTHER_MESSAGES = Unrelated(

@@ -229,11 +229,7 @@ def _mask_values(after: TrainingRow, encoding: MaskEncoding) -> NDArray[Any]:
     assert mask is not None
     if encoding is MaskEncoding.LABELS:
         return np.where(mask, after.token_ids, -100)
-    return (
-        mask
-        if encoding is MaskEncoding.BOOL
-        else mask.astype(np.float64 if encoding is MaskEncoding.FLOAT else np.int64)
-    )
+    return mask.astype({MaskEncoding.BOOL: np.bool_, MaskEncoding.FLOAT: np.float64}.get(encoding, np.int64))
 
 
 def _finished(row: TrainingRow, padding: Padding, hidden: Mask | None) -> TrainingRow:
@@ -256,9 +252,12 @@ def _sentinel(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None
         return None
     first = float(logprobs[loss_mask.argmin()])
     if first != first or not ((logprobs == first) | loss_mask).all():
-        outside = logprobs[~loss_mask]
-        outside = outside[~np.isnan(outside)]
+        missing = np.isnan(logprobs)
+        outside = logprobs[~loss_mask & ~missing]
         if not len(outside) or (outside != outside[0]).any():
+            return None
+        # The column may begin behind the prompt; nulls behind its first value are a fill of their own.
+        if np.count_nonzero((missing & ~loss_mask)[int(missing.argmin()) :]) > len(outside):
             return None
         first = float(outside[0])
     elif loss_mask.all():

@@ -21,7 +21,8 @@ from tito_audit.rules._words import counted
 
 _EDGE = 3
 """A run of exact zeros this long at the edge of an answer may show a shifted or padded column."""
-_EDGE_CHANCE = -4
+_EDGE_CHANCE, _LONG_CHANCE = -4, -3.5
+"""Decimal logarithms of the chance below which such a run, or a long one, is a note."""
 
 _PADDED = "a logprob of exactly 0, which looks like padding"
 _UNDECIDED = "a logprob of exactly 0, certain or never recorded"
@@ -101,11 +102,8 @@ def _hit(
     cause: str,
     severity: Severity | None = None,
 ) -> Hit:
-    has = "has" if end - start == 1 else "have"
-    message = (
-        f"{counted(end - start, 'token')} in the loss {has} {said}; its importance ratio uses a "
-        "probability that was never recorded"
-    )
+    tokens = f"{counted(end - start, 'token')} in the loss {'has' if end - start == 1 else 'have'}"
+    message = f"{tokens} {said}; its importance ratio uses a probability that was never recorded"
     return values.hit(evidence, start, end, message, cause, severity)
 
 
@@ -134,12 +132,12 @@ def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, i
         around = bisect_right(whole, start, key=itemgetter(0)) - 1
         if around >= 0 and end <= whole[around][1]:
             continue
-        least, chance = (_EDGE, _EDGE_CHANCE) if edges[0, start] or edges[1, end] else (LONG, CHANCE)
-        often = (zeros - run + 1) / (total - run + 2)
-        if run < least or run * math.log10(often) >= (CHANCE if run >= LONG else chance):
+        at_edge = edges[0, start] or edges[1, end]
+        chance = run * math.log10((zeros - run + 1) / (total - run + 2))
+        if run < (_EDGE if at_edge else LONG) or chance >= (_LONG_CHANCE if run >= LONG else _EDGE_CHANCE):
             continue
         certain = certainty(evidence)
         if not certain.near:
-            yield start, end, run >= LONG
-        elif run >= LONG and not certain.leads_to(values, start, end):
+            yield start, end, run >= LONG and chance < CHANCE
+        elif run >= LONG and chance < CHANCE and not certain.leads_to(values, start, end):
             yield start, end, not certain.may_last(values, start, end)
