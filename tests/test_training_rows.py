@@ -298,3 +298,15 @@ def test_a_certain_value_that_slid_among_nulls_is_not_their_fill(tmp_path: Path)
     log = written(tmp_path / "log.jsonl", [{**right, "logprobs": slid}])
     assert ("LPR502", "shifted by -1") in loud(findings(log)[1])
     assert repaired(log) == [right]
+
+
+def test_a_mask_that_ran_over_the_end_of_its_row_is_moved_back_without_the_end(tmp_path: Path) -> None:
+    right = row([("the sun is red and hot", True), ("a cat and a dog", True)], fill=None)
+    right["logprobs"][right["loss_mask"].index(1)] = 0.0
+    log = written(
+        tmp_path / "log.jsonl", [{**slid(right, mask=3, logprobs=2, fill=None), "finish_reason": "stop"}]
+    )
+    assert {("LPR502", "shifted by +2"), ("MSK401", "slid by +3")} <= loud(findings(log)[1])
+    (after,) = repaired(log)
+    assert wrong_pairs(after, right) == 0
+    assert sum(after["loss_mask"]) == sum(right["loss_mask"]) - 1

@@ -120,6 +120,7 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     assert back is not None
     shown = "as the calls show" if view.proven else _proof(evidence, "show")
     work.notes.append(f"the mask was moved by {-slide:+d}, {shown}")
+    work.untrained += int(np.count_nonzero(view.sampled & ~back))
     # Columns of trained tokens keep their entries: the i-th belongs to the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
     if compact and back.sum() != row.loss_mask.sum():
