@@ -83,6 +83,18 @@ class ToldTurns:
             ends[closer] = True
         return LaterRoles(ends, lambda: self.roles()[0]), mine
 
+    def up_to(self, size: int) -> ToldTurns | None:
+        """The same for the first tokens alone; None if they end inside an answer."""
+        if any(start < size <= closer for start, closer in self.turns):
+            return None
+        turns = tuple(turn for turn in self.turns if turn[0] < size)
+
+        def roles() -> tuple[Roles, ByteRoles | None]:
+            every, byte_roles = self.roles()
+            return every.at(np.arange(size)), byte_roles
+
+        return ToldTurns(self.ids[:size], turns, roles)
+
     def of_bytes(self, at: Offsets, starts: Offsets) -> tuple[Roles, Mask]:
         """The same for tokens that begin at these bytes, `[T]`.
 
@@ -190,6 +202,9 @@ def _confirmed(
     """
     if reference.leads_to(quick.text, recorded):
         return recorded, False
+    ids = _behind_last_end(quick.text, recorded, reference)
+    if ids is not None:
+        return ids, False
     spelled = reference.spells(recorded, quick.text)
     if not spelled:
         chat, text = quick.renderer.accepted(
@@ -201,6 +216,24 @@ def _confirmed(
         if text != quick.text or chat != quick.chat:
             return None, False
     return reference.encode_as(quick.text, recorded), spelled and reference.vocabulary.prefix is Prefix.NEVER
+
+
+def _behind_last_end(text: str, recorded: Ids, reference: Reference) -> Ids | None:
+    """The tokens of a text that goes on behind the end of its last turn, where recorded tokens stop; else None.
+
+    Rows mostly do: the template writes a line feed behind the end that was sampled.
+    """
+    end = int(recorded[-1]) if len(recorded) else -1
+    if end not in reference.end_ids():
+        return None
+    spelling = reference.vocabulary.piece(end)
+    size = text.rfind(spelling) + len(spelling)
+    if not len(spelling) <= size < len(text) or reference.tokenizer.cuts.tokens.get(spelling) != end:
+        return None
+    if not reference.leads_to(text[:size], recorded):
+        return None
+    (rest,) = reference.tokenizer.encode_fast_batch([text[size:]])
+    return np.concatenate((recorded, rest))
 
 
 def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> ToldTurns | None:

@@ -46,6 +46,10 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         if rendered.byte_roles is None:
             return RowFound(_view_by_roles(reference.pieces(rendered.ids), rollout, reference))
         return RowFound(_view(*rendered.byte_roles.of_tokens(rendered.starts)))
+    if rendered.told is not None and np.array_equal(row.token_ids, rendered.ids[: len(row.token_ids)]):
+        told = rendered.told.up_to(len(row.token_ids))
+        if told is not None:
+            return RowFound(_told_view(told, rollout))
     canonical = reference.pieces(rendered.ids, rendered.data)
     held = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
     blocks = align(held, canonical, open_end=True)
