@@ -14,11 +14,11 @@ so no message spells one. One prompt in 256 is rendered anyway, as a check.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from operator import or_
+from operator import is_, or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,28 +98,32 @@ class LaterText:
         end = self.openers[self.answers[size]] + len(self.opener.ids)
         return len(recorded) == end and starts_with(self.ids, recorded)
 
-    def places(self, size: int) -> Iterator[_Place]:
+    def places(self, size: int) -> list[_Place]:
         """What decides how the template writes each of the first messages, and what precedes them, in their prompt
         and here."""
         around, before, every = self.around, self.before, len(self.messages)
         after, beyond = 0, 0
         for other in around[size:]:
             beyond |= 1 << other
+        places: list[_Place] = []
         for i in range(size - 1, -1, -1):
-            yield (
-                self.given,
-                self.opens,
-                beyond,
-                self.shapes[i],
-                around[i - 1] if i else -1,
-                around[i + 1] if i + 1 < every else -1,
-                min(size - i, _FAR),
-                min(every - i, _FAR),
-                before[i],
-                after,
+            places.append(
+                (
+                    self.given,
+                    self.opens,
+                    beyond,
+                    self.shapes[i],
+                    around[i - 1] if i else -1,
+                    around[i + 1] if i + 1 < every else -1,
+                    min(size - i, _FAR),
+                    min(every - i, _FAR),
+                    before[i],
+                    after,
+                )
             )
             after |= 1 << around[i]
-        yield self.given, self.opens, beyond, around[0], around[size - 1], around[-1], after
+        places.append((self.given, self.opens, beyond, around[0], around[size - 1], around[-1], after))
+        return places
 
     @property
     def says_nothing_twice(self) -> bool:
@@ -166,8 +170,8 @@ class PromptStarts:
             number,
             shapes,
             around,
-            list(accumulate((1 << one for one in around), or_, initial=0)),
-            list(accumulate((message.role == _ANSWER for message in messages), initial=0)),
+            list(accumulate([1 << number for number in around], or_, initial=0)),
+            list(accumulate([message.role == _ANSWER for message in messages], initial=0)),
             opener,
             _openers(ids, opener.ids, self.cuts).tolist(),
             opens,
@@ -180,7 +184,7 @@ class PromptStarts:
         first = later.messages[:size]
         if len(first) < size:
             return False
-        if all(mine is theirs for mine, theirs in zip(messages, first, strict=True)):
+        if all(map(is_, messages, first)):
             return True
         if tuple(messages) != tuple(first):
             return False

@@ -46,7 +46,7 @@ class Shapes:
         details of its calls.
         """
         found = self._object(message)
-        return found, (bool(message.get("tool_calls")), *(pair for pair in found if pair[0] not in _DETAILS))
+        return found, (bool(message.get("tool_calls")), *[pair for pair in found if pair[0] not in _DETAILS])
 
     def of(self, value: Any) -> Shape:
         """The shape of a value of plain JSON types, such as a message; TypeError for any other."""
@@ -69,7 +69,7 @@ class Shapes:
     def _text(self, text: str) -> Shape:
         if text in self._whole or text.isspace() or not text:
             return "", text
-        sizes = tuple((len(text) > size) - (len(text) < size) for size in self._measured)
+        sizes = tuple([(len(text) > size) - (len(text) < size) for size in self._measured])
         if self._split is None or self._begin not in text or not any(marker in text for marker in self._inside):
             return sizes, self._part(text)
         held = tuple((text.startswith(one), text.endswith(one), text.count(one)) for one in self._inside)

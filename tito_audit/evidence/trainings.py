@@ -189,10 +189,10 @@ def _sum(values: Logprobs) -> float:
     Values that are all the same are a placeholder.
     """
     real = (values > _LEAST) & (values < 0)
-    highest = np.max(values, initial=_LEAST, where=real)
-    if highest == _LEAST or (len(values) > 1 and highest == np.min(values, initial=0, where=real)):
+    highest = np.maximum.reduce(values, initial=_LEAST, where=real)
+    if highest == _LEAST or (len(values) > 1 and highest == np.minimum.reduce(values, initial=0, where=real)):
         return np.nan
-    return float(np.sum(values, where=real))
+    return float(np.add.reduce(values, where=real))
 
 
 def _answer_id(value: object) -> int:

@@ -20,7 +20,7 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
     Equal values count once: some servers repeat the sampled token.
     """
     tokens: Any = logged
-    if isinstance(logged, Mapping):
+    if isinstance(logged, dict | Mapping):
         tokens = logged.get("content")
         if is_list(tokens):
             tokens = [one.get("top_logprobs") if isinstance(one, Mapping) else None for one in tokens[:_FIRST]]
@@ -34,10 +34,10 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
 
 def _values(top: Any) -> tuple[float, ...]:
     entries: Iterable[Any] = ()
-    if isinstance(top, Mapping):
+    if isinstance(top, dict | Mapping):
         entries = list(top.values())[:_MOST]
     elif is_list(top):
-        entries = [one.get("logprob") if isinstance(one, Mapping) else one for one in _part(top)]
+        entries = [one.get("logprob") if isinstance(one, dict | Mapping) else one for one in _part(top)]
     numbers = {float(one) for one in entries if isinstance(one, int | float) and not isinstance(one, bool)}
     return tuple(sorted(numbers, reverse=True))
 

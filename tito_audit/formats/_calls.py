@@ -84,7 +84,7 @@ def call_turn(
     prompt_name = first_filled(entry, _ENTRY_PROMPT)
     completion_name = first_filled(entry, _ENTRY_COMPLETION)
     logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
-        (name for name in CALL_LOGPROBS if isinstance(entry.get(name), Mapping)), None
+        (name for name in CALL_LOGPROBS if isinstance(entry.get(name), dict | Mapping)), None
     )
     taken = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
@@ -187,7 +187,7 @@ def written_once(turns: Sequence[Turn], messages: Sequence[Message]) -> tuple[Tu
 def finish_reason(entry: Mapping[str, Any]) -> str | None:
     """Why a call ended, in the words of the log; SGLang wraps it in an object."""
     value = entry.get("finish_reason", entry.get("stop_reason"))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         value = value.get("type")
     if isinstance(value, str):
         return value
@@ -200,7 +200,7 @@ def stop_string(entry: Mapping[str, Any]) -> str | None:
     Ids of stop tokens are no strings; without a finish reason, `stop_reason` is one.
     """
     reason = entry.get("finish_reason")
-    if isinstance(reason, Mapping):
+    if isinstance(reason, dict | Mapping):
         found = reason.get("matched")
     else:
         found = entry.get("stop_reason") or entry.get("matched_stop")
@@ -232,8 +232,8 @@ def version_spans(value: object, tokens: int = 0) -> tuple[tuple[str, int, int],
         return tuple((str(entries[a]), a, b) for a, b in pairwise(cuts) if str(entries[a]) != "-1")
     spans: list[tuple[str, int, int]] = []
     for entry in entries:
-        nested = entry.get("spans") if isinstance(entry, Mapping) else entry
-        if isinstance(entry, Mapping) and "version" in entry:
+        nested = entry.get("spans") if isinstance(entry, dict | Mapping) else entry
+        if isinstance(entry, dict | Mapping) and "version" in entry:
             ends = [entry.get(name, entry.get(f"abs_{name}")) for name in ("start", "end")]
             nested = [entry["version"], *ends]
         if isinstance(nested, list) and len(nested) == 3 and all(type(at) is int for at in nested[1:]):

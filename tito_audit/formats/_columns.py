@@ -119,7 +119,7 @@ def filled(value: object) -> TypeGuard[Raw]:
 
 def is_given(value: Any) -> bool:
     """False for null and for an empty list, which is how logs say that they have none."""
-    return value is not None and not (is_list(value) and not len(value))
+    return value is not None and not (isinstance(value, _LISTS) and not len(value))
 
 
 def plain(values: Any) -> list[Any]:
@@ -132,8 +132,8 @@ def is_messages(value: object) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
-        and isinstance(value[0], Mapping)
-        and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
+        and isinstance(value[0], dict | Mapping)
+        and all(isinstance(entry, dict | Mapping) and "role" in entry for entry in value)
     )
 
 
@@ -152,7 +152,7 @@ def holds_ids(value: object) -> bool:
         return value.ndim > 1 or (value.dtype.kind in "iu" and len(value) > 1)
     if not isinstance(value, list | tuple) or not value:
         return False
-    if isinstance(value[0], Mapping):
+    if isinstance(value[0], dict | Mapping):
         return any(holds_ids(inner) for inner in value[0].values() if is_list(inner))
     if is_list(value[0]):
         return any(holds_ids(inner) for inner in value[:2])
@@ -161,18 +161,30 @@ def holds_ids(value: object) -> bool:
 
 def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these columns that holds a list, even an empty one; None if none does."""
-    return next((name for name in names if name in row and isinstance(row[name], _LISTS)), None)
+    for name in names:
+        if name in row and isinstance(row[name], _LISTS):
+            return name
+    return None
 
 
 def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these columns that holds a list with entries; else the first that holds a list."""
-    lists = [name for name in names if name in row and isinstance(row[name], _LISTS)]
-    return next((name for name in lists if len(row[name])), lists[0] if lists else None)
+    empty = None
+    for name in names:
+        if name in row and isinstance(row[name], _LISTS):
+            if len(row[name]):
+                return name
+            empty = empty or name
+    return empty
 
 
 def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The text of the first of these columns that holds a string; None if none does."""
-    return next((row[name] for name in names if name in row and isinstance(row[name], str)), None)
+    for name in names:
+        if name in row and isinstance(row[name], str):
+            text: str = row[name]
+            return text
+    return None
 
 
 def ids_or_none(value: Any, name: str) -> Ids | None:
@@ -189,11 +201,11 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
     value = row.get(name) if name is not None else None
     if name is None or value is None:
         return None
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         if is_list(value.get("token_logprobs")):
             return name, value["token_logprobs"]
         content = value.get("content")
-        if not isinstance(content, list | tuple) or not all(isinstance(e, Mapping) for e in content):
+        if not isinstance(content, list | tuple) or not all(isinstance(e, dict | Mapping) for e in content):
             raise RecordError(f"column {name!r} is an object without a `content` list of tokens")
         return name, [entry.get("logprob") for entry in content]
     if not is_list(value):
@@ -212,7 +224,7 @@ def other_columns(row: Mapping[str, Any], taken: Collection[str]) -> dict[str, t
     """
     found: dict[str, tuple[Raw, MovePolicy]] = {}
     for name, value in row.items():
-        if name in taken or not is_list(value) or len(value) < 2:
+        if name in taken or not isinstance(value, _LISTS) or len(value) < 2:
             continue
         policy = policy_of(name)
         if policy is not MovePolicy.MOVE or is_numbers(value):

@@ -79,7 +79,7 @@ def _rare_facts(row: Mapping[str, Any]) -> dict[str, object]:
 
 def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     """The grids of patches (time, height, width) of a row's images; () if it names none."""
-    held = (value for name in _PICTURE_INPUTS if isinstance(value := row.get(name), Mapping))
+    held = (value for name in _PICTURE_INPUTS if isinstance(value := row.get(name), dict | Mapping))
     grids: Any = next((grid for one in (row, *held) if is_list(grid := one.get(_GRIDS))), ())
     try:
         found = [tuple(int(side) for side in grid) for grid in grids]
@@ -90,7 +90,7 @@ def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
 
 def real_name(value: object) -> str | None:
     """The name of a model or tokenizer; None for anything else, and for a placeholder."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         value = value.get("name")
     if not isinstance(value, str) or value.strip().lower() in _STAND_INS:
         return None
@@ -118,7 +118,7 @@ def _model_and_tokenizer(row: Mapping[str, Any]) -> tuple[str | None, str | None
 def _in_row(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
     if _NAMED_OR_HELD.isdisjoint(row):
         return None
-    objects = [row, *(value for name in _CONTAINERS if isinstance(value := row.get(name), Mapping))]
+    objects = [row, *(value for name in _CONTAINERS if isinstance(value := row.get(name), dict | Mapping))]
     return next((found for one in objects for name in names if (found := real_name(one.get(name)))), None)
 
 
@@ -126,7 +126,7 @@ def _of_calls(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[str | No
     for key in _CALLS:
         calls = row.get(key)
         for call in calls[:_MOST_CALLS] if isinstance(calls, list | tuple) else ():
-            if isinstance(call, Mapping):
+            if isinstance(call, dict | Mapping):
                 yield _in_row(call, names)
 
 
@@ -137,8 +137,8 @@ def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) 
     parsed the calls from the model's text, which the messages then do not hold.
     """
     functions = (tool.get("function", tool) for tool in tools)
-    known = {one.get("name") for one in functions if isinstance(one, Mapping) and isinstance(one.get("name"), str)}
-    return any(call.name not in known for message in messages for call in message.tool_calls)
+    names = {one.get("name") for one in functions if isinstance(one, dict | Mapping)}
+    return any(call.name not in names for message in messages for call in message.tool_calls)
 
 
 # Why the sampled turns of a training row ended
@@ -162,7 +162,7 @@ def with_finishes(
 
 def _finish_word(value: object) -> str | None:
     """`stop`, `length` or `tool_calls` for the frameworks' words for them, else the log's own; None if unset."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         value = value.get("type")
     if not isinstance(value, str) or not value:
         return None
@@ -171,7 +171,7 @@ def _finish_word(value: object) -> str | None:
 
 def _named_reasons(row: object) -> tuple[str | None, ...]:
     """The reasons that one object names; () if it names none."""
-    if not isinstance(row, Mapping):
+    if not isinstance(row, dict | Mapping):
         return ()
     for name in _EACH:
         value: Any = row.get(name)

@@ -35,11 +35,11 @@ def path_text(path: Path) -> str:
 def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
     """The object at a path of keys and positions; {} if there is none."""
     for key in path:
-        if isinstance(row, Mapping):
+        if isinstance(row, dict | Mapping):
             row = row.get(key)
         else:
             row = row[key] if isinstance(key, int) and is_list(row) and key < len(row) else None
-    return row if isinstance(row, Mapping) else {}
+    return row if isinstance(row, dict | Mapping) else {}
 
 
 def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:
@@ -52,7 +52,7 @@ def copies_of(
 ) -> Iterator[Path]:
     """The path of every list of numbers that equals `wanted` and has one of these names, at any depth outside the
     keys in `skip`."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         for key, inner in value.items():
             if key in skip:
                 continue

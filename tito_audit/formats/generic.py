@@ -196,7 +196,7 @@ def _single_turn(row: Row, conversation: _Conversation) -> Turn:
 
 def _call_turns(entries: Sequence[Any], name: str, messages: Sequence[Message]) -> tuple[Turn, ...]:
     for i, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
+        if not isinstance(entry, dict | Mapping):
             raise RecordError(f"{name}[{i}] is not a call (an object)")
     return tuple(
         call_turn(entry, f"{name}[{i}]", message_index=index)
@@ -209,7 +209,7 @@ def _calls_name(row: Row) -> str | None:
     for name in CALL_LISTS:
         entries = parsed(row, name)
         if isinstance(entries, list | tuple) and any(
-            isinstance(entry, Mapping) and _CALL_KEYS & entry.keys() for entry in entries[:8]
+            isinstance(entry, dict | Mapping) and _CALL_KEYS & entry.keys() for entry in entries[:8]
         ):
             return name
     return None

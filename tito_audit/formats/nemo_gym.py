@@ -49,7 +49,7 @@ from tito_audit.signature import Signature, keys, way
 def _matches(row: Row) -> bool:
     response = row.get("response", row)
     if "responses_create_params" in row:
-        return isinstance(response, Mapping) and isinstance(response.get("output"), Sequence)
+        return isinstance(response, dict | Mapping) and isinstance(response.get("output"), Sequence)
     if _any_holds_ids(row.get("messages")):
         return True
     return is_response_object(row) and _any_holds_ids(row["output"])
@@ -151,7 +151,10 @@ def _unread(output: Sequence[Any]) -> tuple[str, ...]:
 def _any_holds_ids(values: object) -> bool:
     if not isinstance(values, Sequence) or isinstance(values, str):
         return False
-    return any(isinstance(value, Mapping) and value.get("generation_token_ids") is not None for value in values)
+    for value in values:
+        if isinstance(value, dict | Mapping) and value.get("generation_token_ids") is not None:
+            return True
+    return False
 
 
 FORMAT = Format(

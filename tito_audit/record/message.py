@@ -57,7 +57,7 @@ class Message:
     @property
     def sampled(self) -> bool:
         """Whether the model under training wrote the message, judging by its role."""
-        return self.speaker == ASSISTANT
+        return (self.stated_speaker or speaker_of(self.role)) == ASSISTANT
 
     @property
     def given(self) -> bool:
@@ -79,8 +79,9 @@ def as_message(value: object, where: str) -> Message:
     `reasoning` and `thinking` are also passed to the template as `reasoning_content`, the name that chat templates
     read.
     """
-    value = without_arrays(value)
-    if not _is_object(value) or not isinstance(value.get("role"), str):
+    if _holds_array(value):
+        value = _plain(value)
+    if not (type(value) is dict or _is_object(value)) or not isinstance(value.get("role"), str):
         raise RecordError(f"{where} is not a message: an object with a `role` is expected")
     content = value.get("content")
     if content is not None and type(content) is not str:
@@ -111,7 +112,7 @@ def as_messages(values: object, where: str) -> tuple[Message, ...]:
         return ()
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise RecordError(f"{where} is not a list of messages")
-    return tuple(as_message(value, f"{where}[{i}]") for i, value in enumerate(values))
+    return tuple([as_message(value, f"{where}[{i}]") for i, value in enumerate(values)])
 
 
 def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:

@@ -162,8 +162,11 @@ def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
 
 def contained(evidence: Evidence, number: int, part: str) -> bool:
     """Whether a turn's decoded completion contains this text, apart from white space around it and a prefill."""
+    ways, bare = decodings(evidence, number, part), part.strip()
+    if ways and (not bare or (bare in ways[0].text and ways[0].text.isascii())):
+        return True
     want = _folded(without_prefill(evidence, number, part)).strip()
-    return any(want in decoding.folded for decoding in decodings(evidence, number, part))
+    return any(want in way.folded for way in ways)
 
 
 def missing_part(evidence: Evidence, number: int, text: str) -> str | None:

@@ -77,7 +77,7 @@ class Cuts:
     def positions(self, ids: Ids) -> Offsets:
         """The positions `[N]` of the control tokens at which texts are cut."""
         # The highest int32 wraps around to the lowest, which is not a token either.
-        return np.flatnonzero(self._table.take(ids + np.int32(1), mode="clip"))
+        return self._table.take(ids + np.int32(1), mode="clip").nonzero()[0]
 
     def divide(self, ids: Ids) -> list[Stretch]:
         """The ranges between control tokens, including empty ones."""
@@ -147,7 +147,7 @@ class SegmentEncoder:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
         cut = {text: self.cuts.split(text) for text in dict.fromkeys(texts)}
-        found = self._look_up(piece for pieces in cut.values() for piece in pieces[::2])
+        found = self._look_up([piece for pieces in cut.values() for piece in pieces[::2]])
         whole = {text: self.cuts.join(pieces, found) for text, pieces in cut.items()}
         return [whole[text] for text in texts]
 
