@@ -55,9 +55,9 @@ def shares_answer(
     in_answer, same, of_answer = np.zeros(size, np.bool_), np.zeros(size, np.bool_), np.zeros(other_size, np.bool_)
     for start, end in answers:
         in_answer[start:end] = True
-    mine, theirs = blocks.matched()
-    same[mine] = True
-    of_answer[theirs] = in_answer[mine]
+    places, others = blocks.matched()
+    same[places] = True
+    of_answer[others] = in_answer[places]
     for kind, start, end, first, last in blocks.differing():
         if kind in _SAME_BYTES:
             same[start:end] = True
@@ -105,9 +105,10 @@ def of_another_conversation(rollout: Rollout, text: Callable[[Ids], str]) -> boo
             return False
     if not compared:
         return False
-    asked = [message.text.strip() for message in rollout.messages if message.speaker in ("user", "tool")]
+    questions = [message.text.strip() for message in rollout.messages if message.speaker in ("user", "tool")]
     prompts = [text(turn.prompt_ids) for _, turn in pairs[-1:] if turn.prompt_ids is not None]
-    return bool(prompts) and bool(asked) and not any(one in prompt for one in asked if one for prompt in prompts)
+    asked_there = any(question in prompt for question in questions if question for prompt in prompts)
+    return bool(prompts) and bool(questions) and not asked_there
 
 
 def said(message: Message) -> str:

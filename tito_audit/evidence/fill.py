@@ -148,7 +148,7 @@ def _commonest_odd(entries: Logprobs) -> float | None:
     odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= FLOOR)]
     if not len(odd):
         return None
-    counts = [int(_equals(entries, float(one)).sum()) for one in odd[:_TRIED]]
+    counts = [int(_equals(entries, float(value)).sum()) for value in odd[:_TRIED]]
     return float(odd[int(np.argmax(counts))])
 
 

@@ -341,11 +341,11 @@ def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[Sa
 
 def _finished(spans: tuple[SampledSpan, ...], row: TrainingRow) -> tuple[SampledSpan, ...]:
     """The spans with the ends that the finish reasons of the last turns allow."""
-    found = list(spans)
-    reasons = row.finish_reasons[-len(found) :] if found else ()
-    for number, reason in zip(range(len(found) - len(reasons), len(found)), reasons, strict=True):
-        found[number] = _as_finished(found[number], reason)
-    return tuple(found)
+    finished = list(spans)
+    reasons = row.finish_reasons[-len(finished) :] if finished else ()
+    for number, reason in zip(range(len(finished) - len(reasons), len(finished)), reasons, strict=True):
+        finished[number] = _as_finished(finished[number], reason)
+    return tuple(finished)
 
 
 def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:

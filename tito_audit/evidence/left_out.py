@@ -56,16 +56,16 @@ def _left_out(evidence: Evidence) -> LeftOut | None:
         return None
     count = first.pop() if len(first) == 1 else 0
     count = count if count <= PREFILLED else 0
-    kept = EndsOf.KEPT in ends and EndsOf.TRAINED not in ends
+    keeps_ends = EndsOf.KEPT in ends and EndsOf.TRAINED not in ends
     for start, end in places:
         tokens[start : start + count] = True
-        tokens[end - 1] |= kept and is_end(end - 1, row.token_ids, view, evidence.end_ids)
+        tokens[end - 1] |= keeps_ends and is_end(end - 1, row.token_ids, view, evidence.end_ids)
     return LeftOut(tokens & ~mask, count, _together(ends))
 
 
 def _together(ends: list[EndsOf]) -> EndsOf | None:
     """What a row does with its ends: one that is open was appended where others are known."""
-    known = {end for end in ends if end is not EndsOf.OPEN}
-    if len(known) > 1:
+    shown = {end for end in ends if end is not EndsOf.OPEN}
+    if len(shown) > 1:
         return EndsOf.MIXED
-    return known.pop() if known else EndsOf.OPEN if ends else None
+    return shown.pop() if shown else EndsOf.OPEN if ends else None

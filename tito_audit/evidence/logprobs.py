@@ -68,9 +68,9 @@ def _against_calls(
 ) -> list[LogprobShift]:
     """Turns whose values differ from their call's, with the offset at which they match."""
     # Infinite values are LPR503's, and their differences show nothing.
-    known = np.isfinite(expected) & ~view.drifted
-    expected = np.where(known, expected, np.nan)
-    wrong = known & ~(np.abs(logprobs - expected) <= ROUNDING)
+    compared = np.isfinite(expected) & ~view.drifted
+    expected = np.where(compared, expected, np.nan)
+    wrong = compared & ~(np.abs(logprobs - expected) <= ROUNDING)
     if row.loss_mask is not None:
         wrong &= row.loss_mask
     if not wrong.any():
@@ -84,12 +84,12 @@ def _against_calls(
     ]
     spans = [span for _, stretch in turns for span in stretch]
     offset = _offset(logprobs, expected, spans)
-    found = []
+    shifted = []
     for turn, stretch in turns:
         marked = np.concatenate([np.flatnonzero(wrong[a:b]) + a for a, b in stretch])
         start, end = (stretch[0][0], stretch[-1][1]) if offset else (int(marked[0]), int(marked[-1]) + 1)
-        found.append(LogprobShift(start, end, turn, offset, True, len(marked)))
-    return found
+        shifted.append(LogprobShift(start, end, turn, offset, True, len(marked)))
+    return shifted
 
 
 def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:

@@ -87,13 +87,13 @@ def perhaps_inverted(evidence: Evidence) -> bool:
         return False
     first = first_covered(row, ColumnRole.LOSS_MASK)
     trained, sampled = row.loss_mask[first:], view.sampled[first:]
-    given = ~sampled & ~view.drifted[first:]
+    context = ~sampled & ~view.drifted[first:]
 
     def beside_ends(tokens: Mask) -> bool:
         places = np.flatnonzero(tokens) + first
         return any(not is_end(int(at), row.token_ids, view, evidence.end_ids) for at in places)
 
-    if beside_ends(given & ~trained) or not beside_ends(given):
+    if beside_ends(context & ~trained) or not beside_ends(context):
         return False
     behind_first = [slice(min(start + PREFILLED, end - 1), end) for start, end in trained_runs(sampled)]
     in_loss = [beside_ends(trained & _only(answer, len(trained))) for answer in behind_first]
@@ -115,12 +115,12 @@ def mask_slide(trained: Mask, sampled: Mask) -> int:
     if not (trained & ~sampled).any() or not (sampled & ~trained).any():
         return 0
     runs, full = set(trained_runs(sampled)), len(sampled)
-    mine = trained_runs(trained)
+    slid = trained_runs(trained)
     for distance in range(1, _FARTHEST_SLIDE + 1):
         for offset in (distance, -distance):
             if all(
                 (start - offset, end - offset) in runs or (end == full and (start - offset, full) in runs)
-                for start, end in mine
+                for start, end in slid
             ):
                 return offset
     return 0
@@ -162,13 +162,13 @@ def _sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int,
 
 def runs_inside(runs: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """The parts of these runs, given in order, that lie inside `[start, end)`."""
-    found = []
+    spans = []
     for at in range(bisect_right(runs, start, key=itemgetter(1)), len(runs)):
         first, last = max(runs[at][0], start), min(runs[at][1], end)
         if first >= end:
             break
-        found.append((first, last))
-    return found
+        spans.append((first, last))
+    return spans
 
 
 def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
@@ -176,15 +176,15 @@ def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan,
 
     `is_end` says whether a token of the row ends a turn.
     """
-    found = []
+    spans = []
     for start, stop in each_run(sampled):
         first = stop
         while first > start and is_end(first - 1):
             first -= 1
         if first == stop < len(sampled):
             first = max(stop - 1, start)  # no turn end: the last token may be the template's
-        found.append(SampledSpan(start, tuple(range(first, stop + 1))))
-    return tuple(found)
+        spans.append(SampledSpan(start, tuple(range(first, stop + 1))))
+    return tuple(spans)
 
 
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:

@@ -147,8 +147,8 @@ class Readings:
                 }
             runs = len(self.runs) if with_mask else 0
             for fit in self._shaped(masks[first], columns[prefilled], runs, of_row=of_row):
-                other = explained.get(fit.slide)
-                explained[fit.slide] = fit if other is None else _both(fit, other)
+                right = explained.get(fit.slide)
+                explained[fit.slide] = fit if right is None else _both(fit, right)
         return sorted(explained.values(), key=lambda fit: (fit.departures, fit.slide))
 
     def _firsts(self) -> Iterator[tuple[int, int]]:
@@ -310,8 +310,8 @@ def _mixed(rest: _Column, moved: _Column, chosen: _Flags) -> _Column:
     )
 
 
-def _both(one: Fit, other: Fit) -> Fit:
+def _both(left: Fit, right: Fit) -> Fit:
     """Two conventions that allow the same slide: what both say was trained."""
-    starts, ends = np.maximum(one.starts, other.starts), np.minimum(one.ends, other.ends)
-    simpler = min(one, other, key=lambda fit: fit.departures)
+    starts, ends = np.maximum(left.starts, right.starts), np.minimum(left.ends, right.ends)
+    simpler = min(left, right, key=lambda fit: fit.departures)
     return replace(simpler, starts=starts, ends=np.maximum(starts, ends))

@@ -40,19 +40,19 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
     """Which row tokens were sampled according to the calls, and where the row holds others."""
     row = rollout.training_row
     assert row is not None
-    held = _pieces(row.token_ids, reference)
-    laid = _align_chains(chains, held, reference)
-    unrelated = _not_of_calls(row, held, laid, chains, texts=reference is not None)
+    pieces = _pieces(row.token_ids, reference)
+    aligned = _align_chains(chains, pieces, reference)
+    unrelated = _not_of_calls(row, pieces, aligned, chains, texts=reference is not None)
     if unrelated is not None:
         return RowFound(unrelated=unrelated)
-    view = _RowColumns(rollout, row, held, reference)
+    view = _RowColumns(rollout, row, pieces, reference)
     out = GrowingDifferences()
     windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
-    for leaf, recorded, blocks in laid:
-        found = _unclaimed(starting_before(stretches(recorded, held, blocks), len(recorded)), view)
+    for leaf, recorded, blocks in aligned:
+        unclaimed = _unclaimed(starting_before(stretches(recorded, pieces, blocks), len(recorded)), view)
         if not view.take(blocks, chains.regions[leaf]):
             continue  # the row belongs to another chain and holds little of this one
-        for stretch in found:
+        for stretch in unclaimed:
             region = region_of(stretch, chains.regions[leaf])
             if windowed and stretch.canonical_start == stretch.canonical_end:
                 continue  # an answer dropped from the history on purpose is not drift
@@ -83,29 +83,29 @@ def _effect_on_row(row: TrainingRow, region: Region | None, stretch: Stretch) ->
 
 
 def _not_of_calls(
-    row: TrainingRow, held: Pieces, laid: Sequence[_Laid], chains: Chains, *, texts: bool
+    row: TrainingRow, pieces: Pieces, aligned: Sequence[_Laid], chains: Chains, *, texts: bool
 ) -> Unrelated | None:
     """Why a row that trains something is not of the calls beside it; None if it may be.
 
     `texts` says whether pieces are texts. Drift changes tokens, and some words of an answer. A row with none of
     the answers, nor most of the words of what it trains, is of other calls.
     """
-    runs = [(0, len(held))] if row.loss_mask is None else trained_runs(row.loss_mask)
-    if not len(runs) or not laid or any(seen is None for seen in chains.seen):
+    runs = [(0, len(pieces))] if row.loss_mask is None else trained_runs(row.loss_mask)
+    if not len(runs) or not aligned or any(seen is None for seen in chains.seen):
         return None
     span = runs[0][0], runs[-1][1]
-    offset = next((far for _, seen, _ in laid if (far := common_offset(row.token_ids, seen.ids))), 0)
+    offset = next((far for _, seen, _ in aligned if (far := common_offset(row.token_ids, seen.ids))), 0)
     if offset:
         what = f"its ids are those of its calls {'plus' if offset > 0 else 'minus'} {abs(offset):,}"
         return Unrelated(TRAINING_ROW, "ids at an offset", f"{what}: every token is another one", span)
-    answers = {leaf: [(region.start, region.end) for region in chains.regions[leaf]] for leaf, _, _ in laid}
-    if any(shares_answer(seen, answers[leaf], held, runs, blocks) for leaf, seen, blocks in laid):
+    answers = {leaf: [(region.start, region.end) for region in chains.regions[leaf]] for leaf, _, _ in aligned}
+    if any(shares_answer(seen, answers[leaf], pieces, runs, blocks) for leaf, seen, blocks in aligned):
         return None
     if texts:
-        sampled = b" ".join(spoken(seen, answers[leaf]) for leaf, seen, _ in laid)
-        if share_words(sampled, spoken(held, runs)):
+        sampled = b" ".join(spoken(seen, answers[leaf]) for leaf, seen, _ in aligned)
+        if share_words(sampled, spoken(pieces, runs)):
             return None
-    elif any(2 * len(blocks.matched()[0]) >= len(seen) for _, seen, blocks in laid):
+    elif any(2 * len(blocks.matched()[0]) >= len(seen) for _, seen, blocks in aligned):
         return None  # without a tokenizer, drift of a whole answer looks like another answer
     what = "nothing that it trains was sampled by the calls beside it"
     return Unrelated(TRAINING_ROW, "row of other calls", f"the training row is not of these calls: {what}", span)
@@ -122,12 +122,12 @@ def _is_cut_off(stretch: Stretch, row: TrainingRow, end_ids: frozenset[int]) -> 
     return any(int(i) not in end_ids for i in recorded.ids) and bool(recorded.data.strip())
 
 
-def _unclaimed(found: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
+def _unclaimed(unclaimed: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
     """Those whose row tokens no earlier chain's calls sampled."""
-    if isinstance(found, ManyStretches):
-        claimed = [view.claimed(one.canonical_start, one.canonical_end) for one in found]
-        return found.part(~np.array(claimed, np.bool_))
-    return [one for one in found if not view.claimed(one.canonical_start, one.canonical_end)]
+    if isinstance(unclaimed, ManyStretches):
+        claimed = [view.claimed(one.canonical_start, one.canonical_end) for one in unclaimed]
+        return unclaimed.part(~np.array(claimed, np.bool_))
+    return [one for one in unclaimed if not view.claimed(one.canonical_start, one.canonical_end)]
 
 
 def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
@@ -141,18 +141,18 @@ def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int)
     return Severity.WARNING
 
 
-def _align_chains(chains: Chains, held: Pieces, reference: Reference | None) -> list[_Laid]:
+def _align_chains(chains: Chains, pieces: Pieces, reference: Reference | None) -> list[_Laid]:
     """The chain of every leaf aligned with the row, starting with the one that the row holds most of."""
-    laid = []
+    aligned = []
     for leaf in _leaves(chains):
         seen = chains.seen[leaf]
         assert seen is not None
         recorded = _pieces(seen, reference)
-        at = _start_inside(seen, held.ids)
-        laid.append(
-            (leaf, recorded, align(recorded, held, open_end=True) if at is None else _cut_out(seen, at, held))
+        at = _start_inside(seen, pieces.ids)
+        aligned.append(
+            (leaf, recorded, align(recorded, pieces, open_end=True) if at is None else _cut_out(seen, at, pieces))
         )
-    return sorted(laid, key=lambda one: -len(one[2].matched()[0]))
+    return sorted(aligned, key=lambda one: -len(one[2].matched()[0]))
 
 
 def _start_inside(seen: Ids, ids: Ids) -> int | None:
@@ -166,10 +166,10 @@ def _start_inside(seen: Ids, ids: Ids) -> int | None:
     return next((at for at in reversed(starts) if np.array_equal(seen[at : at + len(ids)], ids)), None)
 
 
-def _cut_out(seen: Ids, at: int, held: Pieces) -> Blocks:
+def _cut_out(seen: Ids, at: int, pieces: Pieces) -> Blocks:
     """The blocks of a chain and of a row that is a part of it, from a token on."""
-    rest = len(seen) - at - len(held)
-    sizes = ((BlockKind.MISSING, at, 0), (BlockKind.SAME, len(held), len(held)), (BlockKind.MISSING, rest, 0))
+    rest = len(seen) - at - len(pieces)
+    sizes = ((BlockKind.MISSING, at, 0), (BlockKind.SAME, len(pieces), len(pieces)), (BlockKind.MISSING, rest, 0))
     return join_blocks([one_block(kind, recorded, own) for kind, recorded, own in sizes])
 
 
@@ -191,12 +191,12 @@ def _pieces(ids: Ids, reference: Reference | None) -> Pieces:
 class _RowColumns:
     """The columns of a RowView, filled chain by chain."""
 
-    def __init__(self, rollout: Rollout, row: TrainingRow, held: Pieces, reference: Reference | None) -> None:
+    def __init__(self, rollout: Rollout, row: TrainingRow, pieces: Pieces, reference: Reference | None) -> None:
         size = len(row.token_ids)
         self.turns = rollout.turns
         self.ids = row.token_ids
         self.end_ids = reference.end_ids() if reference else frozenset()
-        self.roles = token_roles(held, self.end_ids) if reference else unknown_roles(size)
+        self.roles = token_roles(pieces, self.end_ids) if reference else unknown_roles(size)
         self.turn = np.full(size, -1, np.int32)
         self.offset = np.full(size, -1, np.int32)
         self.expected = np.full(size, np.nan)
@@ -206,18 +206,18 @@ class _RowColumns:
 
     def take(self, blocks: Blocks, regions: Sequence[Region]) -> bool:
         """Fill in the first chain, or one that the row holds half of; False, filling in nothing, for others."""
-        recorded, held = blocks.matched()
+        recorded, pieces = blocks.matched()
         if not regions or (self.laid and len(recorded) * 2 < regions[-1].end):
             return False
         self.laid = True
         for _, start, _, first, last in blocks.differing():
             if start < regions[-1].end and not self.claimed(first, last):
                 self.drifted[first:last] = True
-        unclaimed = self.turn[held] < 0
+        unclaimed = self.turn[pieces] < 0
         bounds = recorded.searchsorted([(region.start, region.end) for region in regions])
         for region, (first, last) in zip(regions, bounds.tolist(), strict=True):
             inside = np.flatnonzero(unclaimed[first:last]) + first
-            where, offset = held[inside], recorded[inside] - region.start
+            where, offset = pieces[inside], recorded[inside] - region.start
             self.turn[where] = region.turn
             self.offset[where] = offset
             logprobs = self.turns[region.turn].completion_logprobs

@@ -53,12 +53,12 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
     return Trainings(np.array(sequences, SEQUENCE).tobytes(), together, rollout.stated.calls_at)
 
 
-def hit_again(said: TrainedAgain) -> Hit:
+def hit_again(again: TrainedAgain) -> Hit:
     """What a row trains again, or what of a call is never trained, as a hit from the first such token to the
     last."""
-    where = Where.ROW if said.turn is None else Where.COMPLETION
-    severity = None if said.trained else Severity.NOTE
-    return Hit(where, said.runs[0][0], said.runs[-1][1], said.message, said.turn, said.cause, severity)
+    where = Where.ROW if again.turn is None else Where.COMPLETION
+    severity = None if again.trained else Severity.NOTE
+    return Hit(where, again.runs[0][0], again.runs[-1][1], again.message, again.turn, again.cause, severity)
 
 
 def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, _Found]]:
@@ -135,7 +135,7 @@ def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> _Found:
     data = np.ascontiguousarray(ids, np.int32).data.cast("B")
     hasher, at = blake2b(digest_size=8), 0
     found: list[_Span] = []
-    ends = [one for run in runs[:-1] for one in (run, (run[1] + 1, run[1] + 1))]
+    ends = [edge for run in runs[:-1] for edge in (run, (run[1] + 1, run[1] + 1))]
     ends += [runs[-1], *([(len(ids), len(ids))] if runs[-1][1] < len(ids) else [])]
     for start, end in ends:
         hasher.update(data[4 * at : 4 * end])
@@ -174,10 +174,10 @@ def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
 def _sums(logprobs: Logprobs, starts: Offsets, ends: Offsets) -> Logprobs:
     """`[N]` the `_sum` of each run; those of a token or two, of which there may be most, at once."""
     last = np.minimum(starts + 1, ends - 1)
-    two, one, other = last > starts, logprobs[starts], logprobs[last]
-    out = np.where(two, one + other, one)
-    real = (np.minimum(one, other) > _LEAST) & (np.maximum(one, other) < 0)
-    out[~real | (two & (one == other))] = np.nan
+    two, head, tail = last > starts, logprobs[starts], logprobs[last]
+    out = np.where(two, head + tail, head)
+    real = (np.minimum(head, tail) > _LEAST) & (np.maximum(head, tail) < 0)
+    out[~real | (two & (head == tail))] = np.nan
     for number in np.flatnonzero(ends - starts > 2):
         out[number] = _sum(logprobs[starts[number] : ends[number]])
     return np.asarray(out)
