@@ -1,27 +1,23 @@
-"""The tool that shows the way of a row: it begins in the log and ends with the rules, and nothing is met twice."""
+"""The page that says where a row goes names what a row passes through, in that order."""
 
 from __future__ import annotations
 
-import sys
+import re
 from pathlib import Path
 
-from tools.walk import stays, walk
+from tools.walk import walk
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-
-
-def test_the_way_of_a_row_leads_from_the_log_through_the_rooms_to_the_rules() -> None:
-    stops = walk(FIXTURES / "formats" / "slime.jsonl", 1)
-    rooms = stays(stops)
-    assert sys.getprofile() is None
-    assert rooms[:2] == ["run", "storage"]
-    firsts = [rooms.index(room) for room in ("storage", "formats", "evidence", "rules")]
-    assert firsts == sorted(firsts)
-    assert ("rules/tok101_merged_tokens.py", "merged_tokens") in stops
-    assert len(stays(stops, files=True)) >= len(rooms) > len(set(rooms))
+ROOT = Path(__file__).resolve().parents[1]
+LOG = ROOT / "fixtures" / "formats" / "nemo_gym.jsonl"
+STEP = re.compile(r"^\| [^|]* \| `([\w/]+\.py)` `([\w.]+)`", re.MULTILINE)
 
 
-def test_a_run_of_functions_in_one_room_or_file_is_one_stay() -> None:
-    stops = [("run/a.py", "f"), ("run/b.py", "g"), ("rules/c.py", "h"), ("run/b.py", "k")]
-    assert stays(stops) == ["run", "rules", "run"]
-    assert stays(stops, files=True) == ["run/a.py", "run/b.py", "rules/c.py", "run/b.py"]
+def test_a_row_passes_through_the_steps_that_the_guide_names_in_its_order() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    page = text[text.index("### Where a row goes") : text.index("### The rooms")]
+    steps = STEP.findall(page)
+    assert len(steps) > 10
+    assert len(page.splitlines()) <= 25, "one screen"
+    passed = iter(walk(LOG, 1))
+    missing = [step for step in steps if step not in passed]
+    assert missing == [], f"python -m tools.walk {LOG.relative_to(ROOT)} 1 shows the way of today"
