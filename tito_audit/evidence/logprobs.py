@@ -94,7 +94,8 @@ def _against_calls(
 
 def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
     """`[N]` True where a value is 0.0 and the call recorded one farther from it than the row rounds its others."""
-    apart = np.abs(logprobs - expected)
+    finite = np.isfinite(logprobs) & np.isfinite(expected)
+    apart = np.abs(np.where(finite, logprobs, np.nan) - np.where(finite, expected, np.nan))
     others = apart[(logprobs != 0) & (apart <= ROUNDING)]
     rounds = max(float(others.max()), _EXACT) if len(others) else ROUNDING
     return np.asarray((logprobs == 0) & (apart > rounds))

@@ -14,7 +14,7 @@ from tito_audit.evidence.logprobs import ROUNDING, placeholder_zeros
 from tito_audit.evidence.masks import perhaps_inverted
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Offsets
-from tito_audit.record.finding import Finding
+from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.moved import Moved, moved_row
 from tito_audit.record.rollout import TrainingRow, Turn
 
@@ -101,6 +101,11 @@ def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence
             left_out.add(number)
     wrong = len(left_out) == len(held) and bool(row.loss_mask.any())
     return set() if wrong else left_out & set(chain)
+
+
+def maybe_meant(finding: Finding) -> bool:
+    """Whether it says no more than that a mask leaves sampled tokens out, which its writer may have meant."""
+    return finding.code in ("MSK402", "MSK404") and finding.severity < Severity.ERROR
 
 
 def _mask_is_wrong(findings: Sequence[Finding]) -> bool:

@@ -17,7 +17,7 @@ from tito_audit.record.moved import Moved
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import chain_tokens, rebuilt_row, stop_ids, untrained_turns
+from tito_audit.repairs._carry import chain_tokens, maybe_meant, rebuilt_row, stop_ids, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
 _REASON = (
@@ -28,6 +28,8 @@ _REASON = (
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Whether it is safe: the calls say what the row should hold, and none of them was given other tokens."""
+    if maybe_meant(finding):
+        return False
     return evidence.row is not None and evidence.row.proven and not _retold(evidence)
 
 
@@ -67,6 +69,8 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     rollout = evidence.rollout
     if not rollout.turns:
         return None
+    if findings and all(map(maybe_meant, findings)):
+        raise RecordError("what the mask leaves out of the loss may be meant, and the calls cannot tell")
     broken = _retold(evidence)
     turns, changed = _spliced_prompts(evidence) if broken else (rollout.turns, [])
     moved = None

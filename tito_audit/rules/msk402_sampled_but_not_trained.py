@@ -48,7 +48,7 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     ```
 
     ## Repair
-    `splice` rebuilds the mask from the calls.
+    `splice` rebuilds the mask of a row with an error from the calls. What only a warning is about may be meant.
     """
     mask = judged_mask(evidence)
     if mask is None:

@@ -48,7 +48,7 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     ```
 
     ## Repair
-    `splice` rebuilds the mask from the calls; `mask` takes an appended end out of the loss.
+    `mask` takes an appended end out of the loss, `splice` rebuilds the mask of a row with an error from the calls.
     """
     mask = judged_mask(evidence)
     if mask is None:
