@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.command import run
-from tito_audit.storage._thrift import BINARY, I32, LIST, Reader, Several, Struct, written
+from tests.torture.thrift import Typed, read_typed, written
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -21,37 +21,45 @@ LOG = ROOT / "fixtures" / "formats" / "prime_rl_sample.jsonl"
 """A log with findings that are repaired."""
 # Fields of a footer, a node of the schema, a row group, a column chunk and what is said about it.
 SCHEMA, NAME, GROUPS, COLUMNS, ABOUT, TYPE, ENCODINGS, PATH, CODEC = 2, 4, 4, 1, 3, 1, 2, 3, 4
+# Types of values.
+I32, BINARY, LIST = 5, 8, 9
 
 
-def about(footer: Struct) -> Struct:
-    """What a footer says about its first column chunk."""
-    found: Struct = footer.get(GROUPS).values[0].get(COLUMNS).values[0].get(ABOUT)
-    return found
+def put(number: int, kind: int, value: Any, column: int = 0) -> Callable[[Typed], None]:
+    """A change of what a footer says about a column chunk of its first row group."""
+
+    def change(footer: Typed) -> None:
+        chunks = footer[GROUPS][1][1][0][COLUMNS][1][1]
+        chunks[column][ABOUT][1][number] = kind, value
+
+    return change
 
 
-def damaged(path: Path, change: Callable[[Struct], Any]) -> Path:
+def damaged(path: Path, change: Callable[[Typed], Any]) -> Path:
     """A Parquet file with a changed footer."""
     out = io.BytesIO()
     rows = [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]
     pq.write_table(pa.Table.from_pylist(rows), out, compression="zstd")
     data = out.getvalue()
     size = int.from_bytes(data[-8:-4], "little")
-    footer = Reader(data[-8 - size : -8]).struct()
+    footer, _ = read_typed(data[-8 - size : -8], 0)
     change(footer)
     new = written(footer)
     path.write_bytes(data[: -8 - size] + new + len(new).to_bytes(4, "little") + data[-4:])
     return path
 
 
-DAMAGE: dict[str, Callable[[Struct], Any]] = {
-    "an unknown codec": lambda footer: about(footer).put(CODEC, I32, 99),
-    "a codec below zero": lambda footer: about(footer).put(CODEC, I32, -1),
-    "another name in the path": lambda footer: about(footer).put(PATH, LIST, Several(BINARY, [b"other"])),
-    "a path that is no text": lambda footer: about(footer).put(PATH, LIST, Several(BINARY, [b"\xff\xfe"])),
-    "no path": lambda footer: about(footer).put(PATH, LIST, Several(BINARY, [])),
-    "an unknown type": lambda footer: about(footer).put(TYPE, I32, 77),
-    "an unknown encoding": lambda footer: about(footer).put(ENCODINGS, LIST, Several(I32, [77, -3])),
-    "a name that is no text": lambda footer: footer.get(SCHEMA).values[1].put(NAME, BINARY, b"\xff\xfe"),
+DAMAGE: dict[str, Callable[[Typed], Any]] = {
+    "an unknown codec": put(CODEC, I32, 99),
+    "an unknown codec in the last column": put(CODEC, I32, 99, column=-1),
+    "a codec below zero": put(CODEC, I32, -1),
+    "a codec that pyarrow does not have": put(CODEC, I32, 3),
+    "another name in the path": put(PATH, LIST, (BINARY, [b"other"])),
+    "a path that is no text": put(PATH, LIST, (BINARY, [b"\xff\xfe"])),
+    "no path": put(PATH, LIST, (BINARY, [])),
+    "an unknown type": put(TYPE, I32, 77),
+    "an unknown encoding": put(ENCODINGS, LIST, (I32, [77, -3])),
+    "a name that is no text": lambda footer: footer[SCHEMA][1][1][1].update({NAME: (BINARY, b"\xff\xfe")}),
 }
 
 
@@ -74,7 +82,9 @@ def test_a_damaged_footer_ends_no_process(tmp_path: Path, name: str) -> None:
     assert log.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["an unknown codec", "another name in the path"])
+@pytest.mark.parametrize(
+    "name", ["an unknown codec", "an unknown codec in the last column", "another name in the path"]
+)
 def test_a_file_that_another_one_cannot_be_like_is_not_written(tmp_path: Path, name: str) -> None:
     log, out = damaged(tmp_path / "log.parquet", DAMAGE[name]), tmp_path / "out.parquet"
     code, _, said = run("repair", log, "-t", TOY, "-o", out, "--no-config")

@@ -24,9 +24,6 @@ from tests.torture.forms_tables import joined_parquet
 from tests.torture.proof import lost
 from tests.torture.proof_text import members
 from tito_audit.convert.compare import _same_entries
-from tito_audit.storage._parquet_footer import Footer
-from tito_audit.storage._parquet_kept import not_kept
-from tito_audit.storage._thrift import I32
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -267,22 +264,3 @@ def test_columns_of_lists_are_compared_after_a_conversion() -> None:
     assert not _same_entries(pairs, lists[:1])
     lists[1] = [2, 1]
     assert not _same_entries(pairs, lists)
-
-
-def test_an_older_type_that_contradicts_the_newer_one_is_told(tmp_path: Path) -> None:
-    # pyarrow shows, and writes, only what the newer one says.
-    kind = pa.struct({"a": pa.list_(pa.struct({"b": pa.int8()})), "c": pa.string()})
-    nested = pa.array([{"a": [{"b": 1}], "c": "x"}], kind)
-    table = pa.table({"token_ids": pa.array([[1]]), "extra": nested, "last": pa.array(["y"])})
-    path = tmp_path / "log.parquet"
-    pq.write_table(table, path)
-    stored = pq.ParquetFile(path).metadata
-    with path.open("rb") as file:
-        elements = Footer(file).elements
-    assert list(not_kept(stored, stored, elements)) == []
-    for one in elements:
-        if one.get(4) in (b"a", b"b", b"last"):
-            one.put(6, I32, 19)
-    assert list(not_kept(stored, stored, elements)) == [
-        "type and name of extra.a, extra.a.list.element.b and last"
-    ]

@@ -35,7 +35,6 @@ OWN_PICKLES = {
     "run/ray_tasks.py": "answers of this run's own cluster",
     "run/ray_worker.py": "work of this run, from its own cluster",
     "run/workers.py": "work and answers of this run's own processes",
-    "storage/_changed_rows.py": "rows in a temporary file without a name",
     "storage/once_read.py": "rows in a temporary file without a name",
     "storage/spool.py": "rows in a temporary file without a name",
 }

@@ -59,9 +59,9 @@ def open_output(
     ):
         inner: _Inner
         if log.kind == "parquet":
-            from tito_audit.storage.large_parquet_output import parquet_output  # only where needed
+            from tito_audit.storage.parquet_output import ParquetOutput  # only where needed
 
-            inner = table = parquet_output(log.path, out, added)
+            inner = table = ParquetOutput(log.path, out, added)
             stack.callback(table.abandon)
         elif log.kind == "arrow":
             from tito_audit.storage.arrow_output import ArrowOutput

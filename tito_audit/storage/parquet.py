@@ -1,14 +1,14 @@
-"""Rows of a Parquet file."""
+"""Rows of a Parquet file, by pyarrow."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._parquet_checks import check_chunks
 from tito_audit.storage._same_names import refuse_same_names
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
@@ -85,8 +85,11 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
             file = _open_remote(path, quick)
         else:
             file = parquet.ParquetFile(path)
-            check_chunks(file.metadata, path.stat().st_size)
-            file = in_pieces(path, file)
+            refuse_damaged(file.metadata, path.stat().st_size)
+            # Where a column chunk is large, none is held whole.
+            if any(chunk.total_compressed_size > _WHOLE for chunk in column_chunks(file)):
+                file.close()
+                file = parquet.ParquetFile(path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False)
         schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
@@ -97,14 +100,57 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
     return file
 
 
-def in_pieces(path: Path, file: Any, **options: Any) -> Any:
-    """The open file, or the file opened so that no column chunk is held whole if one of them is large."""
+NOT_READ = "no page is read"
+
+
+class _NoPages(io.RawIOBase):
+    """A file of a size whose bytes cannot be read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        raise OSError(NOT_READ)
+
+
+def without_pages(metadata: Any, size: int, *, ahead: bool = False) -> Any:
+    """A file of so many bytes with this footer, of which no page can be read: that is an OSError with `NOT_READ`.
+
+    Before that, pyarrow's reader raises for what its accessors of a column chunk would end the process. `ahead`:
+    it asks for pages before it looks at their codecs.
+    """
     from pyarrow import parquet
 
-    if all(chunk.total_compressed_size <= _WHOLE for chunk in _chunks(file)):
-        return file
-    file.close()
-    return parquet.ParquetFile(path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False, **options)
+    return parquet.ParquetFile(
+        _NoPages(size), metadata=metadata, pre_buffer=ahead, buffer_size=0 if ahead else _PAGES
+    )
+
+
+def refuse_damaged(metadata: Any, size: int) -> None:
+    """Raise an Arrow error, OSError or ValueError if what a footer says of a column chunk is damaged."""
+    file = without_pages(metadata, size, ahead=True)
+    try:
+        file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
+    except NotImplementedError:
+        return  # a type that cannot be read, which is told where its rows are
+    except OSError as error:
+        if NOT_READ not in str(error):
+            raise
 
 
 def _open_remote(path: RemoteFile, quick: bool) -> Any:
@@ -113,7 +159,7 @@ def _open_remote(path: RemoteFile, quick: bool) -> Any:
 
     source = path.open("rb", 0)
     file = parquet.ParquetFile(source, buffer_size=_PAGES, pre_buffer=False)
-    check_chunks(file.metadata, source.seek(0, os.SEEK_END))
+    refuse_damaged(file.metadata, source.seek(0, os.SEEK_END))
     file.remote_source = source
     file.left_out = _large_binary(file) if quick else frozenset()
     return file
@@ -128,7 +174,7 @@ def _large_binary(file: Any) -> frozenset[str]:
     stored = {one.path: one.physical_type for one in map(file.schema.column, range(len(file.schema)))}
     for field in file.schema_arrow:
         if any(kind(field.type) for kind in kinds) and file.schema_arrow.names.count(field.name) == 1:
-            chunks = [chunk for chunk in _chunks(file) if chunk.path_in_schema == field.name]
+            chunks = [chunk for chunk in column_chunks(file) if chunk.path_in_schema == field.name]
             # Asking for statistics of another type than the column's would end the process.
             told = all(one.is_stats_set and one.physical_type == stored[field.name] for one in chunks)
             counted = [one.statistics.null_count for one in chunks] if told else [None]
@@ -139,7 +185,7 @@ def _large_binary(file: Any) -> frozenset[str]:
     return frozenset(found) if len(found) < len(file.schema_arrow.names) else frozenset()
 
 
-def _chunks(file: Any) -> Iterator[Any]:
+def column_chunks(file: Any) -> Iterator[Any]:
     """Every column chunk."""
     for group in range(file.num_row_groups):
         about = file.metadata.row_group(group)
@@ -202,16 +248,6 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
     batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=wanted, use_threads=threads)
     for batch in _checked(batches, group):
         yield _filled(file, batch) if left_out else batch
-
-
-def column_batches(file: Any, group: int, name: str) -> Iterator[Any]:
-    """One column of a row group in batches of about 8 MiB; raises Damaged if it cannot be read."""
-    about = file.metadata.row_group(group)
-    mine = (about.column(at) for at in range(about.num_columns))
-    size = sum(_size_of(one) for one in mine if one.path_in_schema.split(".")[0] == name)
-    rows = max(BATCH_BYTES // 4 // (size // max(about.num_rows, 1) + 1), 1)
-    batches = file.iter_batches(batch_size=min(rows, 1 << 16), row_groups=[group], columns=[name])
-    yield from _checked(batches, group)
 
 
 def _batch_rows(file: Any, about: Any) -> int:

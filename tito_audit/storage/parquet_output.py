@@ -1,23 +1,58 @@
-"""ParquetOutput: a Parquet file written again with some of its rows changed."""
+"""ParquetOutput: a Parquet file written again with some of its rows changed, in the form that its footer shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, takewhile
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._parquet_footer import Footer
-from tito_audit.storage._parquet_form import has_lost_times, writer_options
-from tito_audit.storage._parquet_kept import not_kept, own_metadata
 from tito_audit.storage._table_edit import TableEdit
-from tito_audit.storage._table_output import TableOutput
-from tito_audit.storage.parquet import parquet_writer
+from tito_audit.storage._table_output import TableOutput, unreadable_table
+from tito_audit.storage.parquet import (
+    NOT_READ,
+    batches_of,
+    column_chunks,
+    decoded_size,
+    open_parquet,
+    parquet_writer,
+    without_pages,
+)
+from tito_audit.storage.streams import Damaged
+from tito_audit.terminal.words import listed
+
+LARGE = 128 << 20
+"""A row group that takes more than this once it is read is written as several."""
+_SPECIAL = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+"""Encodings chosen for a column; PLAIN is the fallback of any, RLE the encoding of levels."""
+_LEVELS = {"RLE", "BIT_PACKED", "PLAIN"}
+"""Encodings that every column may have besides its own."""
+_PAGE_V2 = 3
+_MOST_MICROSECONDS = (2**63 - 1) // 1000
+"""Distance from 1970 that a 64-bit count of nanoseconds can hold."""
+_HEADER_BYTES = 64
+_CODECS = {
+    "UNCOMPRESSED": "NONE",
+    **{name: name for name in ("SNAPPY", "GZIP", "BROTLI", "ZSTD", "LZ4")},
+    "LZ4_RAW": "LZ4",
+}
+"""Codecs as pyarrow reads and writes them."""
+_FALSE_POSITIVES = 0.05
+"""What share of false positives bloom filters are made for, if nothing says otherwise."""
+_NAMED = 3
+"""How many columns are named."""
+_ARROW = b"ARROW:schema"
 
 
 class ParquetOutput(TableOutput):
-    """A Parquet file with some rows replaced, row group by row group."""
+    """A Parquet file with some rows replaced, row group by row group; large row groups become several."""
 
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
         super().__init__(source, out, TableEdit(source, "a Parquet file", added))
@@ -25,69 +60,107 @@ class ParquetOutput(TableOutput):
         self._writer: Any = None
         self._claims: Sequence[Any] = ()
         """The sort order that the footer claims."""
-        self._ends: list[int] = []
-        """Where each row group ends, in rows of the file."""
-        self._group = 0
-        """The next row group to write."""
+        self._parts: list[tuple[int, int, int]] = []
+        """What is written as a row group: a row group of the source, and the first and last of its rows."""
+        self._tables: Iterator[Any] = iter(())
+        """The rows of each part, in order."""
+        self._part = 0
+        """The next part to write."""
         self._written: list[Any] = []
         """The footer of the written file, once it is complete."""
 
+    def abandon(self) -> None:
+        """Close the source."""
+        if self._file is not None:
+            self._file.close(force=True)
+
     def _open(self) -> None:
         import pyarrow as pa
-        from pyarrow import parquet
 
         try:
-            self._file = parquet.ParquetFile(self._source)
+            self._file = open_parquet(self._source)
             schema = self._edit.schema(self._file.schema_arrow)
             options = writer_options(self._source, self._file, schema, self._edit.added)
         except (pa.ArrowException, OSError, ValueError, IndexError) as error:
-            raise self._unreadable("the footer", error) from error
+            raise unreadable_table(self._source, "the footer of the Parquet file", error) from error
         self._claims = options["sorting_columns"] or ()
-        metadata = self._file.metadata
-        self._ends = list(accumulate(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
+        self._parts = list(_parts(self._file.metadata))
+        self._tables = self._read()
         self._writer = parquet_writer(self._out, schema, metadata_collector=self._written, **options)
 
     def _write_batches_before(self, row: int | None) -> None:
-        while self._group < len(self._ends) and (row is None or self._ends[self._group] <= row):
-            self._write_group()
+        while self._part < len(self._parts) and (row is None or self._parts[self._part][2] <= row):
+            self._write_part()
 
     def _close(self) -> None:
+        metadata = {name: text for name, text in (self._file.metadata.metadata or {}).items() if name != _ARROW}
         if hasattr(self._writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
-            self._writer.add_key_value_metadata(own_metadata(self._file))
+            self._writer.add_key_value_metadata(metadata)
         self._writer.close()
-        with self._source.open("rb") as source:
-            elements = Footer(source).elements
-        self.not_kept = list(not_kept(self._file.metadata, self._written[0], elements))
-        self._file.close()
+        self.not_kept = list(not_kept(self._file.metadata, self._written[0]))
+        self._file.close(force=True)
 
-    def _write_group(self) -> None:
+    def _write_part(self) -> None:
         """Write the next row group; none if all of its rows are dropped."""
         import pyarrow as pa
 
-        try:
-            table = self._file.read_row_group(self._group)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._unreadable(f"row group {self._group}", error) from error
-        if has_lost_times(self._source, self._file, self._group):
-            raise StorageError(
-                f"{self._source}: row group {self._group} holds times (INT96) outside the years 1677 to 2262.\n"
-                "They would be written as other times, so the repaired file is not written. "
-                "Write the log with times as INT64, or as JSONL."
-            )
-        result = self._edit.table(table, self._ends[self._group] - len(table), self._rows)
-        self._check_order(result)
+        group, first, _ = self._parts[self._part]
+        table = next(self._tables)
+        result = self._edit.table(table, first, self._rows)
+        self._check_order(group, result)
         if len(result) or not len(table):
             try:
                 self._writer.write_table(_from_their_start(result), row_group_size=max(len(result), 1))
             except pa.ArrowNotImplementedError as error:
                 raise StorageError(
-                    f"{self._source}: row group {self._group} cannot be written again ({error}).\n"
+                    f"{self._source}: row group {group} cannot be written again ({error}).\n"
                     "Write the log as JSONL, or with columns of plainer types."
                 ) from error
-        self._group += 1
+        self._part += 1
         self._rows = {}
 
-    def _check_order(self, table: Any) -> None:
+    def _read(self) -> Iterator[Any]:
+        """The rows of each part; StorageError where they cannot be read, or would be written as others."""
+        import pyarrow as pa
+
+        for group, parts in groupby(self._parts, lambda part: part[0]):
+            sizes = [stop - first for _, first, stop in parts]
+            try:
+                if len(sizes) == 1:
+                    tables: Iterator[Any] = iter([self._file.read_row_group(group)])
+                else:
+                    tables = _in_parts(self._file.schema_arrow, batches_of(self._file, group), sizes)
+                for number, table in enumerate(tables):
+                    if not number and self._has_lost_times(group):
+                        raise StorageError(
+                            f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
+                            "2262.\nThey would be written as other times, so the repaired file is not written. "
+                            "Write the log with times as INT64, or as JSONL."
+                        )
+                    yield table
+            except (pa.ArrowException, OSError, ValueError, Damaged) as error:
+                what = f"row group {group} of the Parquet file"
+                raise unreadable_table(self._source, what, error) from error
+
+    def _has_lost_times(self, group: int) -> bool:
+        """Whether a row group holds INT96 times outside the years 1677 to 2262, which Arrow reads as others."""
+        from pyarrow import parquet
+
+        columns = map(self._file.schema.column, range(len(self._file.schema)))
+        paths = [column.path for column in columns if column.physical_type == "INT96"]
+        if not paths:
+            return False
+        with (
+            self._source.open("rb") as source,
+            parquet.ParquetFile(source, coerce_int96_timestamp_unit="us") as coarse,
+        ):
+            for batch in coarse.iter_batches(row_groups=[group], columns=paths):
+                for times in (times for column in batch.columns for times in _times(column)):
+                    if (abs(times.cast("int64").drop_null().to_numpy()) > _MOST_MICROSECONDS).any():
+                        return True
+        return False
+
+    def _check_order(self, group: int, table: Any) -> None:
         """Raise StorageError if a change breaks the sort order that the footer claims: readers rely on it."""
         import pyarrow as pa
         from pyarrow import compute
@@ -108,17 +181,33 @@ class ParquetOutput(TableOutput):
         order = compute.sort_indices(pa.table(columns), sort_keys=keys)
         if order.to_pylist() != list(range(len(table))):
             raise StorageError(
-                f"{self._source}: row group {self._group}: the footer says that rows are sorted by "
+                f"{self._source}: row group {group}: the footer says that rows are sorted by "
                 f"{', '.join(names)}, and after the repair they would not be.\n"
                 "A reader that trusts the footer would miss rows. Write the log without sorting columns."
             )
 
-    def _unreadable(self, what: str, error: Exception) -> StorageError:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return StorageError(
-            f"{self._source}: {what} of the Parquet file cannot be read ({reason}), so the file cannot be written "
-            "again with its repairs.\nThe copy is incomplete or damaged; copy it again, or write it again."
-        )
+
+def _parts(metadata: Any) -> Iterator[tuple[int, int, int]]:
+    """Each row group, or its rows in equal parts if it is large; with its first row and the one after its last."""
+    before = 0
+    for group in range(metadata.num_row_groups):
+        about = metadata.row_group(group)
+        size = max(-(-about.num_rows // max(-(-decoded_size(about) // LARGE), 1)), 1)
+        for first in range(0, max(about.num_rows, 1), size):
+            yield group, before + first, before + min(first + size, about.num_rows)
+        before += about.num_rows
+
+
+def _in_parts(schema: Any, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Any]:
+    """Batches as tables of so many rows each."""
+    import pyarrow as pa
+
+    waiting = schema.empty_table()
+    for size in sizes:
+        while len(waiting) < size:
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([next(batches)])])
+        yield waiting.slice(0, size).unify_dictionaries()
+        waiting = waiting.slice(size)
 
 
 def _from_their_start(table: Any) -> Any:
@@ -131,3 +220,206 @@ def _from_their_start(table: Any) -> Any:
             copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
             table = table.set_column(place, field, pa.chunked_array(copies, type=field.type))
     return table
+
+
+def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments of `pyarrow.parquet.ParquetWriter` that reproduce what the footer and the first page show.
+
+    They do not show compression levels and page sizes, which are left to the writer. `schema` is what will be
+    written: the file's, with `added` columns. ValueError or IndexError for a damaged footer.
+    """
+    _refuse_odd_chunks(path, file)
+    chunks = list(column_chunks(file))
+    columns = [file.schema.column(place) for place in range(len(file.schema))]
+    paths, kinds = [column.path for column in columns], [_logical(column) for column in columns]
+    claims = {tuple(file.metadata.row_group(group).sorting_columns) for group in range(file.num_row_groups)}
+    version_2, checksum = _page_form(path, chunks)
+    options: dict[str, Any] = {
+        # The footer does not distinguish 2.4 from 2.6, which are alike for what was read.
+        "version": "1.0" if file.metadata.format_version == "1.0" else "2.6",
+        "data_page_version": "2.0" if version_2 else "1.0",
+        "write_page_checksum": checksum,
+        "write_page_index": any(chunk.has_column_index or chunk.has_offset_index for chunk in chunks),
+        "store_schema": b"ARROW:schema" in (file.metadata.metadata or {}),
+        # Else list entries keep the names in the schema, which was read from the file.
+        "use_compliant_nested_type": {name for path in paths for name in re.findall(r"\.list\.([^.]+)", path)}
+        == {"element"},
+        # A file that mixes both kinds of times is written with INT64, with the same Arrow type.
+        "use_deprecated_int96_timestamps": any(physical == "INT96" for _, physical, _ in kinds)
+        and not any(kind == "Timestamp" for kind, _, _ in kinds),
+        "sorting_columns": next(iter(claims)) or None if len(claims) == 1 else None,
+    }
+    # The oldest supported pyarrow has neither option and writes every time of day as UTC.
+    whole = any(kind == "Decimal" and physical[:3] == "INT" for kind, physical, _ in kinds)
+    in_utc = any(kind == "Time" and about.get("isAdjustedToUTC") for kind, _, about in kinds)
+    options |= {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
+    if chunks:
+        places = _paths_as_written(schema, _known(options), file)
+        options |= _column_options(chunks, places, added)
+    return _known(options)
+
+
+def _refuse_odd_chunks(path: Path, file: Any) -> None:
+    """OSError or ValueError if a column chunk has a codec that does not exist, or another column's path.
+
+    pyarrow ends the process where it is asked for the name of such a codec, and reads columns by their places.
+    """
+    names = [file.schema.column(place).path for place in range(len(file.schema))]
+    unread = without_pages(file.metadata, path.stat().st_size)
+    for group in range(file.num_row_groups):
+        about = file.metadata.row_group(group)
+        for place, name in enumerate(names):
+            if about.column(place).path_in_schema != name:
+                own = about.column(place).path_in_schema
+                raise ValueError(f"row group {group}: {own!r} is at the place of the column {name!r}")
+        try:
+            unread.read_row_group(group, use_threads=False)
+        except OSError as error:
+            if NOT_READ not in str(error):
+                raise
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that this version of pyarrow has."""
+    from pyarrow.parquet import ParquetWriter
+
+    names = signature(ParquetWriter.__init__).parameters
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _paths_as_written(schema: Any, options: dict[str, Any], file: Any) -> dict[str, str]:
+    """By path of a column in the file: its path once the schema is written, where entries may have other names."""
+    from pyarrow import parquet
+
+    with io.BytesIO() as out:
+        parquet.ParquetWriter(out, schema, **options).close()
+        written = parquet.read_metadata(out).schema
+    return {file.schema.column(i).path: written.column(i).path for i in range(len(file.schema))}
+
+
+def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str, ...]) -> dict[str, Any]:
+    """Compression, encoding, statistics and bloom filter of each column, over all row groups.
+
+    `places` has the path of each column in the file to write.
+    """
+    sizes: dict[str, Counter[str]] = {}
+    encodings: dict[str, set[str]] = {}
+    measured: set[str] = set()
+    filters: dict[str, dict[str, float]] = {}
+    truths: set[str] = set()
+    for chunk in chunks:
+        path = places[chunk.path_in_schema]
+        codec = _CODECS.get(chunk.compression)
+        sizes.setdefault(path, Counter())[codec or "NONE"] += chunk.total_uncompressed_size if codec else -1
+        encodings.setdefault(path, set()).update(chunk.encodings if chunk.num_values else ())
+        if chunk.is_stats_set:
+            measured.add(path)
+        if chunk.physical_type == "BOOLEAN" and chunk.num_values:
+            truths.add(path)
+        if getattr(chunk, "bloom_filter_length", None):
+            # For so many distinct values a writer makes a filter of about this size.
+            values = int(-chunk.bloom_filter_length * math.log(1 - _FALSE_POSITIVES ** (1 / 8)))
+            filters[path] = {"ndv": max(values, 1), "fpp": _FALSE_POSITIVES}
+    codecs = {path: of_path.most_common(1)[0][0] for path, of_path in sizes.items()}
+    usual = Counter(codecs.values()).most_common(1)[0][0]
+    dictionary = [path for path, names in encodings.items() if any("DICTIONARY" in name for name in names)]
+    others = {
+        path: min(names & _SPECIAL)
+        for path, names in encodings.items()
+        if path not in dictionary and names & _SPECIAL
+    }
+    others |= {path: "PLAIN" if "PLAIN" in encodings[path] else "RLE" for path in truths}
+    return {
+        "compression": codecs | {name: codecs.get(name, usual) for name in added},
+        "use_dictionary": [*dictionary, *(name for name in added if name not in codecs)] if dictionary else False,
+        "column_encoding": others or None,
+        "write_statistics": [*measured, *added] if len(measured) < len(codecs) and measured else bool(measured),
+        "bloom_filter_options": filters or None,
+    }
+
+
+def _times(array: Any) -> Iterator[Any]:
+    """The timestamps in an Arrow array, at any depth."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(array.type):
+        yield array
+    elif pa.types.is_map(array.type):
+        yield from _times(array.keys)
+        yield from _times(array.items)
+    elif pa.types.is_struct(array.type):
+        for part in array.flatten():
+            yield from _times(part)
+    elif pa.types.is_nested(array.type):
+        yield from _times(array.flatten())
+
+
+def _logical(column: Any) -> tuple[str, str, dict[str, Any]]:
+    """Logical type, physical type and details of the logical type of a column."""
+    about = json.loads(column.logical_type.to_json())
+    return str(about.get("Type")), str(column.physical_type), about
+
+
+def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
+    """Whether data pages are of version 2, and whether pages have a checksum, according to the first page.
+
+    The header is in Thrift's compact protocol: page type, two sizes, then the checksum if there is one. A byte
+    precedes each: the step from the last field number (high half) and the type (low half).
+    """
+    first = next((chunk for chunk in chunks if chunk.num_values), None)
+    if first is None:
+        return False, False
+    with path.open("rb") as raw:
+        raw.seek(first.data_page_offset)
+        header = raw.read(_HEADER_BYTES)
+    values: list[int] = []
+    at = 0
+    while len(values) < 4 and header[at : at + 1] == b"\x15":
+        value, at = _varint(header, at + 1)
+        values.append(value >> 1)
+    return values[:1] == [_PAGE_V2], len(values) == 4
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data):
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if not data[at - 1] & 0x80:
+            break
+    return value, at
+
+
+def not_kept(old: Any, new: Any) -> Iterator[str]:
+    """What the footer `old` shows of columns and `new` does not, in words; `new` may have more columns."""
+    lost: dict[str, list[str]] = {}
+    for place in range(old.num_columns):
+        name = old.schema.column(place).path
+        if str(old.schema.column(place)) != str(new.schema.column(place)):
+            lost.setdefault("type and name", []).append(name)
+        if new.num_row_groups:
+            form = _form(new, place)
+            for what, values in _form(old, place).items():
+                if values - form[what]:
+                    lost.setdefault(what, []).append(name)
+    for what, names in lost.items():
+        more = [f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
+        yield f"{what} of {listed([*names[:_NAMED], *more])}"
+    gone = [key for key, value in (old.metadata or {}).items() if key != _ARROW and new.metadata.get(key) != value]
+    if gone:
+        yield f"metadata {listed([repr(key.decode('utf-8', 'replace')) for key in gone])}"
+
+
+def _form(metadata: Any, place: int) -> dict[str, set[Any]]:
+    """How a column is stored, over all row groups that have values."""
+    groups = (metadata.row_group(group).column(place) for group in range(metadata.num_row_groups))
+    chunks = [chunk for chunk in groups if chunk.num_values]
+    encodings = {name for chunk in chunks for name in chunk.encodings}
+    return {
+        "codec": {chunk.compression for chunk in chunks},
+        "encoding": {"DICTIONARY" if "DICTIONARY" in name else name for name in encodings} - _LEVELS,
+        "statistics": {True for chunk in chunks if chunk.is_stats_set},
+        "page index": {True for chunk in chunks if chunk.has_column_index or chunk.has_offset_index},
+        "bloom filter": {True for chunk in chunks if getattr(chunk, "bloom_filter_length", None)},
+    }
