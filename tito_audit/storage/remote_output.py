@@ -6,15 +6,12 @@ nothing that can be seen.
 
 from __future__ import annotations
 
-import io
 import os
 import stat
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from tito_audit.errors import StorageError
 from tito_audit.storage._store import Missing, Refused, RemoteStatus, retried
@@ -26,7 +23,6 @@ _LISTED = 8
 _BLOCK = 1 << 20
 CONTENT = "sha256:"
 """How the etag of `content_status` begins."""
-_PROCESS = Path("/proc/self/fd")
 
 
 def output_path(name: str | Path) -> Path:
@@ -132,33 +128,6 @@ def _refuse_missing(target: RemoteFile, bucket: RemoteFile) -> None:
     if not there:
         raise StorageError(f"{target}: there is no {bucket}, so nothing was written; create it first.")
     _buckets.add(bucket.url)
-
-
-class RemoteDraft:
-    """A temporary file on disk that is sent to its place when it is published, and removed in any case."""
-
-    def __init__(self, place: RemoteFile) -> None:
-        self._place = place
-        self.fd, name = tempfile.mkstemp(prefix="tito-audit-")
-        self._name: Path | None = Path(name)
-        if _PROCESS.is_dir():
-            self.remove()  # from now on nothing is left of it even if the process is killed
-
-    @property
-    def path(self) -> Path:
-        """A path to the file that only this process can use."""
-        return self._name or _PROCESS / str(self.fd)
-
-    def publish(self, out: io.BufferedWriter[Any], overwrite: bool) -> None:
-        """Send the file to its place; StorageError if that is refused, FileExistsError if the name is taken."""
-        upload(self.path, self._place, overwrite=overwrite)
-        out.close()
-
-    def remove(self) -> None:
-        """Remove the name of the temporary file."""
-        if self._name is not None:
-            self._name.unlink(missing_ok=True)
-            self._name = None
 
 
 def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
