@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from tito_audit.storage.remote import RemoteFile, status_of
+from tito_audit.storage._store_buckets import status_of
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.standard_input import path_of
 
 

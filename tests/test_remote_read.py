@@ -29,8 +29,8 @@ from tests.remote.server import Fault, Server
 from tests.remote.web import WebServer
 from tests.tiers import DEEP, some
 from tito_audit.errors import StorageError
-from tito_audit.storage import _ranged, _store, _store_hub, _store_web, find_logs, skipped_files
-from tito_audit.storage.remote import RemoteFile
+from tito_audit.storage import _store, _store_web, find_logs, remote, skipped_files
+from tito_audit.storage.remote import RangedFile, RemoteFile
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -444,7 +444,7 @@ def test_an_empty_file_of_a_server_without_ranges_is_as_empty_as_on_disk(tmp_pat
 def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_store_web, "READ_SECONDS", 0.05)
     monkeypatch.setattr(_store, "TRIES", 2)
-    monkeypatch.setattr(_ranged, "TRIES", 2)
+    monkeypatch.setattr(remote, "TRIES", 2)
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
@@ -468,7 +468,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(monkeypatch: 
 
 
 def test_a_store_that_ignores_ranges_is_refused() -> None:
-    file = _ranged.RangedFile("s3://logs/a", _store.RemoteStatus(9, etag="1"), lambda start, stop: b"123456789")
+    file = RangedFile("s3://logs/a", _store.RemoteStatus(9, etag="1"), lambda start, stop: b"123456789")
     file.seek(3)
     with pytest.raises(StorageError, match="more than it was asked for"):
         file.read(2)
@@ -491,8 +491,7 @@ def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(monkeypa
 def test_a_server_that_does_not_answer_is_not_waited_for(
     hub: HubServer, web: WebServer, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    for module in (_store_hub, _store_web):
-        monkeypatch.setattr(module, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(_store_web, "READ_SECONDS", 0.1)
     monkeypatch.setattr(_store, "TRIES", 2)
     hub.commit("org/silent", {"log.jsonl": lines(training_rows(1))})
     written(folder / "silent.jsonl", training_rows(1))

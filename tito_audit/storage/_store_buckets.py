@@ -10,8 +10,17 @@ from itertools import islice
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._store import CONNECT_SECONDS, READ_SECONDS, Changed, Missing, Refused, RemoteStatus, Store
-from tito_audit.storage._store_errors import Advice, refusal
+from tito_audit.storage._store import (
+    CONNECT_SECONDS,
+    READ_SECONDS,
+    Advice,
+    Changed,
+    Missing,
+    Refused,
+    RemoteStatus,
+    Store,
+    refusal,
+)
 
 _FEW = 1000
 """How many entries of a folder are looked at for suggestions."""
@@ -27,18 +36,19 @@ class BucketStore(Store):
     advice = Advice("", "")
 
     def __init__(self) -> None:
-        driver = _driver(self.module, self.extra)
+        try:
+            driver = importlib.import_module(self.module)
+        except ImportError:
+            raise StorageError(
+                f"{self.extra}:// needs {self.module}, which is not installed. Install it: "
+                f"pip install 'tito-audit[{self.extra}]'"
+            ) from None
         with self._refusals():
-            self._files = self._made(driver)
+            self.filesystem = self._made(driver)
 
     def _made(self, driver: Any) -> Any:
         """The filesystem of the driver's module."""
         raise NotImplementedError
-
-    @property
-    def filesystem(self) -> Any:
-        """The driver's filesystem."""
-        return self._files
 
     def status(self, url: str) -> RemoteStatus:
         """What the driver says of a file."""
@@ -59,24 +69,24 @@ class BucketStore(Store):
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
         """All files below, a thousand or more a request."""
         with self._refusals():
-            found = self._files.find(_key(url), detail=True)
-        for key, about in found.items():
+            below = self.filesystem.find(_key(url), detail=True)
+        for key, about in below.items():
             if about.get("type") == "file":
                 yield self._url(url, key), self._status(about)
 
     def entries(self, url: str) -> list[str]:
         """What is in a folder."""
         with self._refusals():
-            return [self._url(url, key) for key in islice(self._files.ls(_key(url), detail=False), _FEW)]
+            return [self._url(url, key) for key in islice(self.filesystem.ls(_key(url), detail=False), _FEW)]
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         """Bytes of the file."""
         with self._refusals():
-            data: bytes = self._files.cat_file(status.key, start=start, end=stop)
+            data: bytes = self.filesystem.cat_file(status.key, start=start, end=stop)
         return data
 
     def _about(self, url: str) -> dict[str, Any]:
-        about: dict[str, Any] = self._files.info(_key(url))
+        about: dict[str, Any] = self.filesystem.info(_key(url))
         return about
 
     def _url(self, url: str, key: str) -> str:
@@ -110,7 +120,7 @@ class S3Store(BucketStore):
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
             if not (os.environ.get(name) or "http://").startswith(("http://", "https://")):
                 raise Refused(f"{name} is not an address. Begin it with https:// or http://.")
-        made = driver.S3FileSystem(
+        filesystem = driver.S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,
             config_kwargs={
@@ -119,8 +129,8 @@ class S3Store(BucketStore):
                 "retries": {"mode": "standard", "total_max_attempts": 2},
             },
         )
-        made.retries = 1  # what fails is tried again here, file by file and range by range
-        return made
+        filesystem.retries = 1  # what fails is tried again here, file by file and range by range
+        return filesystem
 
     def _about(self, url: str) -> dict[str, Any]:
         try:
@@ -129,8 +139,8 @@ class S3Store(BucketStore):
             bucket, _, key = _key(url).partition("/")
             # The answer to a HEAD has no body that says why.
             if key:
-                self._files.call_s3("get_object", Bucket=bucket, Key=key, Range="bytes=0-0")
-            self._files.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
+                self.filesystem.call_s3("get_object", Bucket=bucket, Key=key, Range="bytes=0-0")
+            self.filesystem.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
             raise
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
@@ -138,13 +148,13 @@ class S3Store(BucketStore):
         import fsspec
 
         with self._refusals():
-            data: bytes = fsspec.asyn.sync(self._files.loop, self._read, start, stop, status)
+            data: bytes = fsspec.asyn.sync(self.filesystem.loop, self._read, start, stop, status)
         return data
 
     async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         bucket, _, key = status.key.partition("/")
         same = {"IfMatch": status.etag} if status.etag else {}
-        answer = await self._files._call_s3(
+        answer = await self.filesystem._call_s3(
             "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **same
         )
         if status.etag and answer.get("ETag") not in (None, status.etag):
@@ -166,11 +176,11 @@ class S3Store(BucketStore):
         bucket, _, key = _key(url).partition("/")
         prefix = f"{key}/" if key else ""
         with self._refusals():
-            found = self._files.call_s3(
+            listing = self.filesystem.call_s3(
                 "list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", MaxKeys=_FEW
             )
-        names = [entry["Key"] for entry in found.get("Contents", ())]
-        names += [entry["Prefix"].rstrip("/") for entry in found.get("CommonPrefixes", ())]
+        names = [entry["Key"] for entry in listing.get("Contents", ())]
+        names += [entry["Prefix"].rstrip("/") for entry in listing.get("CommonPrefixes", ())]
         return [self._url(url, f"{bucket}/{name}") for name in names]
 
 
@@ -199,7 +209,7 @@ class GoogleStore(BucketStore):
         """Bytes of the object in its generation; a generation that is gone was overwritten."""
         try:
             with self._refusals():
-                data: bytes = self._files.cat_file(status.key, start=start, end=stop, generation=status.etag)
+                data: bytes = self.filesystem.cat_file(status.key, start=start, end=stop, generation=status.etag)
         except Missing:
             raise Changed from None
         return data
@@ -231,14 +241,14 @@ class AzureStore(BucketStore):
         import fsspec
 
         with self._refusals():
-            data: bytes = fsspec.asyn.sync(self._files.loop, self._read, start, stop, status)
+            data: bytes = fsspec.asyn.sync(self.filesystem.loop, self._read, start, stop, status)
         return data
 
     async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         azure: Any = importlib.import_module("azure.core")
         container, _, blob = status.key.partition("/")
         same = {"etag": status.etag, "match_condition": azure.MatchConditions.IfNotModified} if status.etag else {}
-        async with self._files.service_client.get_blob_client(container=container, blob=blob) as client:
+        async with self.filesystem.service_client.get_blob_client(container=container, blob=blob) as client:
             stream = await client.download_blob(offset=start, length=stop - start, **same)
             data: bytes = await stream.readall()
         return data
@@ -258,15 +268,6 @@ def status_of(about: dict[str, Any]) -> RemoteStatus:
 def settings_of_drivers() -> tuple[tuple[str, str], ...]:
     """The environment variables that drivers read: with others, other filesystems are made."""
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)))
-
-
-def _driver(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise StorageError(
-            f"{extra}:// needs {module}, which is not installed. Install it: pip install 'tito-audit[{extra}]'"
-        ) from None
 
 
 def _key(url: str) -> str:

@@ -1,4 +1,9 @@
-"""Files on web servers, read by ranges over connections that stay open."""
+"""Files on web servers and on the Hugging Face hub, read by ranges.
+
+Tried in their place: fsspec's HTTPFileSystem needs aiohttp, which the core does without, gives up at the first
+dropped connection or busy answer, and reads no file of a server without ranges; HfFileSystem waits for a silent
+server for ever. Where a file changes while it is read, both go on with its new bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import base64
 import http.client
 import importlib
 import os
+import re
 import ssl
 import threading
 import time
@@ -19,8 +25,19 @@ from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from tito_audit.storage._store import CONNECT_SECONDS, READ_SECONDS, Changed, Missing, Refused, RemoteStatus, Store
-from tito_audit.storage._store_errors import Advice, of_status, refusal
+from tito_audit.storage._store import (
+    CONNECT_SECONDS,
+    READ_SECONDS,
+    Advice,
+    Changed,
+    Missing,
+    Refused,
+    RemoteStatus,
+    Store,
+    dropped,
+    of_status,
+    refusal,
+)
 
 ADVICE = Advice(
     credentials="Pass them as https://USER:PASSWORD@HOST/…, or use a signed URL that has not expired.",
@@ -40,15 +57,15 @@ class WebStore(Store):
 
     def status(self, url: str) -> RemoteStatus:
         """What the headers of the file's first byte say: some servers and most signed URLs allow no HEAD."""
-        answer = _asked(url, {"Range": "bytes=0-0"})
+        answer = _ask(url, {"Range": "bytes=0-0"})
         if answer.status == 416 and _size(answer.headers) != 0:  # not an empty file: it refuses ranges
             with answer:
-                answer.rest()
-            answer = _asked(url, {})
+                answer.read_rest()
+            answer = _ask(url, {})
         with answer:
             if answer.status in (206, 416):
                 size = _size(answer.headers)
-                answer.rest()
+                answer.read_rest()
             elif answer.status == 200:
                 size = _number(answer.headers.get("Content-Length", ""))
             else:
@@ -56,7 +73,11 @@ class WebStore(Store):
             if size is None:
                 raise Refused("the server does not say how long the file is. Download it and pass the file.")
             ranges = answer.status != 200 or size == 0
-            return RemoteStatus(size, _written(answer.headers), _etag(answer.headers), ranges=ranges)
+            try:
+                changed = parsedate_to_datetime(answer.headers.get("Last-Modified", "")).timestamp()
+            except (ValueError, TypeError):
+                changed = 0
+            return RemoteStatus(size, int(changed) * 1_000_000_000, _etag(answer.headers), ranges=ranges)
 
     def is_folder(self, url: str) -> bool:
         """False: a web server lists no files."""
@@ -72,7 +93,7 @@ class WebStore(Store):
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         """Bytes of the file."""
-        answer = _asked(url, {"Range": f"bytes={start}-{stop - 1}"} if status.ranges else {})
+        answer = _ask(url, {"Range": f"bytes={start}-{stop - 1}"} if status.ranges else {})
         with answer:
             if answer.status not in (200, 206):
                 raise answer.refusal()
@@ -97,15 +118,8 @@ class _Answer:
     connection: http.client.HTTPConnection
     where: tuple[object, ...]
 
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return self.response.status
-
-    @property
-    def headers(self) -> Message:
-        """The headers, by any case of their names."""
-        return self.response.headers
+    def __post_init__(self) -> None:
+        self.status, self.headers = self.response.status, self.response.headers
 
     def body(self, most: int) -> bytes:
         """At most so many bytes; fewer if the connection was dropped after some."""
@@ -117,10 +131,10 @@ class _Answer:
                 raise refusal(error, ADVICE) from None
         data = b"".join(parts)
         if not data:
-            raise refusal(ConnectionResetError(), ADVICE)
+            raise dropped()
         return data
 
-    def rest(self) -> None:
+    def read_rest(self) -> None:
         """Read a body that should be short, so that the connection serves again."""
         with suppress(OSError, http.client.HTTPException):
             for _ in self._blocks(_LEAST):
@@ -128,50 +142,48 @@ class _Answer:
 
     def _blocks(self, most: int) -> Iterator[bytes]:
         """The next bytes of the body as they come, until a server sends next to nothing for a long time."""
-        held, began = 0, time.monotonic()
-        while held < most and (block := self.response.read1(min(_LEAST, most - held))):
+        size, began = 0, time.monotonic()
+        while size < most and (block := self.response.read1(min(_LEAST, most - size))):
             yield block
-            held += len(block)
-            if time.monotonic() - began > READ_SECONDS * (1 + held // _LEAST):
+            size += len(block)
+            if time.monotonic() - began > READ_SECONDS * (1 + size // _LEAST):
                 return
         if self.response.length == 0:
             self.response.read()  # tells it that its end was read
 
     def refusal(self) -> Refused:
         """The refusal that the status means."""
-        after = self.headers.get("Retry-After", "")
-        return of_status(self.status, ADVICE, float(_number(after) or 0))
+        return of_status(self.status, ADVICE, float(_number(self.headers.get("Retry-After", "")) or 0))
 
     def __enter__(self) -> _Answer:
         return self
 
     def __exit__(self, *_: object) -> None:
         # A connection serves again only after its answer was read to the end.
-        kept = _connections()
-        if self.response.isclosed() and self.connection.sock is not None and len(kept) < _KEPT:
-            kept[self.where] = self.connection
+        open_connections = _connections()
+        if self.response.isclosed() and self.connection.sock is not None and len(open_connections) < _KEPT:
+            open_connections[self.where] = self.connection
         else:
             self.response.close()
             self.connection.close()
 
 
-def _asked(url: str, headers: Mapping[str, str]) -> _Answer:
-    """The answer to a GET, after redirects."""
+def _ask(url: str, headers: Mapping[str, str]) -> _Answer:
+    """The answer to a GET, after redirects; user and password are for the first server alone."""
     origin = _parts(url)
-    given = _authorization(origin)
     for _ in range(_REDIRECTS):
         parts = _parts(url)
         same = (parts.scheme, parts.hostname, parts.port) == (origin.scheme, origin.hostname, origin.port)
-        sent = {"Accept-Encoding": "identity", "User-Agent": "tito-audit", **headers, **(given if same else {})}
+        sent = {"Accept-Encoding": "identity", "User-Agent": "tito-audit", **headers}
         try:
-            answer = _answered(parts, sent)
+            answer = _answer(parts, sent | (_authorization(origin) if same else {}))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise refusal(error, ADVICE) from None
         place = answer.headers.get("Location")
         if answer.status not in (301, 302, 303, 307, 308) or not place:
             return answer
         with answer:
-            answer.rest()
+            answer.read_rest()
         try:
             url = urljoin(url, place)
         except ValueError:  # brackets are missing
@@ -192,43 +204,40 @@ def _parts(url: str) -> SplitResult:
     raise Refused("this is not an address that can be read. " + ADVICE.place)
 
 
-def _answered(parts: SplitResult, headers: Mapping[str, str]) -> _Answer:
+def _answer(parts: SplitResult, headers: Mapping[str, str]) -> _Answer:
+    """The answer to one GET, on a connection that is open already or on a new one."""
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    proxy = _proxy(parts)
+    proxy = None
+    if not urllib.request.proxy_bypass(str(parts.hostname)):
+        proxy = urllib.request.getproxies().get(parts.scheme)
+    at = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else None
     where = (parts.scheme, parts.hostname, port, proxy)
     target = quote(parts.path or "/", _AS_IS) + (f"?{quote(parts.query, _AS_IS)}" if parts.query else "")
-    headers = {**headers, "Host": (parts.netloc.rpartition("@")[2])}
-    if proxy and parts.scheme == "http":
+    headers = {**headers, "Host": parts.netloc.rpartition("@")[2]}
+    if at is not None and parts.scheme == "http":
         target = f"http://{headers['Host']}{target}"
-        headers |= _authorization(urlsplit(proxy), "Proxy-Authorization")
-    if (kept := _connections().pop(where, None)) is not None:
+        headers |= _authorization(at, "Proxy-Authorization")
+    if (connection := _connections().pop(where, None)) is not None:
         try:
-            kept.request("GET", target, headers=headers)
-            return _Answer(kept.getresponse(), kept, where)
+            connection.request("GET", target, headers=headers)
+            return _Answer(connection.getresponse(), connection, where)
         except (OSError, http.client.HTTPException):
-            kept.close()  # the server had closed it; a new one will tell
-    connection = _connection(parts, port, proxy)
-    try:
-        connection.request("GET", target, headers=headers)
-        return _Answer(connection.getresponse(), connection, where)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _connection(parts: SplitResult, port: int, proxy: str | None) -> http.client.HTTPConnection:
-    host = str(parts.hostname)
-    at = urlsplit(proxy) if proxy else None
-    first, number = (str(at.hostname), at.port or 80) if at is not None else (host, port)
+            connection.close()  # the server had closed it; a new one will tell
+    first, number = (str(at.hostname), at.port or 80) if at is not None else (str(parts.hostname), port)
     if parts.scheme == "http":
         connection = http.client.HTTPConnection(first, number, timeout=CONNECT_SECONDS)
     else:
         connection = http.client.HTTPSConnection(first, number, timeout=CONNECT_SECONDS, context=_context())
         if at is not None:
-            connection.set_tunnel(host, port, _authorization(at, "Proxy-Authorization"))
-    connection.connect()
-    connection.sock.settimeout(READ_SECONDS)
-    return connection
+            connection.set_tunnel(str(parts.hostname), port, _authorization(at, "Proxy-Authorization"))
+    try:
+        connection.connect()
+        connection.sock.settimeout(READ_SECONDS)
+        connection.request("GET", target, headers=headers)
+        return _Answer(connection.getresponse(), connection, where)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _authorization(parts: SplitResult, name: str = "Authorization") -> dict[str, str]:
@@ -237,14 +246,6 @@ def _authorization(parts: SplitResult, name: str = "Authorization") -> dict[str,
         return {}
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return {name: "Basic " + base64.b64encode(pair.encode()).decode()}
-
-
-def _proxy(parts: SplitResult) -> str | None:
-    """The proxy that the environment names for a host."""
-    if urllib.request.proxy_bypass(str(parts.hostname)):
-        return None
-    named = urllib.request.getproxies().get(parts.scheme)
-    return named if named is None or "://" in named else f"http://{named}"
 
 
 @cache
@@ -261,13 +262,13 @@ _local = threading.local()
 
 
 def _connections() -> dict[tuple[object, ...], http.client.HTTPConnection]:
-    """The connections that this thread of this process keeps."""
+    """The connections that this thread of this process keeps open."""
     if getattr(_local, "process", None) != os.getpid():
-        for inherited in getattr(_local, "kept", {}).values():
+        for inherited in getattr(_local, "connections", {}).values():
             inherited.close()  # the other process goes on with it
-        _local.process, _local.kept = os.getpid(), {}
-    kept: dict[tuple[object, ...], http.client.HTTPConnection] = _local.kept
-    return kept
+        _local.process, _local.connections = os.getpid(), {}
+    connections: dict[tuple[object, ...], http.client.HTTPConnection] = _local.connections
+    return connections
 
 
 def _etag(headers: Message) -> str | None:
@@ -286,8 +287,168 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def _written(headers: Message) -> int:
-    try:
-        return int(parsedate_to_datetime(headers.get("Last-Modified", "")).timestamp()) * 1_000_000_000
-    except (ValueError, TypeError):
-        return 0
+# The hub: a revision is looked up once for a run and its commit is read from then on, whatever is pushed.
+
+HUB_ADVICE = Advice(
+    credentials="Run `hf auth login`, or set HF_TOKEN to a token that may read it.",
+    place="Look at the name: hf://datasets/OWNER/NAME@REVISION/PATH.",
+)
+_KINDS = {"datasets": "dataset", "spaces": "space", "models": "model"}
+_REFERENCE = re.compile(r"refs/(?:convert|pr)/[^/]+")
+
+
+@dataclass(frozen=True, slots=True)
+class HubPlace:
+    """A path in a repository."""
+
+    kind: str
+    name: str
+    revision: str | None
+    path: str
+    root: str
+    """The URL of the repository, as it was given."""
+
+
+class HubStore(Store):
+    """The repositories of a hub. A status's key is `KIND OWNER/NAME COMMIT PATH`."""
+
+    def __init__(self) -> None:
+        from huggingface_hub import HfApi
+
+        self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
+
+    def status(self, url: str) -> RemoteStatus:
+        """Its size and hash at the commit that its revision is now."""
+        place = hub_place(url)
+        commit = self._commit(place)
+        entry = self._entry(place, commit)
+        if entry is None or entry["type"] != "file":
+            raise Missing(f"there is no such file in {place.name}. {HUB_ADVICE.place}")
+        return _hub_status(entry, place, commit)
+
+    def is_folder(self, url: str) -> bool:
+        """Whether the repository has this folder."""
+        place = hub_place(url)
+        commit = self._commit(place)
+        if not place.path:
+            return True
+        entry = self._entry(place, commit)
+        return entry is not None and entry["type"] == "directory"
+
+    def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
+        """All files below, a thousand a request."""
+        place = hub_place(url)
+        commit = self._commit(place)
+        for entry in self._tree(place, commit, recursive=True):
+            if entry["type"] == "file":
+                yield f"{place.root}/{entry['path']}", _hub_status(entry, place, commit)
+
+    def entries(self, url: str) -> list[str]:
+        """What is in a folder."""
+        place = hub_place(url)
+        return [
+            f"{place.root}/{entry['path']}" for entry in self._tree(place, self._commit(place), recursive=False)
+        ]
+
+    def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
+        """Bytes of the file at the commit of its status."""
+        import huggingface_hub
+        from huggingface_hub import hf_hub_url
+
+        hub: Any = huggingface_hub.utils  # its helpers are public, but not marked so for type checkers
+
+        kind, name, commit, path = status.key.split(" ", 3)
+        address = hf_hub_url(name, path, repo_type=kind, revision=commit, endpoint=self._api.endpoint)
+        headers = {**hub.build_hf_headers(token=self._api.token), "Range": f"bytes={start}-{stop - 1}"}
+        headers["Accept-Encoding"] = "identity"
+        try:
+            answer = hub.get_session().get(address, headers=headers, timeout=READ_SECONDS)
+        except Exception as error:  # of requests or httpx, whichever the hub's client uses
+            raise refusal(error, HUB_ADVICE) from None
+        if answer.status_code not in (200, 206):
+            raise of_status(answer.status_code, HUB_ADVICE)
+        data: bytes = answer.content
+        return data[start:stop] if answer.status_code == 200 else data[: stop - start]
+
+    def _commit(self, place: HubPlace) -> str:
+        try:
+            about = self._api.repo_info(
+                place.name, revision=place.revision, repo_type=place.kind, timeout=READ_SECONDS
+            )
+        except Exception as error:
+            raise hub_refusal(error, place) from None
+        return str(about.sha)
+
+    def _entry(self, place: HubPlace, commit: str) -> Mapping[str, Any] | None:
+        """The file or folder at a path; None if there is none."""
+        body = {"paths": [place.path], "expand": False}
+        entries: list[Mapping[str, Any]] = self._ask(place, "POST", f"paths-info/{commit}", data=body).json()
+        return entries[0] if entries else None
+
+    def _tree(self, place: HubPlace, commit: str, *, recursive: bool) -> Iterator[Mapping[str, Any]]:
+        """What is in a folder, or below it."""
+        below = f"/{quote(place.path, safe='')}" if place.path else ""
+        address: str | None = f"tree/{commit}{below}?recursive={str(recursive).lower()}"
+        while address is not None:
+            answer = self._ask(place, "GET", address)
+            yield from answer.json()
+            address = answer.links.get("next", {}).get("url")
+
+    def _ask(self, place: HubPlace, method: str, address: str, **body: Any) -> Any:
+        """The hub's answer about a repository; the client's own functions would wait for it for ever."""
+        import huggingface_hub
+
+        hub: Any = huggingface_hub.utils
+        headers = hub.build_hf_headers(token=self._api.token)
+        if "://" not in address:
+            address = f"{self._api.endpoint}/api/{place.kind}s/{place.name}/{address}"
+        try:
+            answer = hub.get_session().request(method, address, headers=headers, timeout=READ_SECONDS, **body)
+            hub.hf_raise_for_status(answer)
+        except Exception as error:  # of requests or httpx, whichever the hub's client uses
+            raise hub_refusal(error, place) from None
+        return answer
+
+
+def hub_place(url: str) -> HubPlace:
+    """The parts of `hf://[datasets/|spaces/]OWNER/NAME[@REVISION][/PATH]`."""
+    rest = url.removeprefix("hf://").strip("/")
+    head, _, after = rest.partition("/")
+    kind = _KINDS.get(head, "model")
+    prefix = f"{head}/" if head in _KINDS else ""
+    owner, _, rest = (after if head in _KINDS else rest).partition("/")
+    if not owner or not rest or head == "buckets":
+        raise Refused(f"this does not name a repository and a file in it. {HUB_ADVICE.place}")
+    name, at, path = rest.partition("@") if "@" in rest.partition("/")[0] else (rest, "", "")
+    if not at:
+        name, _, path = rest.partition("/")
+        return HubPlace(kind, f"{owner}/{name}", None, path, f"hf://{prefix}{owner}/{name}")
+    reference = _REFERENCE.match(path)
+    revision = reference[0] if reference else path.partition("/")[0]
+    path = path[len(revision) :].lstrip("/")
+    return HubPlace(kind, f"{owner}/{name}", unquote(revision), path, f"hf://{prefix}{owner}/{name}@{revision}")
+
+
+def _hub_status(entry: Mapping[str, Any], place: HubPlace, commit: str) -> RemoteStatus:
+    etag = (entry.get("lfs") or entry)["oid"]
+    return RemoteStatus(int(entry["size"]), 0, str(etag), f"{place.kind} {place.name} {commit} {entry['path']}")
+
+
+def hub_refusal(error: Exception, place: HubPlace) -> Refused:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "GatedRepoError" in names:
+        return Refused(f"{place.name} is gated: ask for access on its page. {HUB_ADVICE.credentials}")
+    if "RevisionNotFoundError" in names:
+        return Missing(f"{place.name} has no revision {place.revision or 'main'}. {HUB_ADVICE.place}")
+    if "RepositoryNotFoundError" in names:
+        return Missing(
+            f"there is no {place.kind} {place.name}, or it is private. {HUB_ADVICE.credentials} "
+            "Data sets begin with hf://datasets/."
+        )
+    if "OfflineModeIsEnabled" in names:
+        return Refused("HF_HUB_OFFLINE forbids to reach the hub. Unset it, or pass files on disk.")
+    if "HFValidationError" in names:
+        return Refused(f"{place.name} cannot be the name of a repository. {HUB_ADVICE.place}")
+    if "EntryNotFoundError" in names:
+        return Missing(f"there is no such folder in {place.name}. {HUB_ADVICE.place}")
+    return refusal(error, HUB_ADVICE)

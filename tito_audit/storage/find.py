@@ -1,21 +1,24 @@
-"""find_logs: files, folders and globs on the command line to log files."""
+"""find_logs: files, folders and globs on the command line to log files, on disk and in stores."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TypeAlias
 
 from tito_audit.errors import StorageError
 from tito_audit.settings.home import user_path
-from tito_audit.storage._remote_find import fetch_heads, remote_folder, remote_logs, walk
 from tito_audit.storage.datasets import MARKS, is_dataset, shards_under
 from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.journal import SUFFIX, is_open
-from tito_audit.storage.remote import RemoteFile, is_url, remote_file
+from tito_audit.storage.remote import FIRST, RemoteFile, is_url, know, remote_file
 from tito_audit.storage.standard_input import NAME, standard_input
 from tito_audit.unknown import close_names
 
@@ -51,6 +54,15 @@ _SAME = "…"
 _FEW = 5
 """Names that a message lists."""
 
+_MAGIC = re.compile(r"[*?\[]")
+_DIGITS = re.compile(r"\d+")
+_ALIKE = 8
+"""So many files with the same name but for its digits are shards: if the first is a log, all are."""
+_AT_ONCE = 16
+"""Beginnings of files that are fetched at the same time."""
+_FEW_HEADS = 64
+"""Of up to so many files as much is fetched as reading them needs first."""
+
 _Walked: TypeAlias = tuple[Path, list[str], list[str]]
 
 
@@ -59,11 +71,10 @@ def find_logs(arguments: Sequence[str | Path]) -> list[Path]:
 
     Rows in memory are their own path.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for argument in arguments:
-        for path in [argument] if isinstance(argument, RowsInMemory) else _files(str(argument)):
-            found.setdefault(path)
-    return list(found)
+        files |= dict.fromkeys([argument] if isinstance(argument, RowsInMemory) else _files(str(argument)))
+    return list(files)
 
 
 def few(names: Sequence[str]) -> str:
@@ -80,7 +91,7 @@ def skipped_files(arguments: Sequence[str]) -> list[Path]:
 def _folder(argument: str) -> Path | None:
     """The folder that an argument names; None if it names something else."""
     if is_url(argument):
-        return remote_folder(argument)
+        return _remote_folder(argument)
     path = user_path(argument)
     return path if os.path.isdir(path) else None  # noqa: PTH112
 
@@ -88,7 +99,7 @@ def _folder(argument: str) -> Path | None:
 def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[_Walked]:
     """Each folder, and the names of the folders and files in it; folders removed from the list are passed over."""
     if isinstance(folder, RemoteFile):
-        yield from walk(folder)
+        yield from _remote_walk(folder)
     for root, folders, files in os.walk(folder, onerror=refuse) if not isinstance(folder, RemoteFile) else ():
         yield Path(root), folders, files
 
@@ -115,8 +126,11 @@ def _files(argument: str) -> list[Path]:
         return [standard_input()]
     if is_url(argument):
         if argument.startswith("file://"):
-            raise StorageError(_about_url(argument))
-        return remote_logs(argument, _in_folder)
+            local = argument.removeprefix("file://")
+            raise StorageError(
+                f"{argument}: local logs are named by path, not by URL.\nPass the path: tito-audit scan {local}"
+            )
+        return _remote_logs(argument)
     path = user_path(argument)
     if str(path) == NAME:
         path = Path.cwd() / NAME  # the file of that name, as in ./-
@@ -127,8 +141,8 @@ def _files(argument: str) -> list[Path]:
         return [path]
     # After the check for existence, as names may contain brackets.
     if glob.has_magic(argument):
-        matched = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  Path takes no absolute pattern
-        files = [file for match in matched for file in _of_match(Path(match))]
+        matched = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207  Path takes no absolute pattern
+        files = [file for match in matched for file in (_sorted_logs(match) if match.is_dir() else [match])]
         if not files:
             raise StorageError(f"{argument}: no file matches. Quote the pattern, or look where it starts.")
         return files
@@ -137,18 +151,13 @@ def _files(argument: str) -> list[Path]:
     raise StorageError(f"{argument}: no such file or folder.{_close_names(path)}")
 
 
-def _of_match(path: Path) -> list[Path]:
-    """A file that a glob matched, or the logs in a folder that it matched, if any."""
-    return _sorted_logs(path) if path.is_dir() else [path]
-
-
 def _in_folder(folder: Path) -> list[Path]:
     files = _sorted_logs(folder)
     if not files:
         others = [str(path.relative_to(folder)) for path in sorted(_others_under(folder))]
-        held = f"It holds {few(others)}." if others else "It is empty."
+        content = f"It holds {few(others)}." if others else "It is empty."
         raise StorageError(
-            f"{folder}: no log in this folder or below. {held}\n"
+            f"{folder}: no log in this folder or below. {content}\n"
             f"Names of logs end in {', '.join(LOG_SUFFIXES)}. If yours has another name, pass the file itself."
         )
     return files
@@ -156,7 +165,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _sorted_logs(folder: Path) -> list[Path]:
     """The logs of a folder by name; the shards of a data set together, in the order of its rows."""
-    return [path for _, found in sorted(_logs_under(folder)) for path in found]
+    return [path for _, files in sorted(_logs_under(folder)) for path in files]
 
 
 def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
@@ -164,7 +173,7 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     if isinstance(folder, RemoteFile):
         named = [file for file in folder.below or () if _is_named(file)]
         _refuse_ambiguous(named)
-        fetch_heads([file for file in named if _is_text(file)], _BEGINNING)
+        _fetch_heads([file for file in named if _is_text(file)], _BEGINNING)
     for root, folders, files in _walk(folder, _refuse):
         if MARKS.intersection(files) and is_dataset(root):
             folders.clear()
@@ -223,12 +232,138 @@ def _refuse(error: OSError) -> None:
 
 def _close_names(path: Path) -> str:
     folder = path.parent
-    if not folder.is_dir():
+    if isinstance(folder, RemoteFile):
+        names = folder.entries()
+    elif folder.is_dir():
+        names = [entry.name for entry in os.scandir(folder)]
+    else:
         return f" The folder {folder} does not exist either."
-    close = close_names(path.name, sorted(entry.name for entry in os.scandir(folder)))
+    close = close_names(path.name, sorted(names))
     return f" Did you mean {' or '.join(str(folder / name) for name in close)}?" if close else ""
 
 
-def _about_url(argument: str) -> str:
-    way = f"tito-audit scan {argument.removeprefix('file://')}"
-    return f"{argument}: local logs are named by path, not by URL.\nPass the path: {way}"
+# Logs in stores
+
+
+def _remote_logs(url: str) -> list[Path]:
+    """The files that a URL names, as they are now; StorageError if there are none."""
+    if url.endswith("://"):
+        raise StorageError(f"{url}: this names no file. Name one, or a folder, after it.")
+    path = remote_file(url)
+    if _of_web(url):
+        if "*" in path.name:
+            raise StorageError(f"{path}: a web server does not list its files. Name each file.")
+        try:
+            path.refreshed()
+        except FileNotFoundError as error:
+            raise StorageError(f"{path}: {error.strerror}") from None
+        return [know(path)]
+    pattern = _MAGIC.search(url, url.index("://") + 3)
+    why = "there is nothing below it."
+    if not url.endswith("/"):
+        try:
+            path.refreshed()
+            return [know(path)]
+        except FileNotFoundError as error:
+            why = str(error.strerror)
+    if pattern is not None:
+        return _of_pattern(url, pattern.start())
+    folder = _listed(RemoteFile(url.rstrip("/")))
+    if not folder.below:
+        raise StorageError(f"{folder}: {why}{_close_names(folder)}")
+    return _in_folder(folder)
+
+
+def _remote_folder(url: str) -> RemoteFile | None:
+    """The folder that a URL names, with all files below it; None if it names something else."""
+    if _of_web(url) or _MAGIC.search(url, url.index("://") + 3):
+        return None
+    folder = remote_file(url.rstrip("/"))
+    if folder.below is not None:
+        return folder
+    try:
+        return None if folder.is_file() else _listed(folder)
+    except StorageError:  # which find_logs reports
+        return None
+
+
+def _remote_walk(folder: RemoteFile) -> Iterator[tuple[RemoteFile, list[str], list[str]]]:
+    """As `os.walk`, from one listing: each folder, and the names of the folders and files in it."""
+    tree: dict[str, tuple[dict[str, None], list[str]]] = defaultdict(lambda: ({}, []))
+    for file in (folder if folder.below is not None else _listed(folder)).below or ():
+        tree[str(file.parent)][1].append(file.name)
+        for above in takewhile(lambda path: path != folder, file.parents):
+            tree[str(above.parent)][0][above.name] = None
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        folders, files = sorted(tree[str(here)][0]), sorted(tree[str(here)][1])
+        yield here, folders, files
+        waiting += [here / name for name in reversed(folders)]
+
+
+def _listed(folder: RemoteFile) -> RemoteFile:
+    """The folder with all files below it, which are known from now on."""
+    folder.below = [know(file) for file in folder.files()]
+    return know(folder)
+
+
+def _fetch_heads(files: Sequence[RemoteFile], size: int) -> None:
+    """Fetch how files begin, many at a time.
+
+    Of many files with the same name but for its digits, only the first is fetched; the others are `alike`.
+    """
+    groups: dict[tuple[str, str], list[RemoteFile]] = defaultdict(list)
+    for file in files:
+        groups[str(file.parent), _DIGITS.sub("0", file.name)].append(file)
+    wanted = []
+    for group in groups.values():
+        wanted += group[:1] if len(group) >= _ALIKE else group
+        for file in group[1:] if len(group) >= _ALIKE else ():
+            file.alike = group[0]
+    if len(wanted) > 1:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            size = FIRST if len(wanted) <= _FEW_HEADS else size
+            list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
+
+
+def _of_pattern(url: str, magic: int) -> list[Path]:
+    """The files that a pattern matches, and the logs in folders that it matches."""
+    folder = RemoteFile(url[:magic].rpartition("/")[0])
+    if len(folder.parts) < 2:
+        raise StorageError(f"{url}: a pattern begins after the name of the bucket or the repository.")
+    pattern = url.split("/")
+    matched: dict[str, list[Path]] = {}
+    folders: dict[RemoteFile, list[RemoteFile]] = defaultdict(list)
+    for file in _listed(folder).below or ():
+        if _matches(str(file).split("/"), pattern):
+            matched[str(file)] = [file]
+        else:
+            above = (path for path in file.parents if _matches(str(path).split("/"), pattern))
+            for path in islice(above, 1):
+                folders[path].append(file)
+    for path, below in folders.items():
+        path.below = below
+        matched[str(path)] = _in_folder(path)
+    logs = [log for name in sorted(matched) for log in matched[name]]
+    if not logs:
+        raise StorageError(f"{url}: no file matches. Quote the pattern, or look where it starts.")
+    return logs
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path match those of a pattern, with the rules of `glob`: hidden names are named."""
+    if not pattern:
+        return not names
+    first, rest = pattern[0], pattern[1:]
+    if first == "**":
+        deep = next((at for at, name in enumerate(names) if name[:1] in ("", ".")), len(names))
+        # At the end it matches files and folders at any depth.
+        return 0 < deep == len(names) if not rest else any(_matches(names[at:], rest) for at in range(deep + 1))
+    if not names or (names[0].startswith(".") and not first.startswith(".")):
+        return False
+    return fnmatchcase(names[0], first) and _matches(names[1:], rest)
+
+
+def _of_web(url: str) -> bool:
+    return url.lower().startswith(("http://", "https://"))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._store import Missing, Refused, RemoteStatus, retried
-from tito_audit.storage._store_writing import Taken, bucket_of, refuse_store, same_key, send
+from tito_audit.storage._store import Changed, Missing, Passing, Refused, RemoteStatus, refusal, retried
+from tito_audit.storage._store_buckets import BucketStore
+from tito_audit.storage._store_web import HubStore, hub_place, hub_refusal
 from tito_audit.storage.remote import RemoteFile, is_url
 
 _LISTED = 8
@@ -23,6 +26,26 @@ _LISTED = 8
 _BLOCK = 1 << 20
 CONTENT = "sha256:"
 """How the etag of `content_status` begins."""
+_PART = 16 << 20
+"""Bytes of a part of a large upload, a multiple of 256 KiB as Google wants it."""
+_PARTS = 4
+"""How many parts are sent at once."""
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"chunksize": _PART, "max_concurrency": _PARTS},
+    "gs": {"chunksize": _PART},
+    "az": {"max_concurrency": _PARTS},
+}
+_CONTENT = {".html": "text/html; charset=utf-8", ".json": "application/json"}
+"""What browsers show, by suffix; other files have the type that the store gives them."""
+_CONTENT_OPTION = {"s3": "ContentType", "gs": "content_type"}
+_buckets: set[str] = set()
+"""The buckets that exist."""
+_SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
+_FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "EntityTooLarge"}
+
+
+class Taken(Refused):
+    """The name is taken."""
 
 
 def output_path(name: str | Path) -> Path:
@@ -37,16 +60,27 @@ def place_key(path: str | Path) -> str:
     in a store with one spelling."""
     if isinstance(path, RemoteFile):
         return same_key(path.url)
-    return same_key(str(path)) if is_url(str(path)) else _file_key(path)
-
-
-def _file_key(path: str | Path) -> str:
-    """The file that a path leads to, if there is one; else its path, with links followed."""
+    if is_url(str(path)):
+        return same_key(str(path))
+    # The file that it leads to, if there is one; else its path, with links followed.
     with suppress(OSError, ValueError):
         status = os.stat(path)  # noqa: PTH116  a path that is no path has no file
         if stat.S_ISREG(status.st_mode):
             return f"file {status.st_ino} of {status.st_dev}"
     return os.path.realpath(path)
+
+
+def same_key(url: str) -> str:
+    """A URL in the one form that all its spellings have: schemes, doubled slashes, and the hub's main branch."""
+    scheme, _, rest = url.partition("://")
+    scheme = _SAME.get(scheme.lower(), scheme.lower())
+    if scheme in ("http", "https"):
+        return url
+    parts = [part for part in rest.split("/") if part not in ("", ".")]
+    if scheme == "hf":
+        at = 2 if parts[:1] == ["datasets"] else 1
+        parts[at : at + 1] = [unquote(part).removesuffix("@main") for part in parts[at : at + 1]]
+    return f"{scheme}://{'/'.join(parts)}"
 
 
 def is_folder(path: RemoteFile) -> bool:
@@ -63,11 +97,38 @@ def refuse_remote(target: RemoteFile, *, overwrite: bool, source: Path | None = 
         raise StorageError(
             f"{target}: this is the input itself, and the input is never written; name another file."
         )
-    bucket = _bucket(target)
-    if not _exists(target):
-        _refuse_missing(target, bucket)
-    elif not overwrite:
-        raise exists_error(target)
+    refuse_place(target)
+    scheme, _, rest = same_key(target.url).partition("://")
+    parts, depth = rest.split("/"), 3 if scheme == "hf" else 1
+    if len(parts) <= depth:
+        raise StorageError(f"{target}: this names no file. Add a name after it.")
+    if _exists(target):
+        if not overwrite:
+            raise exists_error(target)
+        return
+    bucket = RemoteFile(f"{scheme}://{'/'.join(parts[:depth])}")
+    if bucket.url in _buckets:
+        return
+    try:
+        there = bucket.is_dir()
+    except Missing as error:
+        raise StorageError(f"{target}: {error}") from None
+    if not there:
+        raise StorageError(f"{target}: there is no {bucket}, so nothing was written; create it first.")
+    _buckets.add(bucket.url)
+
+
+def refuse_place(target: RemoteFile) -> None:
+    """StorageError if nothing is ever written to such a URL; the store is not asked."""
+    if not isinstance(target.store, BucketStore | HubStore):
+        raise StorageError(
+            f"{target}: a web server is only read. Write to a bucket (s3://, gs://, az://), to hf://datasets/, or "
+            "to disk."
+        )
+    if isinstance(target.store, HubStore) and not same_key(target.url).startswith("hf://datasets/"):
+        raise StorageError(
+            f"{target}: on the hub only data sets are written. Name a file hf://datasets/OWNER/NAME/PATH."
+        )
 
 
 def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
@@ -82,14 +143,14 @@ def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
     while not all(target.is_relative_to(above) for target in wanted):
         above = above.parent
     try:
-        taken = {same_key(url) for url, _ in above.store.files(above.url)}
+        present = {same_key(url) for url, _ in above.store.files(above.url)}
     except Missing:  # an empty folder is none
         return
     except Refused as error:
         raise StorageError(f"{above}: {error}") from None
-    found = next((target for target in wanted if same_key(target.url) in taken), None)
-    if found is not None:
-        raise exists_error(found)
+    for target in wanted:
+        if same_key(target.url) in present:
+            raise exists_error(target)
 
 
 def _exists(target: RemoteFile) -> bool:
@@ -98,36 +159,6 @@ def _exists(target: RemoteFile) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def refuse_place(target: RemoteFile) -> None:
-    """StorageError if nothing is ever written to such a URL; the store is not asked."""
-    try:
-        refuse_store(target.store, target.url)
-    except Refused as error:
-        raise StorageError(f"{target}: {error}") from None
-
-
-def _bucket(target: RemoteFile) -> RemoteFile:
-    """The bucket or repository that a target is in; StorageError if nothing can be written there."""
-    refuse_place(target)
-    try:
-        return RemoteFile(bucket_of(target.url))
-    except Refused as error:
-        raise StorageError(f"{target}: {error}") from None
-
-
-def _refuse_missing(target: RemoteFile, bucket: RemoteFile) -> None:
-    """StorageError if there is no such bucket or repository, which is asked once."""
-    if bucket.url in _buckets:
-        return
-    try:
-        there = bucket.is_dir()
-    except Missing as error:
-        raise StorageError(f"{target}: {error}") from None
-    if not there:
-        raise StorageError(f"{target}: there is no {bucket}, so nothing was written; create it first.")
-    _buckets.add(bucket.url)
 
 
 def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
@@ -140,10 +171,10 @@ def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
         retried(lambda: _sent(file, place, overwrite))
     except Refused as error:
         raise StorageError(f"{place}: nothing was written: {error}") from None
-    held, size = place.refreshed().st_size, file.stat().st_size
-    if held != size:
+    arrived, size = place.refreshed().st_size, file.stat().st_size
+    if arrived != size:
         raise StorageError(
-            f"{place}: the store holds {held:,} bytes of the {size:,} that were sent; delete it and run again."
+            f"{place}: the store holds {arrived:,} bytes of the {size:,} that were sent; delete it and run again."
         )
 
 
@@ -165,7 +196,10 @@ def content_status(file: Path) -> RemoteStatus:
 
 def _sent(file: Path, place: RemoteFile, overwrite: bool) -> None:
     try:
-        send(place.store, file, place.url, overwrite=overwrite)
+        if isinstance(place.store, BucketStore):
+            _to_bucket(place.store, file, place.url, overwrite)
+        elif isinstance(place.store, HubStore):
+            _to_hub(place.store, file, place.url, overwrite)
     except Taken:
         # The file of an earlier try whose answer was lost is no other file.
         if not _holds(place, file):
@@ -181,5 +215,94 @@ def _holds(place: RemoteFile, file: Path) -> bool:
         return all(one == other for one, other in blocks)
 
 
-_buckets: set[str] = set()
-"""The buckets that exist."""
+def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> None:
+    key = url.partition("://")[2].strip("/")
+    options = dict(_OPTIONS[store.extra])
+    content = _CONTENT.get(Path(key).suffix.lower())
+    if content is not None and store.extra in _CONTENT_OPTION:
+        options[_CONTENT_OPTION[store.extra]] = content
+    mode = "overwrite" if overwrite else "create"
+    try:
+        store.filesystem.put_file(os.fspath(file), key, mode=mode, **options)
+    except FileExistsError:
+        raise Taken from None
+    except Exception as error:  # drivers raise exceptions of many kinds
+        if not overwrite and _codes(error) & {"NotImplemented", "501"}:
+            # A server that knows no conditions: the name was free a moment ago.
+            return _to_bucket(store, file, url, True)
+        raise _refusal(error, store, overwrite) from None
+
+
+def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> Refused:
+    """Why the store did not take a file."""
+    codes = _codes(error)
+    if codes & _FULL:
+        return Refused("the store has no room for it. Free some, or write elsewhere.")
+    if codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
+        return Passing("somebody else writes this file. Run again once nobody does.")
+    refused = refusal(error, store.advice)
+    if isinstance(refused, Changed):
+        return Passing("the store lost the upload. Run again.") if overwrite else Taken()
+    return _of_writing(refused)
+
+
+def _of_writing(refused: Refused) -> Refused:
+    """A refusal in the words of who writes; those of `refusal` are of who reads."""
+    words = str(refused).replace("may not read it", "may not write it").replace("may read it", "may write to it")
+    refused.args = (words,)
+    return refused
+
+
+def _codes(error: BaseException | None) -> set[str]:
+    """The codes of a service in an exception and its causes."""
+    codes: set[str] = set()
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            codes.add(str(response.get("Error", {}).get("Code", "")))
+        error = error.__cause__
+    return codes
+
+
+def _to_hub(store: HubStore, file: Path, url: str, overwrite: bool) -> None:
+    from huggingface_hub import CommitOperationAdd
+
+    place, api = hub_place(url), store._api
+    about: dict[str, Any] = {"repo_id": place.name, "repo_type": place.kind, "revision": place.revision}
+    try:
+        head = api.repo_info(**about).sha
+        if not overwrite and api.get_paths_info(place.name, [place.path], repo_type=place.kind, revision=head):
+            raise Taken
+        with _no_progress():
+            api.create_commit(
+                **about,
+                operations=[CommitOperationAdd(place.path, os.fspath(file))],
+                commit_message=f"Write {place.path} with tito-audit",
+                parent_commit=None if overwrite else head,
+            )
+    except Taken:
+        raise
+    except Exception as error:  # of requests or httpx, whichever the hub's client uses
+        refused = hub_refusal(error, place)
+        if isinstance(refused, Changed):
+            refused = Passing("others write to this data set all the time. Run again later.")
+        raise _of_writing(refused) from None
+
+
+@contextmanager
+def _no_progress() -> Iterator[None]:
+    """The hub's client shows no progress of its own, which would mix with ours."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
