@@ -28,8 +28,8 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage import RawRow, atomic, open_log, open_output
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.log import Log
+from tito_audit.storage.output import TextOutput
 from tito_audit.storage.streams import ByteStream, compression_of
-from tito_audit.storage.text_output import TextOutput
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from tito_audit.storage.atomic import allow_open_files
+from tito_audit.storage.atomic import allow_open_files, make_folder, refuse_taken, same_place, target_paths
 from tito_audit.storage.datasets import dataset_metadata, write_dataset_metadata
 from tito_audit.storage.find import LOG_SUFFIXES, few, find_logs, skipped_files
 from tito_audit.storage.given import Given, Logs, Name, given, names_of, paths_of
 from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.memory_output import MemoryOutput, memory_targets, open_memory_output
-from tito_audit.storage.output import open_output
-from tito_audit.storage.output_contract import Output
+from tito_audit.storage.output import Output, open_output
 from tito_audit.storage.quarantine import Quarantine
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.remote_output import output_path, place_key
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.standard_input import path_of
-from tito_audit.storage.targets import make_folder, refuse_taken, same_place, target_paths
 
 __all__ = [
     "LOG_SUFFIXES",

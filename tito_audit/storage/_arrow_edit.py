@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tito_audit.record.edits import ABSENT, Path, edits_between
-from tito_audit.storage._arrow_leaves import is_number, numbers, times
 
 _SAMPLE = 256
 """Rows of a column checked to see how it writes a missing float."""
@@ -141,12 +140,12 @@ def _edited_map(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> A
     (keys, items), (_, far_items) = _pairs(array), _pairs(far)
     names = keys.to_pylist()
     for key, below in _by_head(changes).items():
-        found = [i for i, name in enumerate(names) if name == key]
+        places = [i for i, name in enumerate(names) if name == key]
         if below[0].new is ABSENT and not below[0].path:
-            left = pa.array([i for i in range(len(names)) if i not in found], pa.int64())
+            left = pa.array([i for i in range(len(names)) if i not in places], pa.int64())
             keys, items = keys.take(left), items.take(left)
-        elif found:
-            at = found[-1]
+        elif places:
+            at = places[-1]
             item = _edited(kind.item_field, items.slice(at, 1), far_items, below)
             items = pa.concat_arrays([items.slice(0, at), item, items.slice(at + 1)])
         else:
@@ -204,11 +203,13 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
         lists = [_entries(kind.value_field, value, inside) for value in values]
         return _list_array(kind, pa.concat_arrays(lists), [len(entries) for entries in lists])
     if pa.types.is_temporal(kind):
-        return times(kind, values)
-    if is_number(kind):
-        return numbers(kind, values, nan_is_null=False)
+        return _times(kind, values)
+    if _is_number(kind):
+        return _numbers(kind, values, nan_is_null=False)
     if pa.types.is_decimal(kind):
-        return pa.array([Decimal(repr(one) if isinstance(one, float) else one) for one in values], type=kind)
+        return pa.array(
+            [Decimal(repr(value) if isinstance(value, float) else value) for value in values], type=kind
+        )
     return pa.array(values, type=kind)
 
 
@@ -249,9 +250,9 @@ def _entries(field: Any, value: Any, before: _Before) -> Any:
 
     if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim != 1):
         raise TypeError(f"a list was expected, not {_kind_of(value)}")
-    if is_number(field.type):
+    if _is_number(field.type):
         nan_is_null = field.nullable and not _writes_nan(value, before)
-        return numbers(field.type, value, nan_is_null=nan_is_null, nullable=field.nullable)
+        return _numbers(field.type, value, nan_is_null=nan_is_null, nullable=field.nullable)
     if not isinstance(before.old, list) or not (pa.types.is_nested(field.type) or _is_opaque(field.type)):
         return _built(field, list(value), _Before(before.near, before.far))
     places = {id(entry): i for i, entry in enumerate(before.old)}
@@ -310,16 +311,9 @@ def _is_opaque(kind: Any) -> bool:
 def _is_list(kind: Any) -> bool:
     import pyarrow as pa
 
-    tests: Iterator[Any] = iter(
-        (
-            pa.types.is_list,
-            pa.types.is_large_list,
-            pa.types.is_fixed_size_list,
-            pa.types.is_list_view,
-            pa.types.is_large_list_view,
-        )
-    )
-    return any(test(kind) for test in tests)
+    types = pa.types
+    fixed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(fixed or types.is_list_view(kind) or types.is_large_list_view(kind))
 
 
 @cache
@@ -336,3 +330,68 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     return "an object" if isinstance(value, Mapping) else type(value).__name__
+
+
+# Numbers and times, from the values that a row shows
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether the values of a type are integers, floats or booleans."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _times(kind: Any, values: list[Any]) -> Any:
+    """Times from the texts or counts that a row shows."""
+    import pyarrow as pa
+
+    if all(isinstance(value, str) for value in values):
+        return _times_of_text(kind, values)
+    return pa.array(values, type=kind)
+
+
+def _times_of_text(kind: Any, values: list[Any]) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_duration(kind) or all(value.lstrip("-").isdigit() for value in values):
+        counts = pa.array([int(value) for value in values], pa.int32() if kind.bit_width == 32 else pa.int64())
+        return counts.view(kind)
+    if pa.types.is_time(kind):
+        # Arrow parses a time of day only as part of a timestamp.
+        moments = pa.array([f"1970-01-01 {value}" for value in values], pa.string())
+        return moments.cast(pa.timestamp(kind.unit)).cast(kind)
+    return pa.array(values, pa.string()).cast(kind)
+
+
+def _numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True) -> Any:
+    """Numbers as an Arrow array, exactly; floats are rounded to the width of the column."""
+    import pyarrow as pa
+
+    whole = (
+        pa.types.is_integer(kind) and isinstance(values, list) and not any(isinstance(v, float) for v in values)
+    )
+    array = pa.array(values, type=kind if whole else None)
+    if not (_is_number(array.type) or pa.types.is_null(array.type)):
+        raise TypeError(f"numbers of type {kind} were expected, not {array.type}")
+    if array.null_count and not nullable:
+        raise ValueError("an entry must not be null")
+    if pa.types.is_floating(kind):
+        return _floats(kind, array, nan_is_null)
+    if pa.types.is_boolean(kind) and not pa.types.is_boolean(array.type):
+        odd = next((value for value in array.to_pylist() if value not in (0, 1, None)), None)
+        if odd is not None:
+            raise ValueError(f"{odd} is neither true nor false")
+    return array.cast(kind)
+
+
+def _floats(kind: Any, array: Any, nan_is_null: bool) -> Any:
+    import pyarrow as pa
+
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    flat = array.to_numpy(zero_copy_only=False)
+    with np.errstate(over="raise"):
+        flat = flat.astype(f"float{kind.bit_width}", copy=False)
+    if nan_is_null:
+        missing = missing | np.isnan(flat)
+    return pa.array(flat, type=kind, mask=missing)

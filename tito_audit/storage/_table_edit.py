@@ -1,15 +1,22 @@
-"""TableEdit: tables with some rows changed and the rest of each column as it was."""
+"""TableOutput: a table written again with some of its rows changed; TableEdit: what that does to its columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._arrow_edit import Change, conversion_errors, edited, is_text
+from tito_audit.format import Row
+from tito_audit.storage._arrow_edit import Change, changes_between, conversion_errors, edited, is_text
+from tito_audit.storage.arrow import ArrowFile, open_arrow
+from tito_audit.storage.log import Log
+from tito_audit.storage.row import RawRow
+from tito_audit.storage.streams import Damaged
 
 Copies = list[list[Change]]
 """The changes of each row that is written instead of one: [] drops it, several are a fork."""
@@ -109,3 +116,173 @@ def as_text(value: Any) -> Any:
 def _shortened(kind: Any) -> str:
     text = str(kind)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class TableOutput(ABC):
+    """A table written again with some rows replaced; everything no change touches passes through as Arrow data.
+
+    Rows come in file order. One batch (a row group or a record batch) is in memory at a time and is written as one
+    batch. Nothing is written before the first changed row, so a file without changes stays a byte-for-byte copy.
+    """
+
+    def __init__(self, source: Path, out: BinaryIO, edit: TableEdit) -> None:
+        self.changed = False
+        """Whether any row was changed, forked or dropped."""
+        self.not_kept: Sequence[str] = ()
+        """What of the source's form the written file does not have, in words; known once it is complete."""
+        self._source = source
+        self._out = out
+        self._edit = edit
+        self._rows: dict[int, Copies] = {}
+        """The changed rows of the next batch to write, by row of the file."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Keep the row as it is."""
+        if self.changed:
+            self._write_batches_before(raw.index)
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write these rows instead of one: none drops it, several are a fork."""
+        copies = [changes_between(raw.value, row) for row in rows]
+        if len(copies) == 1 and not copies[0]:
+            self.keep(raw)
+            return
+        if not self.changed:
+            self.changed = True
+            self._open()
+        self._write_batches_before(raw.index)
+        self._take(raw.index, copies)
+
+    def _take(self, index: int, copies: Copies) -> None:
+        """Hold the changes of a row until its batch is written."""
+        self._rows[index] = copies
+
+    def finish(self, log: Log) -> None:
+        """Write the remaining batches; if no row changed, copy the source."""
+        if self.changed:
+            self._write_batches_before(None)
+            self._close()
+            return
+        with self._source.open("rb") as source:
+            shutil.copyfileobj(source, self._out)
+
+    def abandon(self) -> None:  # noqa: B027  most hold nothing
+        """Close what is open; nothing more is written."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open the source and a writer with the same options."""
+
+    @abstractmethod
+    def _write_batches_before(self, row: int | None) -> None:
+        """Write the batches that end at or before this row of the file; None: all of them."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Write the footer and close the source."""
+
+
+def unwritable(source: Path, why: str) -> StorageError:
+    """The error for a part of a table that cannot be read, so that the table cannot be written again."""
+    return StorageError(
+        f"{source}: {why}, so the file cannot be written again with its repairs.\n"
+        "The copy is incomplete or damaged; copy it again, or write it again."
+    )
+
+
+class ArrowOutput(TableOutput):
+    """An Arrow file with some rows replaced, in the format of the source (stream, or with a footer)."""
+
+    def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
+        super().__init__(source, out, TableEdit(source, "an Arrow file", added))
+        self._file: ArrowFile | None = None
+        self._batches: Iterator[tuple[Any, Any, float]] = iter(())
+        self._next: tuple[Any, Any] | None = None
+        """The next record batch to write and its metadata; None after the last."""
+        self._first = 0
+        """The first row of that record batch, counted in the file."""
+        self._writer: Any = None
+        self._dictionaries: dict[int, Any] = {}
+        """By column: the dictionary written so far (format with a footer only), as an array without rows."""
+
+    def _open(self) -> None:
+        import pyarrow as pa
+
+        self._file = file = open_arrow(self._source)
+        self._batches = file.batches()
+        options = file.options()
+        schema = self._edit.schema(file.schema)
+        # A Python file: pyarrow would still write to one of its own when dropped unfinished.
+        if file.has_footer:
+            more = {} if file.metadata is None else {"metadata": file.metadata}
+            self._writer = pa.ipc.new_file(self._out, schema, options=options, **more)
+        else:
+            self._writer = pa.ipc.new_stream(self._out, schema, options=options)
+        self._advance()
+
+    def _write_batches_before(self, row: int | None) -> None:
+        while self._next is not None and (row is None or self._first + self._next[0].num_rows <= row):
+            self._write_batch()
+
+    def _close(self) -> None:
+        self._writer.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _advance(self) -> None:
+        self._next = None  # the next is read into its place
+        try:
+            batch = next(self._batches, None)
+        except Damaged as damage:
+            raise unwritable(self._source, str(damage)) from None
+        self._next = batch[:2] if batch is not None else None
+
+    def _write_batch(self) -> None:
+        """Write the next record batch; none if all of its rows are dropped."""
+        if self._next is not None:
+            self._first += self._write_edited(*self._next)
+            self._rows = {}
+            self._advance()
+
+    def _write_edited(self, batch: Any, metadata: Any) -> int:
+        """Write a record batch with its changes, of which nothing is held afterwards; its number of rows."""
+        import pyarrow as pa
+
+        table = self._edit.table(pa.Table.from_batches([batch]), self._first, self._rows)
+        for part in self._in_one(table) if len(table) or not batch.num_rows else ():
+            self._writer.write_batch(part, metadata)
+        return int(batch.num_rows)
+
+    def _in_one(self, table: Any) -> list[Any]:
+        """The table as one record batch, or as several if one array cannot hold it."""
+        import pyarrow as pa
+
+        columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
+        whole = pa.table(columns, schema=table.schema).combine_chunks()
+        return whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+
+    def _told_apart(self, place: int, column: Any) -> Any:
+        """The column, its dictionary continued from earlier batches: the format with a footer allows only one."""
+        import pyarrow as pa
+
+        if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
+            return column
+        known = self._dictionaries.get(place)
+        chunks = column.chunks if known is None else [known, *column.chunks]
+        if not chunks:
+            return column
+        column = pa.chunked_array(chunks, column.type).unify_dictionaries().combine_chunks()
+        column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        self._dictionaries[place] = column.chunk(0).slice(0, 0)
+        return column
+
+
+def _has_dictionary(kind: Any) -> bool:
+    """Whether a type, or a part of it, is dictionary-encoded."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))

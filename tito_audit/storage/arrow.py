@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from tito_audit.errors import StorageError
-from tito_audit.storage._arrow_checks import is_sound
-from tito_audit.storage._arrow_form import ArrowForm, form_of, lengths_of
-from tito_audit.storage._same_names import refuse_same_names
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
@@ -20,6 +20,7 @@ from tito_audit.storage.table_rows import (
     BATCH_BYTES,
     BATCH_ROWS,
     first_line,
+    refuse_same_names,
     rows_of_batch,
     sampled_of_batch,
 )
@@ -68,35 +69,48 @@ class ArrowFile:
         """The footer's own metadata; None if there is none."""
         return getattr(self._reader, "metadata", None)
 
-    @property
-    def form(self) -> ArrowForm:
-        """How its record batches are written."""
-        return form_of(self._at_start())
+    def options(self) -> Any:
+        """The options of a writer that writes the same form, as its first record batch says.
+
+        In the format with a footer, only the additions to a growing dictionary are written.
+        """
+        import pyarrow as pa
+
+        codec, version = None, pa.ipc.MetadataVersion.V5
+        try:
+            message = next(_record_batches(self._at_start()), None)
+            if message is not None:
+                codec, version = _codec(bytes(message.metadata)), message.metadata_version
+        except (OSError, ValueError):  # an Arrow error is one of these; whoever reads the batch says it
+            pass
+        return pa.ipc.IpcWriteOptions(
+            metadata_version=version, compression=codec, emit_dictionary_deltas=self.has_footer
+        )
 
     def lengths(self) -> list[int]:
         """The number of rows of each record batch, from the headers alone; an Arrow error if they are damaged."""
-        return lengths_of(self._at_start())
+        return [_rows(bytes(message.metadata)) for message in _record_batches(self._at_start())]
 
     def batches(self) -> Iterator[tuple[Any, Any, float]]:
         """Each record batch, its metadata and the share of the file read up to its end; raises Damaged."""
         number, read = 0, self._from_reader() if self._reader is not None else self._from_stream()
         while True:
             try:
-                found = next(read, None)
+                batch = next(read, None)
             except Exception as error:
                 if not _is_of_arrow(error):
                     raise
                 raise Damaged(
                     f"record batch {number} of the Arrow file cannot be read ({first_line(error)})"
                 ) from None
-            if found is None:
+            if batch is None:
                 break
-            if not is_sound(found[0]):
+            if not _is_sound(batch[0]):
                 raise Damaged(
                     f"record batch {number} of the Arrow file cannot be read (it points outside its data)"
                 )
-            yield found
-            found = None  # the next is read into its place
+            yield batch
+            batch = None  # the next is read into its place
             number += 1
         if self._broken is not None:
             raise Damaged(self._broken)
@@ -120,11 +134,11 @@ class ArrowFile:
         stream = self._stream()
         while True:
             try:
-                found = stream.read_next_batch_with_custom_metadata()
+                batch = stream.read_next_batch_with_custom_metadata()
             except StopIteration:
                 break
-            yield (*found, self._source.tell() / self._size)
-            del found
+            yield (*batch, self._source.tell() / self._size)
+            del batch
         if self._broken is None and (end := self._source.tell()) < self._size:
             raise Damaged(
                 f"the Arrow stream ends at byte {end:,}, but the file goes on to byte {self._size:,} with "
@@ -143,7 +157,7 @@ class ArrowFile:
             first = pa.ipc.read_message(self._at_start())
         except (pa.ArrowException, OSError, ValueError, EOFError):
             return False  # whoever reads the batches says that they are damaged
-        return first.metadata_version <= pa.ipc.MetadataVersion.V4 and self.form.compression is not None
+        return first.metadata_version <= pa.ipc.MetadataVersion.V4 and self.options().compression is not None
 
     def _stream(self) -> Any:
         import pyarrow as pa
@@ -243,3 +257,98 @@ def _is_of_arrow(error: Exception) -> bool:
     import pyarrow as pa
 
     return isinstance(error, pa.ArrowException | OSError | ValueError | NotImplementedError | MemoryError)
+
+
+def _is_sound(batch: Any) -> bool:
+    """Whether nothing in a record batch points outside its data; text that is not UTF-8 does not count."""
+    import pyarrow as pa
+
+    try:
+        batch.validate()
+        return all(_array_is_sound(column) for column in batch.columns)
+    except (pa.ArrowException, OSError, ValueError, IndexError):
+        return False
+
+
+def _array_is_sound(array: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        # The check may have failed at text that is not UTF-8, which only invalidates its own row.
+        return "UTF8" in str(error) and _is_sound_but_for_text(array)
+    return True
+
+
+def _is_sound_but_for_text(array: Any) -> bool:
+    """The same for an array that contains text that is not UTF-8."""
+    import pyarrow as pa
+
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_sound_but_for_text(array.storage)
+    if pa.types.is_string(kind):
+        array.view(pa.binary()).validate(full=True)
+        return True
+    if pa.types.is_large_string(kind):
+        array.view(pa.large_binary()).validate(full=True)
+        return True
+    if pa.types.is_struct(kind):
+        return all(_array_is_sound(array.field(i)) for i in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        offsets = array.offsets.to_numpy(zero_copy_only=False)
+        inside = len(offsets) == 0 or (offsets[0] >= 0 and offsets[-1] <= len(array.values))
+        return bool(inside and (np.diff(offsets) >= 0).all()) and _array_is_sound(array.values)
+    return pa.types.is_fixed_size_list(kind) and _array_is_sound(array.values)
+
+
+# A message has a header: a flatbuffer (apache/arrow `format/Message.fbs`), tables whose first word says how far
+# back the offsets of their fields are. pyarrow reads it, but shows neither a batch's codec nor its number of rows.
+
+_HEADER, _LENGTH, _COMPRESSION, _CODEC = 2, 0, 3, 0
+"""Field numbers: the header of a message; length and compression of a record batch; codec of a compression."""
+
+
+def _record_batches(source: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for message in pa.ipc.MessageReader.open_stream(source):
+        if message.type == "record batch":
+            yield message
+
+
+def _codec(header: bytes) -> str | None:
+    try:
+        compression = _table(header, _table(header, _table(header, 0), _HEADER), _COMPRESSION)
+        if not compression:
+            return None
+        at = _field(header, compression, _CODEC)
+        return ("lz4", "zstd")[header[at] if at else 0]
+    except (struct.error, IndexError):
+        return None
+
+
+def _rows(header: bytes) -> int:
+    try:
+        at = _field(header, _table(header, _table(header, 0), _HEADER), _LENGTH)
+        return int(struct.unpack_from("<q", header, at)[0]) if at else 0
+    except struct.error:
+        return 0
+
+
+def _table(data: bytes, table: int, field: int | None = None) -> int:
+    """The position of the table in a field, or of the one that `table` points to if no field is given; 0: none."""
+    at = table if field is None else _field(data, table, field)
+    if field is not None and not at:
+        return 0
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """The position of a field of a table; 0 if it has its default."""
+    offsets = table - int(struct.unpack_from("<i", data, table)[0])
+    size = int(struct.unpack_from("<H", data, offsets)[0])
+    entry = 4 + 2 * number
+    inside = int(struct.unpack_from("<H", data, offsets + entry)[0]) if entry < size else 0
+    return table + inside if inside else 0

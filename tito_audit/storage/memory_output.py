@@ -18,8 +18,7 @@ from tito_audit.storage.held import ArrowRows, Content
 from tito_audit.storage.in_memory import RowsInMemory, spans
 from tito_audit.storage.log import Log
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, writer_of
-from tito_audit.storage.output import nested_output
-from tito_audit.storage.output_contract import Output
+from tito_audit.storage.output import Output, nested_output
 from tito_audit.storage.rebuilt import rebuilt
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow

@@ -13,10 +13,10 @@ import numpy as np
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage.atomic import draft_of, new_file
+from tito_audit.storage.output import Sink, compressed
 from tito_audit.storage.parquet import parquet_writer
 from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.streams import Compression
-from tito_audit.storage.text_output import Sink, compressed
 
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _LINES = {".jsonl", ".ndjson"}

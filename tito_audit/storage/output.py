@@ -1,31 +1,54 @@
-"""open_output: a log of any kind written again under another name."""
+"""open_output: a log of any kind written again under another name, row by row."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
+from tito_audit.record.edits import Path as Steps
 from tito_audit.record.edits import edits_between
+from tito_audit.record.json_text import rewrite_json
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import Sealed, new_file
 from tito_audit.storage.changes import Changes
-from tito_audit.storage.log import BINARY, TABLES, Log
-from tito_audit.storage.output_contract import Output
+from tito_audit.storage.log import BINARY, TABLES, Kind, Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
-from tito_audit.storage.text_output import TextOutput
 from tito_audit.terminal.words import listed
 
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+_LINE_END = re.compile(rb"\r?\n")
+_GZIP_LEVEL = 6
+
+
+class Output(Protocol):
+    """A log that is being written again: one call per row of the log, in order, then `finish`."""
+
+    changed: bool
+    """Whether any row was changed, forked or dropped."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Write the row as it was, byte for byte."""
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write these rows instead of one: none drops it, several are a fork.
+
+        They share every unchanged object with `raw.value`.
+        """
+
+    def finish(self, log: Log) -> None:
+        """Write what follows the last row; if this is not called, the file does not appear."""
 
 
 @contextmanager
@@ -64,11 +87,11 @@ def open_output(
             inner = table = ParquetOutput(log.path, out, added)
             stack.callback(table.abandon)
         elif log.kind == "arrow":
-            from tito_audit.storage.arrow_output import ArrowOutput
+            from tito_audit.storage._table_edit import ArrowOutput
 
             inner = ArrowOutput(log.path, out, added)
         elif log.kind == "torch":
-            from tito_audit.storage.torch_output import TorchOutput
+            from tito_audit.storage.torch_files import TorchOutput
 
             inner = TorchOutput(log.path, out)
         else:
@@ -83,9 +106,7 @@ def open_output(
 
 def nested_output(whole: Output, moved: tuple[str, ...]) -> Output:
     """An output for rows nested in those of another; `moved` columns go into the row of the file."""
-    from tito_audit.storage.inside_output import InsideOutput
-
-    return InsideOutput(whole, moved)
+    return _InsideOutput(whole, moved)
 
 
 class _Inner(Output, Protocol):
@@ -198,3 +219,254 @@ def _own_suffixes(log: Log) -> tuple[str, tuple[str, ...]]:
         if file.has_footer:
             return "an Arrow file", (".arrow", ".feather")
     return "an Arrow stream", (".arrow", ".arrows")
+
+
+class TextOutput:
+    """JSONL, JSON documents or an array, with the bytes between rows as in the log.
+
+    A dropped row takes its lead with it; the first row written gets the lead of the log's first row.
+    """
+
+    def __init__(self, out: BinaryIO, kind: Kind, compression: Compression) -> None:
+        self.changed = False
+        self.not_kept: Sequence[str] = ()
+        """What of the log's form the written file does not have, in words; known once it is complete."""
+        self._kind = kind
+        self._compression = compression
+        self._end = Sink(out)
+        self._out = compressed(out, self._end, compression)
+        self._first: bytes | None = None
+        """The lead of the log's first row, while every row so far was dropped."""
+        self._written = False
+        self._held: list[bytes] = []
+        """Rows of a fork waiting for the next lead, which shows how rows are separated."""
+        self._lead = b""
+        """The lead of the last row written."""
+        self._closing = b""
+        """The lead of a dropped row after the end of an array: the bracket that closes it is there."""
+        self._read: int | None = 0
+        """Bytes of the log's text so far; None past a row that was not read."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Write the row as it was, byte for byte."""
+        self._count(raw)
+        self._put(raw.lead, _text_of(raw))
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write these rows instead of one, each as its text with the differences edited in."""
+        texts = []
+        self._count(raw)
+        for row in rows:
+            edits = list(edits_between(raw.value, row))
+            text = _text_of(raw)
+            texts.append(rewrite_json(text.decode("utf-8"), edits).encode("utf-8") if edits else text)
+        self.changed |= texts != [raw.text]
+        if texts:
+            self._put(raw.lead, texts[0])
+            self._held += texts[1:]
+        elif not self._written and self._first is None:
+            self._first = raw.lead
+        elif self._kind == "array" and b"]" in raw.lead:
+            self._closing = raw.lead
+
+    def finish(self, log: Log) -> None:
+        """Write what follows the last row, and end the compressed stream."""
+        tail = self._closing + log.tail
+        self._separate(tail)
+        if self._compression == log.compression == "gzip" and self._read is not None:
+            one = _is_one_member(log.path, self._read + len(log.tail))
+            self.not_kept = () if one else ("one gzip member, not several",)
+        if not self._written and self._first is not None:
+            # A dropped line takes its line end with it.
+            tail = self._first + (tail if self._kind == "array" else _LINE_END.sub(b"", tail, count=1))
+        self._out.write(tail)
+        if self._compression is not None:
+            self._out.close()
+
+    def abandon(self) -> None:
+        """Close the compressor; what it still writes is discarded."""
+        self._end.closed = True
+        if self._compression is not None and not self._out.closed:
+            self._out.close()
+
+    def _count(self, raw: RawRow) -> None:
+        if raw.text is None or self._read is None:
+            self._read = None
+        else:
+            self._read += len(raw.lead) + len(raw.text)
+
+    def _put(self, lead: bytes, text: bytes) -> None:
+        self._separate(lead)
+        if not self._written and self._first is not None:
+            # If something follows the end of an array, the closing bracket is in the lead.
+            lead = self._first + (lead if self._kind == "array" and b"]" in lead else b"")
+        self._out.write(lead)
+        self._out.write(text)
+        self._written, self._lead = True, lead
+
+    def _separate(self, following: bytes) -> None:
+        """Write the rows that were held back, separated as in the file."""
+        if not self._held:
+            return
+        between = self._comma(following) if self._kind == "array" else self._line_end(following)
+        for text in self._held:
+            self._out.write(between)
+            self._out.write(text)
+        self._held.clear()
+
+    def _comma(self, following: bytes) -> bytes:
+        for lead in (self._lead, following):
+            if lead.lstrip().startswith(b",") or lead.rstrip().endswith(b","):
+                return lead
+        space = self._lead[self._lead.rfind(b"[") + 1 :]
+        return b"," + (space or (b" " if b'": ' in self._held[0] else b""))
+
+    def _line_end(self, following: bytes) -> bytes:
+        found = _LINE_END.search(following) or _LINE_END.search(self._lead)
+        return found[0] if found else b"\n"
+
+
+def _is_one_member(path: Path, size: int) -> bool:
+    """Whether a gzip file whose text has this size is one member: each ends with the size of its own text."""
+    with path.open("rb") as file:
+        file.seek(-4, os.SEEK_END)
+        return int.from_bytes(file.read(4), "little") == size % (1 << 32)
+
+
+def _text_of(raw: RawRow) -> bytes:
+    if raw.text is None:
+        raise ValueError(f"row {raw.index} has no text: open the log with keep_text")
+    return raw.text
+
+
+def compressed(out: BinaryIO, end: Sink, compression: Compression) -> Any:
+    """A stream that compresses into a file; the output depends on the input alone."""
+    if compression == "gzip":
+        return gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, end), mtime=0)
+    if compression == "zstd":
+        import pyarrow as pa  # slow to import, so only where it is needed
+
+        return pa.CompressedOutputStream(pa.PythonFile(end, "w"), "zstd")
+    return out
+
+
+class Sink:
+    """The file a compressor writes to, which it cannot close; writes after `close` are discarded."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        """The number of bytes accepted."""
+        return len(data) if self.closed else self._out.write(data)
+
+    def flush(self) -> None:
+        """Does nothing: the file is flushed at the end."""
+
+    def tell(self) -> int:
+        """The position in the file."""
+        return self._out.tell()
+
+    def close(self) -> None:
+        """Discard all further writes."""
+        self.closed = True
+
+
+_Change = tuple[Steps, Sequence[Row]]
+"""A path, and the rows that replace the row there."""
+
+
+class _InsideOutput:
+    """An output that takes nested rows and writes the rows of the file around them.
+
+    A row that forks becomes several entries of the list it is in, or several rows of the file if it is in no list;
+    a dropped row takes its entry or its row of the file with it.
+    """
+
+    def __init__(self, out: Output, moved: Sequence[str]) -> None:
+        self.changed = False
+        """Whether any row was changed, forked or dropped."""
+        self._out = out
+        self._moved = moved
+        """New columns, which a table can take only at its top level, so they move to the row of the file."""
+        self._outer: RawRow | None = None
+        self._changes: list[_Change] = []
+
+    def keep(self, raw: RawRow) -> None:
+        """Keep the row as it is."""
+        self._go_to(raw)
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write these rows instead of one: none drops it, several are a fork."""
+        self._go_to(raw)
+        if raw.within is not None:
+            self._changes.append((raw.within.path, rows))
+
+    def finish(self, log: Log) -> None:
+        """Write the remaining rows."""
+        self._write()
+        for empty in log.passed:
+            self._out.keep(empty)
+        self._out.finish(log)
+
+    def _go_to(self, raw: RawRow) -> None:
+        if raw.within is None:
+            raise ValueError(f"row {raw.index} is in no wrapper")
+        if raw.within.outer is self._outer:
+            return
+        self._write()
+        for empty in raw.within.before:
+            self._out.keep(empty)
+        self._outer = raw.within.outer
+
+    def _write(self) -> None:
+        """Write the row of the file whose nested rows were all seen."""
+        outer, changes = self._outer, self._changes
+        self._outer, self._changes = None, []
+        if outer is None:
+            return
+        if not changes:
+            self._out.keep(outer)
+            return
+        rows = _with_moved(outer.value, changes, self._moved) if outer.value is not None else []
+        self._out.replace(outer, rows)
+        self.changed = self._out.changed
+
+
+def _with_moved(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) -> list[Row]:
+    """The rows of the file, with the moved columns at their top level: as `{"rows": […]}` for rows from a list."""
+    said: list[tuple[Steps, dict[str, Any]]] = []
+    bare: list[_Change] = []
+    for path, rows in changes:
+        said += [(path, {name: row[name] for name in moved if name in row}) for row in rows]
+        bare.append((path, [{name: row[name] for name in row if name not in moved} for row in rows]))
+    whole: list[Row] = _rebuilt(outer, bare if moved else changes, 0)
+    for name in moved:
+        values = [(path, one[name]) for path, one in said if name in one]
+        if not values:
+            continue
+        before = {"before": outer[name]} if outer.get(name) is not None else {}
+        if any(isinstance(step, int) for step in values[0][0]):
+            entries = [{"entry": next(s for s in path[::-1] if isinstance(s, int)), **one} for path, one in values]
+            whole = [{**row, name: {"rows": entries, **before}} for row in whole]
+        else:
+            whole = [{**row, name: {**one, **before}} for row, (_, one) in zip(whole, values, strict=True)]
+    return whole
+
+
+def _rebuilt(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
+    """What replaces a value `depth` steps down, given the changes below it: one value, several or none."""
+    here = next((rows for path, rows in changes if len(path) == depth), None)
+    if here is not None:
+        return list(here)
+    below: dict[Any, list[_Change]] = {}
+    for change in changes:
+        below.setdefault(change[0][depth], []).append(change)
+    if isinstance(value, Mapping):
+        ((key, inner),) = below.items()
+        return [{**value, key: one} for one in _rebuilt(value[key], inner, depth + 1)]
+    entries: list[Any] = []
+    for index, entry in enumerate(value):
+        entries += _rebuilt(entry, below[index], depth + 1) if index in below else [entry]
+    return [entries]

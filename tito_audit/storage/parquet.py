@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._same_names import refuse_same_names
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
-from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, sampled_of_batch
+from tito_audit.storage.table_rows import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    first_line,
+    refuse_same_names,
+    rows_of_batch,
+    sampled_of_batch,
+)
 
 REMOTE_BATCH_BYTES = 1 << 20
 """How much of a table that is fetched is turned into rows at once."""

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._table_edit import TableEdit
-from tito_audit.storage._table_output import TableOutput, unreadable_table
+from tito_audit.storage._table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.parquet import (
     NOT_READ,
     batches_of,
@@ -26,6 +25,7 @@ from tito_audit.storage.parquet import (
     without_pages,
 )
 from tito_audit.storage.streams import Damaged
+from tito_audit.storage.table_rows import first_line
 from tito_audit.terminal.words import listed
 
 LARGE = 128 << 20
@@ -82,7 +82,8 @@ class ParquetOutput(TableOutput):
             schema = self._edit.schema(self._file.schema_arrow)
             options = writer_options(self._source, self._file, schema, self._edit.added)
         except (pa.ArrowException, OSError, ValueError, IndexError) as error:
-            raise unreadable_table(self._source, "the footer of the Parquet file", error) from error
+            why = f"the footer of the Parquet file cannot be read ({first_line(error)})"
+            raise unwritable(self._source, why) from error
         self._claims = options["sorting_columns"] or ()
         self._parts = list(_parts(self._file.metadata))
         self._tables = self._read()
@@ -138,9 +139,11 @@ class ParquetOutput(TableOutput):
                             "Write the log with times as INT64, or as JSONL."
                         )
                     yield table
-            except (pa.ArrowException, OSError, ValueError, Damaged) as error:
-                what = f"row group {group} of the Parquet file"
-                raise unreadable_table(self._source, what, error) from error
+            except Damaged as damage:
+                raise unwritable(self._source, str(damage)) from None
+            except (pa.ArrowException, OSError, ValueError) as error:
+                why = f"row group {group} of the Parquet file cannot be read ({first_line(error)})"
+                raise unwritable(self._source, why) from error
 
     def _has_lost_times(self, group: int) -> bool:
         """Whether a row group holds INT96 times outside the years 1677 to 2262, which Arrow reads as others."""
