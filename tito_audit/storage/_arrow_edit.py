@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.record.edits import ABSENT, Path, edits_between
+from tito_audit.storage.table_rows import is_list
 
 _SAMPLE = 256
 """Rows of a column checked to see how it writes a missing float."""
@@ -93,7 +94,7 @@ def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
         return _edited_object(kind, array, far, changes)
     if pa.types.is_map(kind):
         return _edited_map(kind, array, far, changes)
-    if _is_list(kind):
+    if is_list(kind):
         return _edited_list(kind, array, far, changes)
     raise ValueError(f"a value of type {kind} has no parts")
 
@@ -198,7 +199,7 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
         return _objects(kind, values, before)
     if pa.types.is_map(kind):
         return _maps(kind, values, before)
-    if _is_list(kind):
+    if is_list(kind):
         inside = _Before(before.near.flatten(), before.far.flatten(), before.old)
         lists = [_entries(kind.value_field, value, inside) for value in values]
         return _list_array(kind, pa.concat_arrays(lists), [len(entries) for entries in lists])
@@ -306,14 +307,6 @@ def _is_opaque(kind: Any) -> bool:
     import pyarrow as pa
 
     return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_temporal(kind))
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    fixed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return bool(fixed or types.is_list_view(kind) or types.is_large_list_view(kind))
 
 
 @cache

@@ -182,8 +182,8 @@ def refusal(error: BaseException, advice: Advice) -> Refused:
         (_DROPPED, Passing, str(dropped())),
         (_MISSING, Missing, f"there is no such file. {advice.place}"),
     )
-    for known, kind, words in kinds:
-        if named := sorted(codes & known):
+    for names, kind, words in kinds:
+        if named := sorted(codes & names):
             return kind(words.format(code=named[0]))
     status = next((status for status in map(_status, errors) if status is not None), None)
     if status is not None:

@@ -44,9 +44,9 @@ class BucketStore(Store):
                 f"pip install 'tito-audit[{self.extra}]'"
             ) from None
         with self._refusals():
-            self.filesystem = self._made(driver)
+            self.filesystem = self._connect(driver)
 
-    def _made(self, driver: Any) -> Any:
+    def _connect(self, driver: Any) -> Any:
         """The filesystem of the driver's module."""
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class S3Store(BucketStore):
         place="Look at the name, at AWS_ENDPOINT_URL and at the region.",
     )
 
-    def _made(self, driver: Any) -> Any:
+    def _connect(self, driver: Any) -> Any:
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
             if not (os.environ.get(name) or "http://").startswith(("http://", "https://")):
                 raise Refused(f"{name} is not an address. Begin it with https:// or http://.")
@@ -194,7 +194,7 @@ class GoogleStore(BucketStore):
         place="Look at the name.",
     )
 
-    def _made(self, driver: Any) -> Any:
+    def _connect(self, driver: Any) -> Any:
         # Not the class of the same name in `gcsfs` itself: its gRPC does not survive a fork.
         return driver.core.GCSFileSystem(
             skip_instance_cache=True, use_listings_cache=False, timeout=READ_SECONDS, check_connection=False
@@ -225,7 +225,7 @@ class AzureStore(BucketStore):
         place="Look at the name: az://CONTAINER/PATH.",
     )
 
-    def _made(self, driver: Any) -> Any:
+    def _connect(self, driver: Any) -> Any:
         named = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME", "FSSPEC_ABFS")
         if not any(name.startswith(named) for name in os.environ):
             raise Refused(f"no storage account is named. {self.advice.credentials}")

@@ -81,18 +81,20 @@ class TableEdit:
         try:
             return edited(field, column, place, changes)
         except conversion_errors() as error:
+            kind = str(field.type)
+            kind = kind if len(kind) <= 80 else f"{kind[:77]}..."
             raise StorageError(
                 f"{self._source}: row {row}, column {field.name!r}: the repaired value does not fit the "
-                f"column's type {_shortened(field.type)} ({error}).\n"
+                f"column's type {kind} ({error}).\n"
                 f"The types of {self._what} are kept, so the repaired file cannot be written. Write the log "
                 "with a type that can hold the value, or as JSONL, or leave the repair out."
             ) from error
 
     def check_names(self, names: Sequence[str], changed: Mapping[int, Copies]) -> None:
         """StorageError if a change is of a column that is not among these."""
-        known = {*names, *self.added}
+        columns = {*names, *self.added}
         for row, copies in changed.items():
-            unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in known]
+            unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in columns]
             if unknown:
                 raise StorageError(
                     f"{self._source}: row {row}: the repair adds a column {unknown[0]!r} that the file does not "
@@ -111,11 +113,6 @@ def as_text(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode("utf-8")
-
-
-def _shortened(kind: Any) -> str:
-    text = str(kind)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class TableOutput(ABC):
@@ -151,11 +148,7 @@ class TableOutput(ABC):
             self.changed = True
             self._open()
         self._write_batches_before(raw.index)
-        self._take(raw.index, copies)
-
-    def _take(self, index: int, copies: Copies) -> None:
-        """Hold the changes of a row until its batch is written."""
-        self._rows[index] = copies
+        self._rows[raw.index] = copies
 
     def finish(self, log: Log) -> None:
         """Write the remaining batches; if no row changed, copy the source."""
@@ -267,8 +260,8 @@ class ArrowOutput(TableOutput):
 
         if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
             return column
-        known = self._dictionaries.get(place)
-        chunks = column.chunks if known is None else [known, *column.chunks]
+        before = self._dictionaries.get(place)
+        chunks = column.chunks if before is None else [before, *column.chunks]
         if not chunks:
             return column
         column = pa.chunked_array(chunks, column.type).unify_dictionaries().combine_chunks()

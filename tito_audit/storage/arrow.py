@@ -217,11 +217,11 @@ def rows_of_arrow(
 
 def _rows_of_whole(whole: Any, index: int, limit: int, sample: Sample | None) -> Iterator[RawRow]:
     """The rows of a record batch that begins at row `index`, which hold no more of it than their part."""
-    taken = sample.among(seed_of_batch(whole), index, whole.num_rows) if sample is not None else None
+    chosen = sample.among(seed_of_batch(whole), index, whole.num_rows) if sample is not None else None
     start, parts = index, list(parts_of_batch(whole))
     for batch in parts:
-        if sample is not None and taken is not None:
-            here = taken[(taken >= start - index) & (taken < start - index + batch.num_rows)] - (start - index)
+        if sample is not None and chosen is not None:
+            here = chosen[(chosen >= start - index) & (chosen < start - index + batch.num_rows)] - (start - index)
             yield from sampled_of_batch(batch, here, start, limit, sample)
         else:
             part = batch if len(parts) == 1 else _copied(batch)

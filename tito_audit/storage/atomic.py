@@ -252,15 +252,19 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     if isinstance(out, RemoteFile):
         refuse_place(out)
     in_folder = _is_folder(out)
-    folders = [path for path in map(_named, logs) if _is_folder(path)]
+    named = [remote_file(log) if is_url(log) else Path(log) for log in logs]
+    folders = [path for path in named if _is_folder(path)]
     if len(files) == 1 and not in_folder and not folders:
         targets = {files[0]: out}
     else:
-        if not in_folder and _is_file(out):
+        if not in_folder and (out.is_file() if isinstance(out, RemoteFile) else os.path.exists(out)):  # noqa: PTH110
             raise SetupError(
                 f"-o {out}: {len(files)} logs go into a folder, and this is a file.\nName a folder, new or not."
             )
-        targets = {file: out / _below(file, folders) for file in files}
+        targets = {}
+        for file in files:
+            folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
+            targets[file] = out / (file.relative_to(folder) if folder is not None else file.name)
     owners: dict[str, Path] = {}
     for file, target in targets.items():
         other = owners.setdefault(place_key(target), file)
@@ -278,9 +282,9 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     return targets
 
 
-def same_place(one: Path, other: Path) -> bool:
+def same_place(path: Path, other: Path) -> bool:
     """Whether two paths name the same place, all links followed."""
-    return place_key(one) == place_key(other)
+    return place_key(path) == place_key(other)
 
 
 def refuse_taken(targets: Mapping[Path, Path], *, overwrite: bool) -> None:
@@ -308,21 +312,6 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def _named(log: str) -> Path:
-    return remote_file(log) if is_url(log) else Path(log)
-
-
 def _is_folder(path: Path) -> bool:
     # os.path, which returns False for names that are too long or link to themselves; the error comes later.
     return is_folder(path) if isinstance(path, RemoteFile) else os.path.isdir(path)  # noqa: PTH112
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() if isinstance(path, RemoteFile) else os.path.exists(path)  # noqa: PTH110
-
-
-def _below(file: Path, folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        if file.is_relative_to(folder):
-            return file.relative_to(folder)
-    return Path(file.name)

@@ -21,7 +21,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Place:
     """A place where a row is, or should be."""
 
     path: Path
@@ -37,7 +37,7 @@ class RowPath:
     """As the user wrote it."""
     steps: tuple[str, ...]
 
-    def found(self, row: Mapping[str, Any]) -> Iterator[_Found]:
+    def rows(self, row: Mapping[str, Any]) -> Iterator[_Place]:
         """The rows in a row of the file, or why there is none where one should be."""
         return _walk(row, self.steps, ())
 
@@ -68,8 +68,8 @@ class RowPath:
         for raw in raws:
             if raw.value is None:
                 continue
-            found = list(self.found(raw.value))
-            if not found or any(one.error is None for one in found):
+            places = list(self.rows(raw.value))
+            if not places or any(place.error is None for place in places):
                 return
             first = raw.value if first is None else first
         if first is not None:
@@ -77,7 +77,7 @@ class RowPath:
 
     def nowhere(self, row: Mapping[str, Any], file: object) -> SetupError:
         """The error for a log in which no row has the path; `row` is its first."""
-        why = next((found.error for found in self.found(row) if found.error is not None), "")
+        why = next((place.error for place in self.rows(row) if place.error is not None), "")
         why = why.removeprefix(f"--rows-at {self.path}: ")
         return SetupError(f"{file}: --rows-at {self.path}: no row has this path; in the first, {why}.")
 
@@ -95,22 +95,25 @@ class Unwrapped:
         self._met = False
         self._keep = keep
         self._inside = inside
-        self._choice = sample
+        self._sample = sample
 
     def rows(self, raws: Iterable[RawRow]) -> Iterator[RawRow]:
         """Each nested row with its place; error rows for what cannot be read or should be a row and is not."""
         for raw in raws:
-            found = [_Found((), error=raw.error)] if raw.value is None else self._inside.found(raw.value)
+            places = [_Place((), error=raw.error)] if raw.value is None else self._inside.rows(raw.value)
             start = self.count
-            for number, one in enumerate(found):
-                self._note(raw, one.error)
+            for number, place in enumerate(places):
+                self._note(raw, place.error)
                 index, self.count = self.count, self.count + 1
-                if self._choice is not None and not raw.lost and not _taken(self._choice, index, number, one):
+                sample = None if raw.lost else self._sample
+                if sample is not None and not _in_sample(sample, index, number, place):
                     continue
-                within = Within(raw, one.path, tuple(self.passed))
+                within = Within(raw, place.path, tuple(self.passed))
                 self.passed.clear()
-                error = None if one.error is None else self._said(one.error, raw)
-                yield RawRow(index, one.value if error is None else None, error, lost=raw.lost, within=within)
+                error = place.error
+                if error is not None and raw.value is not None:
+                    error = f"--rows-at {self._inside.path}: {error}"
+                yield RawRow(index, place.value if error is None else None, error, lost=raw.lost, within=within)
             if self.count == start:
                 self._note(raw, None)
                 self.passed += [raw] if self._keep else []
@@ -118,9 +121,6 @@ class Unwrapped:
     def _note(self, raw: RawRow, error: str | None) -> None:
         self._met |= error is None
         self.first_without = None if self._met else self.first_without or raw.value
-
-    def _said(self, error: str, raw: RawRow) -> str:
-        return error if raw.value is None else f"--rows-at {self._inside.path}: {error}"
 
 
 def parse_row_path(path: str) -> RowPath:
@@ -150,25 +150,25 @@ def wrapper_keys(raw: RawRow) -> Iterator[str]:
         value = value[step]
 
 
-def _walk(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Found]:
+def _walk(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Place]:
     if isinstance(value, list | tuple):
         rest = steps[1:] if steps[:1] == (_ANY,) else steps
         for index, entry in enumerate(value):
             yield from _walk(entry, rest, (*path, index))
     elif not steps and isinstance(value, Mapping):
-        yield _Found(path, value)
+        yield _Place(path, value)
     elif not steps:
-        yield _Found(path, error=f"{_named(path)} is {_kind(value)}, not an object with named columns")
+        yield _Place(path, error=f"{_named(path)} is {_kind(value)}, not an object with named columns")
     elif isinstance(value, Mapping) and (key := _key(value, steps)) is not None:
         yield from _walk(value[key], steps[key.count(".") + 1 :], (*path, key))
     elif isinstance(value, Mapping) and steps[0] == _ANY:
-        yield _Found(path, error=f"{_named(path)} is an object, not a list; {_keys(value, path)}")
+        yield _Place(path, error=f"{_named(path)} is an object, not a list; {_keys(value, path)}")
     elif isinstance(value, Mapping):
         close = difflib.get_close_matches(steps[0], [str(name) for name in value], n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield _Found(path, error=f"there is no {steps[0]!r}{hint}; {_keys(value, path)}")
+        yield _Place(path, error=f"there is no {steps[0]!r}{hint}; {_keys(value, path)}")
     else:
-        yield _Found(path, error=f"{_named(path)} is {_kind(value)}, and has no {steps[0]!r}")
+        yield _Place(path, error=f"{_named(path)} is {_kind(value)}, and has no {steps[0]!r}")
 
 
 def _key(value: Mapping[str, Any], steps: tuple[str, ...]) -> str | None:
@@ -197,8 +197,7 @@ def _kind(value: Any) -> str:
     return "a list of numbers" if hasattr(value, "dtype") and getattr(value, "ndim", None) else "a single value"
 
 
-def _taken(sample: Sample, index: int, number: int, found: _Found) -> bool:
+def _in_sample(sample: Sample, index: int, number: int, place: _Place) -> bool:
     """Whether a sample takes a row, by its content and its place in its wrapper."""
-
-    data = dump_row(found.value) if found.error is None else found.error.encode("utf-8", "replace")
+    data = dump_row(place.value) if place.error is None else place.error.encode("utf-8", "replace")
     return sample.takes(index, number, data, len(data))

@@ -156,8 +156,8 @@ class _CheckedOutput:
         if not self.changed and self._may_copy and self._state == _state(self._path):
             self._copy()
         elif self.changed and self._inner.not_kept:
-            said = listed(list(self._inner.not_kept))
-            self._changes.notices.append(f"{self._path}: the repaired file is stored in another form: {said}.")
+            lost = listed(list(self._inner.not_kept))
+            self._changes.notices.append(f"{self._path}: the repaired file is stored in another form: {lost}.")
         # The file may get its name much later; report a full disk now.
         self._out.flush()
         os.fsync(self._out.fileno())
@@ -238,7 +238,7 @@ class TextOutput:
         self._first: bytes | None = None
         """The lead of the log's first row, while every row so far was dropped."""
         self._written = False
-        self._held: list[bytes] = []
+        self._waiting: list[bytes] = []
         """Rows of a fork waiting for the next lead, which shows how rows are separated."""
         self._lead = b""
         """The lead of the last row written."""
@@ -263,7 +263,7 @@ class TextOutput:
         self.changed |= texts != [raw.text]
         if texts:
             self._put(raw.lead, texts[0])
-            self._held += texts[1:]
+            self._waiting += texts[1:]
         elif not self._written and self._first is None:
             self._first = raw.lead
         elif self._kind == "array" and b"]" in raw.lead:
@@ -274,8 +274,11 @@ class TextOutput:
         tail = self._closing + log.tail
         self._separate(tail)
         if self._compression == log.compression == "gzip" and self._read is not None:
-            one = _is_one_member(log.path, self._read + len(log.tail))
-            self.not_kept = () if one else ("one gzip member, not several",)
+            with log.path.open("rb") as file:
+                file.seek(-4, os.SEEK_END)
+                # A member ends with the size of its own text.
+                if int.from_bytes(file.read(4), "little") != (self._read + len(log.tail)) % (1 << 32):
+                    self.not_kept = ("one gzip member, not several",)
         if not self._written and self._first is not None:
             # A dropped line takes its line end with it.
             tail = self._first + (tail if self._kind == "array" else _LINE_END.sub(b"", tail, count=1))
@@ -306,31 +309,24 @@ class TextOutput:
 
     def _separate(self, following: bytes) -> None:
         """Write the rows that were held back, separated as in the file."""
-        if not self._held:
+        if not self._waiting:
             return
-        between = self._comma(following) if self._kind == "array" else self._line_end(following)
-        for text in self._held:
+        if self._kind == "array":
+            between = self._comma(following)
+        else:
+            end = _LINE_END.search(following) or _LINE_END.search(self._lead)
+            between = end[0] if end else b"\n"
+        for text in self._waiting:
             self._out.write(between)
             self._out.write(text)
-        self._held.clear()
+        self._waiting.clear()
 
     def _comma(self, following: bytes) -> bytes:
         for lead in (self._lead, following):
             if lead.lstrip().startswith(b",") or lead.rstrip().endswith(b","):
                 return lead
         space = self._lead[self._lead.rfind(b"[") + 1 :]
-        return b"," + (space or (b" " if b'": ' in self._held[0] else b""))
-
-    def _line_end(self, following: bytes) -> bytes:
-        found = _LINE_END.search(following) or _LINE_END.search(self._lead)
-        return found[0] if found else b"\n"
-
-
-def _is_one_member(path: Path, size: int) -> bool:
-    """Whether a gzip file whose text has this size is one member: each ends with the size of its own text."""
-    with path.open("rb") as file:
-        file.seek(-4, os.SEEK_END)
-        return int.from_bytes(file.read(4), "little") == size % (1 << 32)
+        return b"," + (space or (b" " if b'": ' in self._waiting[0] else b""))
 
 
 def _text_of(raw: RawRow) -> bytes:
@@ -436,22 +432,25 @@ class _InsideOutput:
 
 def _with_moved(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) -> list[Row]:
     """The rows of the file, with the moved columns at their top level: as `{"rows": […]}` for rows from a list."""
-    said: list[tuple[Steps, dict[str, Any]]] = []
+    values: list[tuple[Steps, dict[str, Any]]] = []
     bare: list[_Change] = []
     for path, rows in changes:
-        said += [(path, {name: row[name] for name in moved if name in row}) for row in rows]
+        values += [(path, {name: row[name] for name in moved if name in row}) for row in rows]
         bare.append((path, [{name: row[name] for name in row if name not in moved} for row in rows]))
     whole: list[Row] = _rebuilt(outer, bare if moved else changes, 0)
     for name in moved:
-        values = [(path, one[name]) for path, one in said if name in one]
-        if not values:
+        named = [(path, row[name]) for path, row in values if name in row]
+        if not named:
             continue
         before = {"before": outer[name]} if outer.get(name) is not None else {}
-        if any(isinstance(step, int) for step in values[0][0]):
-            entries = [{"entry": next(s for s in path[::-1] if isinstance(s, int)), **one} for path, one in values]
+        if any(isinstance(step, int) for step in named[0][0]):
+            entries = [
+                {"entry": next(step for step in path[::-1] if isinstance(step, int)), **value}
+                for path, value in named
+            ]
             whole = [{**row, name: {"rows": entries, **before}} for row in whole]
         else:
-            whole = [{**row, name: {**one, **before}} for row, (_, one) in zip(whole, values, strict=True)]
+            whole = [{**row, name: {**value, **before}} for row, (_, value) in zip(whole, named, strict=True)]
     return whole
 
 
@@ -465,7 +464,7 @@ def _rebuilt(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
         below.setdefault(change[0][depth], []).append(change)
     if isinstance(value, Mapping):
         ((key, inner),) = below.items()
-        return [{**value, key: one} for one in _rebuilt(value[key], inner, depth + 1)]
+        return [{**value, key: entry} for entry in _rebuilt(value[key], inner, depth + 1)]
     entries: list[Any] = []
     for index, entry in enumerate(value):
         entries += _rebuilt(entry, below[index], depth + 1) if index in below else [entry]

@@ -47,34 +47,26 @@ def rows_of_parquet(
     `quick` is explained at `open_parquet`.
     """
     with open_parquet(path, quick=quick) as file:
-        if only is not None:
-            yield from ((row, 1.0) for row in _one_row(file, only, limit))
-            return
         total = max(file.metadata.num_rows, 1)
         index = 0
         for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if only is not None and not index <= only < index + size:
+                index += size
+                continue
             if sample is not None:
                 for row in sampled_of_group(file, group, index, index, limit, sample):
                     yield row, (row.index + 1) / total
-                index += file.metadata.row_group(group).num_rows
+                index += size
                 continue
             for batch in batches_of(file, group):
-                for row in rows_of_batch(batch, range(index, index + batch.num_rows), limit):
-                    yield row, (row.index + 1) / total
-                index += batch.num_rows
-
-
-def _one_row(file: Any, wanted: int, limit: int) -> Iterator[RawRow]:
-    index = 0
-    for group in range(file.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        if index <= wanted < index + rows:
-            for batch in batches_of(file, group):
-                if wanted < index + batch.num_rows:
-                    yield from rows_of_batch(batch.slice(wanted - index, 1), [wanted], limit)
+                if only is None:
+                    for row in rows_of_batch(batch, range(index, index + batch.num_rows), limit):
+                        yield row, (row.index + 1) / total
+                elif only < index + batch.num_rows:
+                    yield from ((row, 1.0) for row in rows_of_batch(batch.slice(only - index, 1), [only], limit))
                     return
                 index += batch.num_rows
-        index += rows
 
 
 def open_parquet(path: Path, *, quick: bool = False) -> Any:
@@ -176,19 +168,19 @@ def _large_binary(file: Any) -> frozenset[str]:
     import pyarrow as pa
 
     kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    found = set()
-    stored = {one.path: one.physical_type for one in map(file.schema.column, range(len(file.schema)))}
+    names = file.schema_arrow.names
+    stored = {column.path: column.physical_type for column in map(file.schema.column, range(len(file.schema)))}
+    large = set()
     for field in file.schema_arrow:
-        if any(kind(field.type) for kind in kinds) and file.schema_arrow.names.count(field.name) == 1:
+        if any(kind(field.type) for kind in kinds) and names.count(field.name) == 1:
             chunks = [chunk for chunk in column_chunks(file) if chunk.path_in_schema == field.name]
             # Asking for statistics of another type than the column's would end the process.
-            told = all(one.is_stats_set and one.physical_type == stored[field.name] for one in chunks)
-            counted = [one.statistics.null_count for one in chunks] if told else [None]
-            whole = not field.nullable or all(count == 0 for count in counted)
+            typed = all(chunk.is_stats_set and chunk.physical_type == stored[field.name] for chunk in chunks)
+            whole = not field.nullable or (typed and not any(chunk.statistics.null_count != 0 for chunk in chunks))
             if whole and sum(chunk.total_compressed_size for chunk in chunks) >= _LARGE:
-                found.add(field.name)
+                large.add(field.name)
     # One column is read for sure, which says how many rows there are.
-    return frozenset(found) if len(found) < len(file.schema_arrow.names) else frozenset()
+    return frozenset(large) if len(large) < len(names) else frozenset()
 
 
 def column_chunks(file: Any) -> Iterator[Any]:
@@ -198,36 +190,16 @@ def column_chunks(file: Any) -> Iterator[Any]:
         yield from (about.column(number) for number in range(about.num_columns))
 
 
-def _expect(file: Any, group: int) -> None:
-    """Tell a remote file which bytes reading a row group will ask for."""
-    source = getattr(file, "remote_source", None)
-    if source is not None:
-        about = file.metadata.row_group(group)
-        chunks = (about.column(number) for number in range(about.num_columns))
-        source.expect(_ranges(one for one in chunks if one.path_in_schema not in file.left_out))
-
-
-def _filled(file: Any, batch: Any) -> Any:
-    """A batch with a value for each column that was left out."""
-    import pyarrow as pa
-
-    for number, field in enumerate(file.schema_arrow):
-        if field.name in file.left_out:
-            empty = pa.array([b""] * batch.num_rows, pa.binary())
-            batch = batch.add_column(number, pa.field(field.name, pa.binary(), field.nullable), empty)
-    return batch
-
-
 def _ranges(chunks: Iterable[Any]) -> list[tuple[int, int]]:
     """Where column chunks are in the file; small ones next to each other are one range."""
-    starts = []
+    ranges = []
     for chunk in chunks:
         first = chunk.data_page_offset
         if chunk.has_dictionary_page:
             first = min(first, chunk.dictionary_page_offset)
-        starts.append((first, first + chunk.total_compressed_size))
+        ranges.append((first, first + chunk.total_compressed_size))
     joined: list[tuple[int, int]] = []
-    for start, stop in sorted(starts):
+    for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= _GAP and stop - joined[-1][0] <= _TOGETHER:
             joined[-1] = (joined[-1][0], stop)
         else:
@@ -247,26 +219,21 @@ def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
 
 
 def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
-    """One row group in batches of about 32 MiB; raises Damaged if it cannot be read."""
-    _expect(file, group)
-    rows, left_out = _batch_rows(file, file.metadata.row_group(group)), getattr(file, "left_out", None)
-    wanted = [name for name in file.schema_arrow.names if name not in left_out] if left_out else None
-    batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=wanted, use_threads=threads)
-    for batch in _checked(batches, group):
-        yield _filled(file, batch) if left_out else batch
+    """One row group in batches of about 32 MiB; raises Damaged if it cannot be read.
 
-
-def _batch_rows(file: Any, about: Any) -> int:
-    """How many rows of a row group to turn into a batch: of a remote file, the first are wanted soon."""
-    each = decoded_size(about) // max(about.num_rows, 1) + 1
-    whole = REMOTE_BATCH_BYTES if hasattr(file, "remote_source") else BATCH_BYTES
-    return int(min(max(whole // each, 1), BATCH_ROWS))
-
-
-def _checked(batches: Iterator[Any], group: int) -> Iterator[Any]:
-    """The batches; raises Damaged where one cannot be read."""
+    Those of a remote file are smaller, as its first rows are wanted soon; columns left out have empty values.
+    """
     import pyarrow as pa
 
+    about, left_out = file.metadata.row_group(group), getattr(file, "left_out", frozenset[str]())
+    remote = hasattr(file, "remote_source")
+    if remote:
+        chunks = map(about.column, range(about.num_columns))
+        file.remote_source.expect(_ranges(chunk for chunk in chunks if chunk.path_in_schema not in left_out))
+    each = decoded_size(about) // max(about.num_rows, 1) + 1
+    rows = int(min(max((REMOTE_BATCH_BYTES if remote else BATCH_BYTES) // each, 1), BATCH_ROWS))
+    columns = [name for name in file.schema_arrow.names if name not in left_out] if left_out else None
+    batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=columns, use_threads=threads)
     while True:
         try:
             batch = next(batches, None)
@@ -274,17 +241,17 @@ def _checked(batches: Iterator[Any], group: int) -> Iterator[Any]:
             raise Damaged(f"row group {group} of the Parquet file cannot be read ({first_line(error)})") from None
         if batch is None:
             return
+        for number, field in enumerate(file.schema_arrow if left_out else ()):
+            if field.name in left_out:
+                empty = pa.array([b""] * batch.num_rows, pa.binary())
+                batch = batch.add_column(number, pa.field(field.name, pa.binary(), field.nullable), empty)
         yield batch
 
 
 def decoded_size(about: Any) -> int:
     """About how many bytes a row group takes once it is read: repeated ids are stored in far fewer than eight."""
     columns = (about.column(number) for number in range(about.num_columns))
-    return sum(map(_size_of, columns))
-
-
-def _size_of(chunk: Any) -> int:
-    return max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values))
+    return sum(max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values)) for chunk in columns)
 
 
 def sampled_of_group(
@@ -298,8 +265,8 @@ def sampled_of_group(
         return
     done = 0
     for batch in batches_of(file, group, threads=threads):
-        taken = sample.among(seed, row + done, batch.num_rows)
-        yield from sampled_of_batch(batch, taken, first + done, limit, sample)
+        chosen = sample.among(seed, row + done, batch.num_rows)
+        yield from sampled_of_batch(batch, chosen, first + done, limit, sample)
         done += batch.num_rows
 
 

@@ -91,7 +91,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         if len(parts) == 1 and not isinstance(parts[0], RemoteFile):
             file._exact = str(parts[0])
             if (shown := str(file)) != file._exact:
-                _known[shown] = file
+                _by_name[shown] = file
         return file
 
     if sys.version_info >= (3, 12):
@@ -128,11 +128,11 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
     def stat(self, *, follow_symlinks: bool = True) -> RemoteStatus:
         """Size, time and etag, as first asked for; FileNotFoundError if there is no such file."""
         status: RemoteStatus | None = getattr(self, "_status", None)
-        if status is None and (known := _known.get(str(self))) is not None and known.url == self.url:
-            status = self._status = getattr(known, "_status", None)
+        if status is None and (listed := _by_name.get(str(self))) is not None and listed.url == self.url:
+            status = self._status = getattr(listed, "_status", None)
         if status is None:
             try:
-                status = self._status = self.asked(lambda: self.store.status(self.url))
+                status = self._status = self.ask(lambda: self.store.status(self.url))
             except Missing as error:
                 raise FileNotFoundError(2, str(error), str(self)) from None
         return status
@@ -145,7 +145,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
     def refreshed(self) -> RemoteStatus:
         """What the store says of it now; FileNotFoundError if there is no such file."""
         self.__dict__.pop("_status", None)
-        _known.pop(str(self), None)
+        _by_name.pop(str(self), None)
         return self.stat()
 
     @property
@@ -170,7 +170,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         if self.below is not None or getattr(self, "_status", None) is not None:
             return bool(self.below)
         try:
-            return self.asked(lambda: self.store.is_folder(self.url))
+            return self.ask(lambda: self.store.is_folder(self.url))
         except Missing:
             return False
 
@@ -181,7 +181,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
     def files(self) -> Iterator[RemoteFile]:
         """The files below it at any depth, with their status."""
         try:
-            files = self.asked(lambda: list(self.store.files(self.url)))
+            files = self.ask(lambda: list(self.store.files(self.url)))
         except Missing:
             return
         for url, status in files:
@@ -194,7 +194,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         except Refused:
             return []
 
-    def asked(self, question: Callable[[], T]) -> T:
+    def ask(self, question: Callable[[], T]) -> T:
         """The store's answer, asked again where that may help; StorageError if it refuses, or Missing."""
         try:
             return retried(question)
@@ -240,12 +240,12 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
 
 def remote_file(name: str) -> RemoteFile:
     """The remote file for a URL, or for what one was shown as."""
-    return _known.get(name) or RemoteFile(name)
+    return _by_name.get(name) or RemoteFile(name)
 
 
 def know(file: RemoteFile) -> RemoteFile:
     """Remember a file with its status, for `remote_file` in this process."""
-    _known[str(file)] = file
+    _by_name[str(file)] = file
     return file
 
 
@@ -274,7 +274,7 @@ class _Copy:
         self._file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as this
         weakref.finalize(self, self._file.close)
         status = path.stat()
-        data = path.asked(lambda: path.store.read(path.url, 0, status.st_size, status))
+        data = path.ask(lambda: path.store.read(path.url, 0, status.st_size, status))
         if len(data) < status.st_size:
             raise StorageError(
                 f"{path}: the connection was dropped, and the server sends no ranges to go on from there. "
@@ -289,7 +289,7 @@ class _Copy:
 
 
 _stores: dict[tuple[Any, ...], Store] = {}
-_known: dict[str, RemoteFile] = {}
+_by_name: dict[str, RemoteFile] = {}
 """Files by what they are shown as."""
 _copies: dict[str, tuple[RemoteStatus, _Copy]] = {}
 
@@ -308,7 +308,7 @@ def _unpickled(url: str, status: RemoteStatus | None) -> RemoteFile:
     if status is None:
         return file
     # The very status of this run, by which a copy of the file is found.
-    own = getattr(_known.get(str(file)), "_status", None)
+    own = getattr(_by_name.get(str(file)), "_status", None)
     return file.with_status(own if own == status else status)
 
 

@@ -212,7 +212,7 @@ def _holds(place: RemoteFile, file: Path) -> bool:
         return False
     with place.open() as there, file.open("rb") as here:
         blocks = iter(lambda: (there.read(_BLOCK), here.read(_BLOCK)), (b"", b""))
-        return all(one == other for one, other in blocks)
+        return all(block == other for block, other in blocks)
 
 
 def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> None:

@@ -26,7 +26,7 @@ _UNLIMITED = 1 << 62
 def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
     """The file in chunks of about `size` bytes."""
     remote = isinstance(log.path, RemoteFile)
-    held = _SmallGroups(log)
+    small = _SmallGroups(log)
     with open_parquet(log.path, quick=log.quick) as file:
         total, read = max(file.metadata.num_rows, 1), 0
         for group in range(file.num_row_groups):
@@ -37,23 +37,23 @@ def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
 
             if about.total_byte_size <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
                 first, read = read, read + about.num_rows
-                held.add(group, first, about, done(read))
-                if held.bytes >= size or remote:
-                    yield from held.chunk()
+                small.add(group, first, about, done(read))
+                if small.bytes >= size or remote:
+                    yield from small.chunk()
                 continue
-            yield from held.chunk()
+            yield from small.chunk()
             try:
                 for batch in batches_of(file, group):
                     if log.share is None:
                         yield from _chunks_of_batch(log, batch, size, read, done)
                     else:
-                        taken = Sample(log.share).among(seed_of_group(about), read, batch.num_rows)
-                        yield from _chunks_of_sample(log, batch, taken, size, done(read + batch.num_rows))
+                        chosen = Sample(log.share).among(seed_of_group(about), read, batch.num_rows)
+                        yield from _chunks_of_sample(log, batch, chosen, size, done(read + batch.num_rows))
                     read += batch.num_rows
             except Damaged as damage:
                 yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
                 return
-    yield from held.chunk()
+    yield from small.chunk()
 
 
 class _SmallGroups:
@@ -85,28 +85,28 @@ class _SmallGroups:
 def chunks_of_arrow(log: Log, size: int) -> Iterator[Chunk]:
     """The file in chunks of about `size` bytes: small record batches together, large ones in slices."""
     read = 0
-    held = _SmallBatches(log)
+    small = _SmallBatches(log)
     with open_arrow(log.path) as file:
         try:
             for batch, _, share in file.batches():
                 done = int(log.size * share)
-                taken = None
+                chosen = None
                 if log.share is not None:
-                    taken = Sample(log.share).among(seed_of_batch(batch), read, batch.num_rows)
+                    chosen = Sample(log.share).among(seed_of_batch(batch), read, batch.num_rows)
                 read += batch.num_rows
                 if batch.nbytes <= min(size // 2, log.max_row_bytes):
-                    held.add(batch, taken, done)
-                    if held.bytes >= size:
-                        yield from held.chunk()
+                    small.add(batch, chosen, done)
+                    if small.bytes >= size:
+                        yield from small.chunk()
                     continue
-                yield from held.chunk()
-                yield from _chunks_of_large_batch(log, batch, taken, size, done)
+                yield from small.chunk()
+                yield from _chunks_of_large_batch(log, batch, chosen, size, done)
                 del batch  # the next is read into its place
         except Damaged as damage:
-            yield from held.chunk()
+            yield from small.chunk()
             yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
             return
-        yield from held.chunk()
+        yield from small.chunk()
 
 
 class _SmallBatches:
@@ -119,11 +119,11 @@ class _SmallBatches:
         self._numbers: list[int] | None = None if log.share is None else []
         self._rows = self._done = 0
 
-    def add(self, batch: Any, taken: Any, done: int) -> None:
+    def add(self, batch: Any, chosen: Any, done: int) -> None:
         """Add a record batch, of which these rows are sampled; None: all."""
         if self._numbers is not None:
-            self._numbers += (self._rows + taken).tolist()
-        self._batches.append(batch if taken is None else take_rows(batch, taken))
+            self._numbers += (self._rows + chosen).tolist()
+        self._batches.append(batch if chosen is None else take_rows(batch, chosen))
         self._rows += batch.num_rows
         self._done = done
         self.bytes += batch.nbytes
@@ -139,13 +139,13 @@ class _SmallBatches:
         self._numbers = None if log.share is None else []
 
 
-def _chunks_of_large_batch(log: Log, batch: Any, taken: Any, size: int, done: int) -> Iterator[Chunk]:
+def _chunks_of_large_batch(log: Log, batch: Any, chosen: Any, size: int, done: int) -> Iterator[Chunk]:
     start = 0
     for part in parts_of_batch(batch):
-        if taken is None:
+        if chosen is None:
             yield from _chunks_of_batch(log, part, size, 0, lambda _: done)
         else:
-            here = taken[(taken >= start) & (taken < start + part.num_rows)] - start
+            here = chosen[(chosen >= start) & (chosen < start + part.num_rows)] - start
             yield from _chunks_of_sample(log, part, here, size, done)
         start += part.num_rows
 
@@ -202,13 +202,13 @@ class _Batch(Chunk):
 
 
 def _chunks_of_batch(log: Log, batch: Any, size: int, read: int, done: Callable[[int], int]) -> Iterator[Chunk]:
-    held = batch.nbytes
+    stored = batch.nbytes
     # Check here which rows are too long: a row that was sent may have lost empty buffers.
-    each = 1 if held > log.max_row_bytes else max(batch.num_rows * size // max(held, 1), 1)
+    each = 1 if stored > log.max_row_bytes else max(batch.num_rows * size // max(stored, 1), 1)
     for start in range(0, batch.num_rows, each):
         part = batch.slice(start, each)
         at = done(read + start + part.num_rows)
-        if held > log.max_row_bytes and part.nbytes > log.max_row_bytes:
+        if stored > log.max_row_bytes and part.nbytes > log.max_row_bytes:
             yield Pieces(log.path, log.max_row_bytes, at, 1, [(0, None, part.nbytes, True, 0)])
             continue
         yield _Batch(log.path, log.max_row_bytes, at, _streamed(part), part.num_rows)
@@ -226,16 +226,16 @@ def _streamed(*batches: Any) -> bytes:
     return data
 
 
-def _chunks_of_sample(log: Log, batch: Any, taken: Any, size: int, done: int) -> Iterator[Chunk]:
+def _chunks_of_sample(log: Log, batch: Any, chosen: Any, size: int, done: int) -> Iterator[Chunk]:
     """Chunks of the sampled rows of a batch; each chunk reaches up to the first row of the next."""
     limit, share = log.max_row_bytes, log.share
     alone = batch.nbytes > limit
-    small = batch.slice(0, 0) if alone else take_rows(batch, taken)
-    each = 1 if alone else max(len(taken) * size // max(small.nbytes, 1), 1)
+    small = batch.slice(0, 0) if alone else take_rows(batch, chosen)
+    each = 1 if alone else max(len(chosen) * size // max(small.nbytes, 1), 1)
     start = before = 0
-    for stop in (*range(each, len(taken), each), len(taken)):
-        end = int(taken[stop]) if stop < len(taken) else batch.num_rows
-        numbers = (taken[start:stop] - before).tolist()
+    for stop in (*range(each, len(chosen), each), len(chosen)):
+        end = int(chosen[stop]) if stop < len(chosen) else batch.num_rows
+        numbers = (chosen[start:stop] - before).tolist()
         part = batch.slice(before + numbers[0], 1) if alone and numbers else small.slice(start, stop - start)
         if alone and part.nbytes > limit:
             row = (numbers[0], None, part.nbytes, True, numbers[0])

@@ -20,32 +20,32 @@ BATCH_ROWS = 4096
 
 
 def sampled_of_batch(
-    batch: Any, taken: NDArray[np.int64], first: int, limit: int, sample: Sample
+    batch: Any, chosen: NDArray[np.int64], first: int, limit: int, sample: Sample
 ) -> Iterator[RawRow]:
     """The sampled rows of a batch that is numbered from `first`; the others count as left out."""
     if batch.nbytes > limit:
-        rows: Iterator[RawRow] = (_single_row(batch.slice(at, 1), first + at, limit) for at in taken.tolist())
+        rows: Iterator[RawRow] = (_single_row(batch.slice(at, 1), first + at, limit) for at in chosen.tolist())
     else:
-        rows = rows_of_batch(take_rows(batch, taken), (first + taken).tolist(), limit)
+        rows = rows_of_batch(take_rows(batch, chosen), (first + chosen).tolist(), limit)
     before = sample.left_out
     for passed, row in enumerate(rows):
         sample.left_out = before + row.index - first - passed
         sample.last = row.index
         yield row
-    sample.left_out = before + batch.num_rows - len(taken)
+    sample.left_out = before + batch.num_rows - len(chosen)
     sample.last = first + batch.num_rows - 1
 
 
-def take_rows(batch: Any, taken: NDArray[np.int64]) -> Any:
+def take_rows(batch: Any, chosen: NDArray[np.int64]) -> Any:
     """The batch with only these rows."""
     import pyarrow as pa
 
-    if len(taken) == batch.num_rows:
+    if len(chosen) == batch.num_rows:
         return batch
     try:
-        return batch.take(pa.array(taken))
+        return batch.take(pa.array(chosen))
     except pa.ArrowNotImplementedError:  # for a type that Arrow can only slice, such as string_view
-        pieces = [batch.slice(at, 1) for at in taken.tolist()]
+        pieces = [batch.slice(at, 1) for at in chosen.tolist()]
         whole = pa.Table.from_batches(pieces, batch.schema).combine_chunks().to_batches()
         return whole[0] if whole else batch.slice(0, 0)
 
@@ -114,7 +114,7 @@ def plain_values(array: Any) -> Sequence[Any]:
         return [None if value is None else plain_decimal(value) for value in array.to_pylist()]
     if pa.types.is_map(kind):
         return _maps(array)
-    if _is_list(kind):
+    if is_list(kind):
         return _lists(array)
     if pa.types.is_struct(kind):
         return _objects(array)
@@ -130,7 +130,8 @@ def plain_decimal(value: Decimal) -> int | float | str:
     return nearest if not value.is_finite() or Decimal(repr(nearest)) == value else str(value)
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Whether a type is a list of any of Arrow's kinds."""
     import pyarrow as pa
 
     types = pa.types
@@ -144,17 +145,14 @@ def _maps(array: Any) -> list[Any]:
 
     nested = pa.types.is_nested(array.type.key_type)
     starts, ends = _bounds(array)
-    keys, items = [_key(key) for key in plain_values(array.keys)], plain_values(array.items)
+    keys, items = list(plain_values(array.keys)), plain_values(array.items)
+    keys = [key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key for key in keys]
     null = array.is_null().to_numpy(zero_copy_only=False)
-    found: list[Any] = []
+    maps: list[Any] = []
     for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         pairs = [(keys[at], items[at]) for at in range(start, end)] if not null[row] else []
-        found.append(None if null[row] else [list(pair) for pair in pairs] if nested else dict(pairs))
-    return found
-
-
-def _key(key: Any) -> Any:
-    return key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key
+        maps.append(None if null[row] else [list(pair) for pair in pairs] if nested else dict(pairs))
+    return maps
 
 
 def _temporal_text(array: Any) -> Sequence[Any]:

@@ -45,11 +45,11 @@ def is_torch(head: bytes) -> bool:
 def rows_of_torch(path: Path, sample: Sample | None = None) -> Iterator[tuple[RawRow, float]]:
     """Each sampled row with the share of the file read up to it, from 0 to 1."""
     samples = load_torch(path)[SAMPLES]
-    taken = set(sample.among(seed_of(path.stat().st_size), 0, len(samples)).tolist()) if sample else ()
+    chosen = set(sample.among(seed_of(path.stat().st_size), 0, len(samples)).tolist()) if sample else ()
     for index, entry in enumerate(samples):
         done = (index + 1) / len(samples)
         if sample is not None:
-            if index not in taken:
+            if index not in chosen:
                 sample.skip(index, 1)
                 continue
             sample.last = index
@@ -76,7 +76,8 @@ def load_torch(path: Path) -> dict[str, Any]:
             f"{path}: this is a Torch file, and torch is not installed.\n"
             "Install it: pip install 'tito-audit[torch]'"
         ) from None
-    if _version(torch) < _SAFE:
+    release = _RELEASE.match(str(torch.__version__))
+    if (tuple(map(int, release.groups())) if release else (0,)) < _SAFE:
         raise StorageError(
             f"{path}: this is a Torch file, and in torch {torch.__version__} a file can run code "
             "even where only tensors are read (CVE-2026-24747).\n"
@@ -92,21 +93,15 @@ def load_torch(path: Path) -> dict[str, Any]:
         raise _refusal(path, error) from None
     samples = payload.get(SAMPLES) if isinstance(payload, dict) else None
     if not isinstance(samples, list | tuple):
-        held = f"a {type(payload).__name__}"
+        content = f"a {type(payload).__name__}"
         if isinstance(payload, dict):
-            held = f"a dict of {', '.join(map(str, list(payload)[:8])) or 'nothing'}"
+            content = f"a dict of {', '.join(map(str, list(payload)[:8])) or 'nothing'}"
         raise StorageError(
-            f"{path}: a Torch file that holds {held}, and no list {SAMPLES!r}.\n"
+            f"{path}: a Torch file that holds {content}, and no list {SAMPLES!r}.\n"
             "Rollouts are dumped as {'rollout_id': …, 'samples': [dict, …]} "
             "(slime and miles: rollout_data/ID.pt, not train_data/). Pass such a file."
         )
     return payload  # type: ignore[no-any-return]  # a dict by now
-
-
-def _version(torch: Any) -> tuple[int, ...]:
-    """Major and minor version; (0,) if they cannot be read."""
-    found = _RELEASE.match(str(torch.__version__))
-    return tuple(map(int, found.groups())) if found else (0,)
 
 
 def _plain(value: Any) -> Any:
@@ -159,10 +154,10 @@ def _numpy_types() -> list[Any]:
 
 
 def _refusal(path: Path, error: Exception) -> StorageError:
-    said = str(error).strip()
-    found = _GLOBAL.search(said)
-    if found or "weights_only" in said.lower() or "weights only" in said.lower():
-        what = f"an object of type {found[1]}" if found else "more than tensors and plain values"
+    words = str(error).strip()
+    named = _GLOBAL.search(words)
+    if named or "weights_only" in words.lower() or "weights only" in words.lower():
+        what = f"an object of type {named[1]}" if named else "more than tensors and plain values"
         return StorageError(
             f"{path}: a Torch file that holds {what}.\n"
             "Building it would run code that the file names, so only tensors and plain values are read "
@@ -172,7 +167,7 @@ def _refusal(path: Path, error: Exception) -> StorageError:
             'open("log.jsonl", "w").writelines('
             'json.dumps(s, default=lambda a: a.tolist()) + "\\n" for s in d["samples"])'
         )
-    reason = said.splitlines()[0][:200] if said else type(error).__name__
+    reason = words.splitlines()[0][:200] if words else type(error).__name__
     return StorageError(
         f"{path}: a Torch file that cannot be read ({reason}).\n"
         "The copy is incomplete, or the writer was stopped before it closed the file; copy it again, or write it "
@@ -256,8 +251,8 @@ def _entries(original: Sequence[Any], old: Sequence[Any], new: Sequence[Any]) ->
     if old is not original or any(isinstance(entry, Mapping) for entry in new):
         if len(new) == len(original):
             return [_restored(*three) for three in zip(original, old, new, strict=True)]
-        known = {id(was): one for one, was in zip(original, old, strict=True)}
-        return [known[id(entry)] if id(entry) in known else _native(entry) for entry in new]
+        stored = {id(was): entry for entry, was in zip(original, old, strict=True)}
+        return [stored[id(entry)] if id(entry) in stored else _native(entry) for entry in new]
     return [_native(entry) for entry in new]
 
 
@@ -271,19 +266,19 @@ def _like(original: Any, array: np.ndarray[Any, Any], new: Any) -> Any:
     if wanted.dtype.kind not in "iufb":
         raise ValueError(f"a list that contains null, in a tensor of {kind}")
     with np.errstate(over="ignore", invalid="ignore"):
-        made = wanted.astype(array.dtype)
-    if made.dtype.kind == "f":
-        fits = np.array_equal(np.isfinite(made), np.isfinite(wanted))
+        numbers = wanted.astype(array.dtype)
+    if numbers.dtype.kind == "f":
+        fits = np.array_equal(np.isfinite(numbers), np.isfinite(wanted))
     else:
-        fits = np.array_equal(made, wanted)
+        fits = np.array_equal(numbers, wanted)
     if not fits:
         raise ValueError(f"a number that {kind} cannot represent")
     if isinstance(original, np.generic):
-        return made[()]
+        return numbers[()]
     if isinstance(original, np.ndarray):
-        return made
+        return numbers
     torch: Any = importlib.import_module("torch")
-    tensor = torch.from_numpy(np.ascontiguousarray(made).reshape(made.shape)).to(original.dtype)
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers).reshape(numbers.shape)).to(original.dtype)
     return tensor.requires_grad_() if original.requires_grad else tensor
 
 

@@ -22,17 +22,14 @@ _log = logging.getLogger("tito_audit")
 @contextmanager
 def patience(path: Path | str) -> Iterator[None]:
     """A block that waits for a pipe's first bytes; if that takes long, a message on stderr says so."""
-    timer = threading.Timer(_PATIENCE, _log.warning, ["tito-audit: %s", _waiting(path)])
+    words = f"{path}: waiting for a program to write to this pipe; Ctrl-C stops the run."
+    timer = threading.Timer(_PATIENCE, _log.warning, ["tito-audit: %s", words])
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-
-
-def _waiting(path: Path | str) -> str:
-    return f"{path}: waiting for a program to write to this pipe; Ctrl-C stops the run."
 
 
 def is_pipe(path: Path) -> bool:
@@ -57,14 +54,15 @@ class Watch:
     """The files of a run as they were when it began; pipes, remote files and rows in memory are not watched."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        found = ((file, _status(file)) for file in files if not isinstance(file, RemoteFile | RowsInMemory))
-        self._found = {
-            file: status for file, status in found if status is not None and stat.S_ISREG(status.st_mode)
-        }
+        self._before: dict[Path, os.stat_result] = {}
+        for file in files:
+            status = _status(file) if not isinstance(file, RemoteFile | RowsInMemory) else None
+            if status is not None and stat.S_ISREG(status.st_mode):
+                self._before[file] = status
 
     def check(self, file: Path, *, grows: bool = False) -> str | None:
         """StorageError if the file was changed since; with `grows`, a notice if it only grew."""
-        before = self._found.get(file)
+        before = self._before.get(file)
         if before is None:
             return None
         now = _status(file)
@@ -87,7 +85,7 @@ class Watch:
 
     def grown(self) -> list[str]:
         """A notice for each file that grew; StorageError for one that was changed otherwise."""
-        return [said for file in self._found if (said := self.check(file, grows=True)) is not None]
+        return [notice for file in self._before if (notice := self.check(file, grows=True)) is not None]
 
 
 def _status(file: Path) -> os.stat_result | None:
