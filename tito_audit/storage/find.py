@@ -84,16 +84,12 @@ def few(names: Sequence[str]) -> str:
 
 def skipped_files(arguments: Sequence[str]) -> list[Path]:
     """The files in folders among the arguments that `find_logs` leaves out because they are not logs, in order."""
-    folders = [path for path in map(_folder, arguments) if path is not None]
+    folders: list[Path] = []
+    for argument in arguments:
+        folder = _remote_folder(argument) if is_url(argument) else user_path(argument)
+        if folder is not None and (isinstance(folder, RemoteFile) or os.path.isdir(folder)):  # noqa: PTH112
+            folders.append(folder)
     return list(dict.fromkeys(path for folder in folders for path in sorted(_others_under(folder))))
-
-
-def _folder(argument: str) -> Path | None:
-    """The folder that an argument names; None if it names something else."""
-    if is_url(argument):
-        return _remote_folder(argument)
-    path = user_path(argument)
-    return path if os.path.isdir(path) else None  # noqa: PTH112
 
 
 def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[_Walked]:

@@ -222,15 +222,13 @@ def _entries(row: Row) -> int:
 
 def _cells(row: Row) -> dict[str, Any]:
     """The values of a row as a table holds them."""
-    return {str(name): _cell(value) for name, value in row.items()}
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if _holds_objects(value):
-        return dump_row(value).decode("utf-8")
-    return value
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, np.ndarray):
+            cells[str(name)] = value.tolist()
+        else:
+            cells[str(name)] = dump_row(value).decode("utf-8") if _holds_objects(value) else value
+    return cells
 
 
 def _holds_objects(value: Any) -> bool:

@@ -234,7 +234,9 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
     _refuse_odd_chunks(path, file)
     chunks = list(column_chunks(file))
     columns = [file.schema.column(place) for place in range(len(file.schema))]
-    paths, kinds = [column.path for column in columns], [_logical(column) for column in columns]
+    paths, stored = [column.path for column in columns], [str(column.physical_type) for column in columns]
+    logical = [json.loads(column.logical_type.to_json()) for column in columns]
+    kinds = [str(about.get("Type")) for about in logical]
     claims = {tuple(file.metadata.row_group(group).sorting_columns) for group in range(file.num_row_groups)}
     version_2, checksum = _page_form(path, chunks)
     options: dict[str, Any] = {
@@ -248,18 +250,17 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
         "use_compliant_nested_type": {name for path in paths for name in re.findall(r"\.list\.([^.]+)", path)}
         == {"element"},
         # A file that mixes both kinds of times is written with INT64, with the same Arrow type.
-        "use_deprecated_int96_timestamps": any(physical == "INT96" for _, physical, _ in kinds)
-        and not any(kind == "Timestamp" for kind, _, _ in kinds),
+        "use_deprecated_int96_timestamps": "INT96" in stored and "Timestamp" not in kinds,
         "sorting_columns": next(iter(claims)) or None if len(claims) == 1 else None,
     }
     # The oldest supported pyarrow has neither option and writes every time of day as UTC.
-    whole = any(kind == "Decimal" and physical[:3] == "INT" for kind, physical, _ in kinds)
-    in_utc = any(kind == "Time" and about.get("isAdjustedToUTC") for kind, _, about in kinds)
+    whole = ("Decimal", "INT") in ((kind, physical[:3]) for kind, physical in zip(kinds, stored, strict=True))
+    in_utc = any(about.get("isAdjustedToUTC") for about in logical if about.get("Type") == "Time")
     options |= {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
     if chunks:
-        places = _paths_as_written(schema, _known(options), file)
+        places = _paths_as_written(schema, _supported(options), file)
         options |= _column_options(chunks, places, added)
-    return _known(options)
+    return _supported(options)
 
 
 def _refuse_odd_chunks(path: Path, file: Any) -> None:
@@ -282,7 +283,7 @@ def _refuse_odd_chunks(path: Path, file: Any) -> None:
                 raise
 
 
-def _known(options: dict[str, Any]) -> dict[str, Any]:
+def _supported(options: dict[str, Any]) -> dict[str, Any]:
     """The options that this version of pyarrow has."""
     from pyarrow.parquet import ParquetWriter
 
@@ -357,12 +358,6 @@ def _times(array: Any) -> Iterator[Any]:
         yield from _times(array.flatten())
 
 
-def _logical(column: Any) -> tuple[str, str, dict[str, Any]]:
-    """Logical type, physical type and details of the logical type of a column."""
-    about = json.loads(column.logical_type.to_json())
-    return str(about.get("Type")), str(column.physical_type), about
-
-
 def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
     """Whether data pages are of version 2, and whether pages have a checksum, according to the first page.
 
@@ -376,22 +371,16 @@ def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
         raw.seek(first.data_page_offset)
         header = raw.read(_HEADER_BYTES)
     values: list[int] = []
-    at = 0
-    while len(values) < 4 and header[at : at + 1] == b"\x15":
-        value, at = _varint(header, at + 1)
+    data = iter(header)
+    while len(values) < 4 and next(data, None) == 0x15:
+        value = shift = 0
+        for byte in data:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
         values.append(value >> 1)
     return values[:1] == [_PAGE_V2], len(values) == 4
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data):
-        value |= (data[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-        if not data[at - 1] & 0x80:
-            break
-    return value, at
 
 
 def not_kept(old: Any, new: Any) -> Iterator[str]:
