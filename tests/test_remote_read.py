@@ -173,7 +173,8 @@ def test_globs_in_a_bucket_match_as_on_disk(s3: S3Server, tmp_path: Path) -> Non
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         written(tmp_path / name, training_rows(1))
     url = s3.upload(tmp_path, "globs")
-    for pattern in ("*.jsonl", "?.jsonl", "[ab].*", "[!a].*", "**/*.jsonl", "o*", "**/two", "one/**", "*/*.jsonl"):
+    several = ("*.jsonl", "?.jsonl", "[ab].*", "[!a].*", "[^a]*", "o*", "**/two", "one/**", "*/*.jsonl")
+    for pattern in (*several, "**/*.jsonl", "**/**/*.jsonl", "one/**/e.*", ".*", "**/.*", "o*/[t]*/*"):
         there = [str(file).removeprefix(url) for file in find_logs([f"{url}/{pattern}"])]
         here = [str(file).removeprefix(str(tmp_path)) for file in find_logs([f"{tmp_path}/{pattern}"])]
         assert there == here, pattern

@@ -340,7 +340,7 @@ def _of_pattern(url: str, magic: int) -> list[Path]:
                 folders[path].append(file)
     for path, below in folders.items():
         path.below = below
-        matched[str(path)] = _in_folder(path)
+        matched[str(path)] = _sorted_logs(path)
     logs = [log for name in sorted(matched) for log in matched[name]]
     if not logs:
         raise StorageError(f"{url}: no file matches. Quote the pattern, or look where it starts.")
