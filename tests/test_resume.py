@@ -78,7 +78,9 @@ def words(said: bytes) -> bytes:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+    """The files in a folder, but for what a SIGKILL left beside an output."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".part")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def unread(log: Path) -> None:
