@@ -13,7 +13,7 @@ import numpy as np
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage.atomic import draft_of, new_file
-from tito_audit.storage.output import Sink, compressed
+from tito_audit.storage.output import Compressor
 from tito_audit.storage.parquet import parquet_writer
 from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.streams import Compression
@@ -79,9 +79,7 @@ class _Text:
 
     def __init__(self, out: BinaryIO, compression: Compression, *, array: bool) -> None:
         self._file = out
-        self._end = Sink(out)
-        self._out = compressed(out, self._end, compression)
-        self._compressed = compression is not None
+        self._out = Compressor(out, compression)
         self._array = array
         self._rows = 0
 
@@ -98,15 +96,12 @@ class _Text:
         """Write the end."""
         if self._array:
             self._out.write(b"\n]\n" if self._rows else b"[]\n")
-        if self._compressed:
-            self._out.close()
+        self._out.finish()
         return draft_of(self._file)
 
     def abandon(self) -> None:
         """Close the compressor."""
-        self._end.closed = True
-        if self._compressed and not self._out.closed:
-            self._out.close()
+        self._out.abandon()
 
 
 class ColumnTypes:

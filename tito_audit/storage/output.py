@@ -233,8 +233,7 @@ class TextOutput:
         """What of the log's form the written file does not have, in words; known once it is complete."""
         self._kind = kind
         self._compression = compression
-        self._end = Sink(out)
-        self._out = compressed(out, self._end, compression)
+        self._out = Compressor(out, compression)
         self._first: bytes | None = None
         """The lead of the log's first row, while every row so far was dropped."""
         self._written = False
@@ -283,14 +282,11 @@ class TextOutput:
             # A dropped line takes its line end with it.
             tail = self._first + (tail if self._kind == "array" else _LINE_END.sub(b"", tail, count=1))
         self._out.write(tail)
-        if self._compression is not None:
-            self._out.close()
+        self._out.finish()
 
     def abandon(self) -> None:
         """Close the compressor; what it still writes is discarded."""
-        self._end.closed = True
-        if self._compression is not None and not self._out.closed:
-            self._out.close()
+        self._out.abandon()
 
     def _count(self, raw: RawRow) -> None:
         if raw.text is None or self._read is None:
@@ -335,18 +331,36 @@ def _text_of(raw: RawRow) -> bytes:
     return raw.text
 
 
-def compressed(out: BinaryIO, end: Sink, compression: Compression) -> Any:
-    """A stream that compresses into a file; the output depends on the input alone."""
-    if compression == "gzip":
-        return gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, end), mtime=0)
-    if compression == "zstd":
-        import pyarrow as pa  # slow to import, so only where it is needed
+class Compressor:
+    """What is written to a file, compressed; the bytes depend on the input alone, and the file stays open."""
 
-        return pa.CompressedOutputStream(pa.PythonFile(end, "w"), "zstd")
-    return out
+    def __init__(self, out: BinaryIO, compression: Compression) -> None:
+        self._compression = compression
+        self._sink = _Sink(out)
+        self._stream: Any = out
+        if compression == "gzip":
+            self._stream = gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, self._sink), mtime=0)
+        elif compression == "zstd":
+            import pyarrow as pa  # slow to import, so only where it is needed
+
+            self._stream = pa.CompressedOutputStream(pa.PythonFile(self._sink, "w"), "zstd")
+
+    def write(self, data: bytes) -> None:
+        """Write bytes."""
+        self._stream.write(data)
+
+    def finish(self) -> None:
+        """Write the end of the compressed data."""
+        if self._compression is not None and not self._stream.closed:
+            self._stream.close()
+
+    def abandon(self) -> None:
+        """Discard what is not written yet."""
+        self._sink.closed = True
+        self.finish()
 
 
-class Sink:
+class _Sink:
     """The file a compressor writes to, which it cannot close; writes after `close` are discarded."""
 
     def __init__(self, out: BinaryIO) -> None:
@@ -354,18 +368,15 @@ class Sink:
         self.closed = False
 
     def write(self, data: bytes) -> int:
-        """The number of bytes accepted."""
         return len(data) if self.closed else self._out.write(data)
 
     def flush(self) -> None:
-        """Does nothing: the file is flushed at the end."""
+        pass
 
     def tell(self) -> int:
-        """The position in the file."""
         return self._out.tell()
 
     def close(self) -> None:
-        """Discard all further writes."""
         self.closed = True
 
 
