@@ -56,7 +56,8 @@ def new_file(
     with sigterm_raises(), contextlib.ExitStack() as stack:
         with _as_storage_errors(target):
             fd, part = _remote_draft() if isinstance(place, RemoteFile) else _draft(place)
-        stack.callback(part.unlink, missing_ok=True)
+        if part.parent != _PROCESS:  # a file without a name needs none removed
+            stack.callback(part.unlink, missing_ok=True)
         out = io.BufferedWriter(_TargetFile(fd, target, part), _BUFFER)
         stack.callback(_close_quietly, out)
         yield cast(BinaryIO, out)
