@@ -47,13 +47,13 @@ def conversion_errors() -> tuple[type[Exception], ...]:
 
 def changes_between(old: Any, new: Any) -> list[Change]:
     """The smallest changes that turn the row `old` into the row `new`."""
-    return [Change(edit.path, _at(old, edit.path), edit.value) for edit in edits_between(old, new)]
-
-
-def _at(value: Any, path: Path) -> Any:
-    for step in path:
-        value = value.get(step) if isinstance(value, Mapping) else value[int(step)]
-    return value
+    changes = []
+    for edit in edits_between(old, new):
+        value = old
+        for step in edit.path:
+            value = value.get(step) if isinstance(value, Mapping) else value[int(step)]
+        changes.append(Change(edit.path, value, edit.value))
+    return changes
 
 
 def is_text(kind: Any) -> bool:
@@ -254,7 +254,9 @@ def _entries(field: Any, value: Any, before: _Before) -> Any:
     if _is_number(field.type):
         nan_is_null = field.nullable and not _writes_nan(value, before)
         return _numbers(field.type, value, nan_is_null=nan_is_null, nullable=field.nullable)
-    if not isinstance(before.old, list) or not (pa.types.is_nested(field.type) or _is_opaque(field.type)):
+    # A row shows extensions and times in another form than Arrow holds them.
+    opaque = isinstance(field.type, pa.BaseExtensionType) or pa.types.is_temporal(field.type)
+    if not isinstance(before.old, list) or not (pa.types.is_nested(field.type) or opaque):
         return _built(field, list(value), _Before(before.near, before.far))
     places = {id(entry): i for i, entry in enumerate(before.old)}
     pieces = [before.near.slice(0, 0)]
@@ -300,13 +302,6 @@ def _writes_nan(value: Any, before: _Before) -> bool:
         if values.null_count:
             return False
     return False
-
-
-def _is_opaque(kind: Any) -> bool:
-    """Whether a row shows such values in another form than Arrow holds them."""
-    import pyarrow as pa
-
-    return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_temporal(kind))
 
 
 @cache

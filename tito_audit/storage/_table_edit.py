@@ -215,7 +215,9 @@ class ArrowOutput(TableOutput):
 
     def _write_batches_before(self, row: int | None) -> None:
         while self._next is not None and (row is None or self._first + self._next[0].num_rows <= row):
-            self._write_batch()
+            self._first += self._write_edited(*self._next)
+            self._rows = {}
+            self._advance()
 
     def _close(self) -> None:
         self._writer.close()
@@ -229,13 +231,6 @@ class ArrowOutput(TableOutput):
         except Damaged as damage:
             raise unwritable(self._source, str(damage)) from None
         self._next = batch[:2] if batch is not None else None
-
-    def _write_batch(self) -> None:
-        """Write the next record batch; none if all of its rows are dropped."""
-        if self._next is not None:
-            self._first += self._write_edited(*self._next)
-            self._rows = {}
-            self._advance()
 
     def _write_edited(self, batch: Any, metadata: Any) -> int:
         """Write a record batch with its changes, of which nothing is held afterwards; its number of rows."""

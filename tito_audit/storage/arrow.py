@@ -89,7 +89,15 @@ class ArrowFile:
 
     def lengths(self) -> list[int]:
         """The number of rows of each record batch, from the headers alone; an Arrow error if they are damaged."""
-        return [_rows(bytes(message.metadata)) for message in _record_batches(self._at_start())]
+        lengths = []
+        for message in _record_batches(self._at_start()):
+            header = bytes(message.metadata)
+            try:
+                at = _field(header, _table(header, _table(header, 0), _HEADER), _LENGTH)
+                lengths.append(int(struct.unpack_from("<q", header, at)[0]) if at else 0)
+            except struct.error:
+                lengths.append(0)
+        return lengths
 
     def batches(self) -> Iterator[tuple[Any, Any, float]]:
         """Each record batch, its metadata and the share of the file read up to its end; raises Damaged."""
@@ -327,14 +335,6 @@ def _codec(header: bytes) -> str | None:
         return ("lz4", "zstd")[header[at] if at else 0]
     except (struct.error, IndexError):
         return None
-
-
-def _rows(header: bytes) -> int:
-    try:
-        at = _field(header, _table(header, _table(header, 0), _HEADER), _LENGTH)
-        return int(struct.unpack_from("<q", header, at)[0]) if at else 0
-    except struct.error:
-        return 0
 
 
 def _table(data: bytes, table: int, field: int | None = None) -> int:

@@ -170,7 +170,11 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
         named = [file for file in folder.below or () if _is_named(file)]
         _refuse_ambiguous(named)
         _fetch_heads([file for file in named if _is_text(file)], _BEGINNING)
-    for root, folders, files in _walk(folder, _refuse):
+
+    def refuse(error: OSError) -> None:
+        raise StorageError(f"{error.filename}: the folder cannot be read ({error.strerror}).") from error
+
+    for root, folders, files in _walk(folder, refuse):
         if MARKS.intersection(files) and is_dataset(root):
             folders.clear()
             yield root, shards_under(root)
@@ -220,10 +224,6 @@ def _is_ours(path: Path) -> bool:
             return _OURS.match(file.read(_BEGINNING)) is not None
     except OSError:
         return False
-
-
-def _refuse(error: OSError) -> None:
-    raise StorageError(f"{error.filename}: the folder cannot be read ({error.strerror}).") from error
 
 
 def _close_names(path: Path) -> str:

@@ -105,9 +105,11 @@ class Unwrapped:
             for number, place in enumerate(places):
                 self._note(raw, place.error)
                 index, self.count = self.count, self.count + 1
-                sample = None if raw.lost else self._sample
-                if sample is not None and not _in_sample(sample, index, number, place):
-                    continue
+                if self._sample is not None and not raw.lost:
+                    # A sample takes a row by its content and its place in its wrapper.
+                    data = dump_row(place.value) if place.error is None else place.error.encode("utf-8", "replace")
+                    if not self._sample.takes(index, number, data, len(data)):
+                        continue
                 within = Within(raw, place.path, tuple(self.passed))
                 self.passed.clear()
                 error = place.error
@@ -195,9 +197,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "a text"
     return "a list of numbers" if hasattr(value, "dtype") and getattr(value, "ndim", None) else "a single value"
-
-
-def _in_sample(sample: Sample, index: int, number: int, place: _Place) -> bool:
-    """Whether a sample takes a row, by its content and its place in its wrapper."""
-    data = dump_row(place.value) if place.error is None else place.error.encode("utf-8", "replace")
-    return sample.takes(index, number, data, len(data))
