@@ -21,11 +21,10 @@ from tito_audit.render.limits import charged, is_given_up
 from tito_audit.render.sizes import DEEPEST, written_size
 from tito_audit.render.template import compile_template
 from tito_audit.tokens import limited
-from tito_audit.tokens.known_steps import branches_of, unknown_step
+from tito_audit.tokens.bounds import beginnings, checked_definition
 from tito_audit.tokens.limited import is_limited
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.tokens.tries import states
 
 TOYS = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers"
 TOY = TOYS / "toy_bpe"
@@ -191,9 +190,9 @@ def test_tokens_that_would_take_gigabytes_of_memory_are_refused(tmp_path: Path) 
 
 
 def test_beginnings_that_tokens_share_count_once() -> None:
-    assert states(["abc", "abd", "ab", "é"]) == 6
-    assert states([f"<|s_{i}|>" for i in range(1000)]) == 4 + 10 + 90 + 900 + 2 * 1000
-    assert states([]) == 0
+    assert beginnings(["abc", "abd", "ab", "é"]) == 6
+    assert beginnings([f"<|s_{i}|>" for i in range(1000)]) == 4 + 10 + 90 + 900 + 2 * 1000
+    assert beginnings([]) == 0
 
 
 def test_long_tokens_of_unigram_run_in_a_process_of_their_own(tmp_path: Path) -> None:
@@ -249,18 +248,29 @@ def test_a_pipe_or_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path: Pa
         (tmp_path / name).unlink() if make is os.mkfifo else (tmp_path / name).rmdir()
 
 
+def because(**parts: object) -> str | None:
+    """What in a definition with these parts is not known to be quick."""
+    content, said = checked_definition(json.dumps(parts).encode(), Path("tokenizer.json"))
+    assert json.loads(content) == parts
+    return said
+
+
 def test_regexes_are_known_by_their_branches() -> None:
-    assert branches_of(r"a|[|)]|(b|c)|\||d") == ["a", "[|)]", "(b|c)", r"\|", "d"]
-    assert unknown_step({"pre_tokenizer": split(r"\p{N}{1,3}|\s+(?!\S)|\s+")}) is None
-    assert unknown_step({"pre_tokenizer": split(r"\s*[\r\n]+|\s+")}) is None
-    assert unknown_step({"pre_tokenizer": split(" ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]|\\s+")}) is None
-    assert unknown_step({"pre_tokenizer": split(r"\s*[\r\n]+")}) is not None
-    assert unknown_step({"pre_tokenizer": split("\\s*[\r\n]+")}) is not None
-    assert unknown_step({"pre_tokenizer": split(r"\s+$")}) is not None
-    assert unknown_step({"normalizer": REPLACE}) is None
-    assert unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 3}}) is None
-    grown = unknown_step({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 4}})
-    assert grown == "a normalizer that makes texts 16 times longer"
+    for regex in (r"\p{N}{1,3}|\s+(?!\S)|\s+", r"\s*[\r\n]+|\s+", " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]|\\s+"):
+        assert because(pre_tokenizer=split(regex)) is None
+    for regex in (r"\s*[\r\n]+", "\\s*[\r\n]+", r"\s+$", r"\s+|", r"(\s+|\n)", r"\s+\|\n", "a", r"\s+|(a|aa)+$"):
+        assert because(pre_tokenizer=split(regex)) is not None, regex
+    assert because(normalizer=REPLACE | {"content": "b"}) is None
+    assert because(normalizer=REPLACE) is not None
+    assert because(normalizer=REPLACE | {"pattern": {"Regex": r"\s"}, "content": ""}) is None
+
+
+def test_models_are_known_by_what_they_state() -> None:
+    assert because(model={"type": "BPE", "vocab": {"a": 0}, "continuing_subword_prefix": "##"}) is not None
+    assert because(model={"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}) is not None
+    assert because(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a" * 99}) is not None
+    assert because(model={"type": "Nothing", "vocab": {"a": 0}}) is not None
+    assert because(model={"type": "BPE", "vocab": {"a": 0}}) is None
 
 
 # Templates

@@ -18,11 +18,12 @@ import orjson
 from tito_audit.errors import TokenizerError
 from tito_audit.settings.home import user_path
 from tito_audit.tokens.bounds import (
+    ADDED_STATES,
     DEFINITION_BYTES,
     SETTINGS_BYTES,
-    check_definition,
     check_file,
-    check_token,
+    check_tokens,
+    checked_definition,
     read_file,
     read_template,
     reading_definition,
@@ -30,7 +31,6 @@ from tito_audit.tokens.bounds import (
 from tito_audit.tokens.cache import Store, cache_folder, open_store
 from tito_audit.tokens.definition import LazyBackend
 from tito_audit.tokens.hub import FILES, Snapshot, snapshot_of
-from tito_audit.tokens.known_steps import unknown_part
 from tito_audit.tokens.limited import (
     OutOfLimits,
     converted,
@@ -42,7 +42,6 @@ from tito_audit.tokens.limited import (
     probe,
 )
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.tokens.tries import check_added
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -174,7 +173,9 @@ def _backend(
     """
     import tokenizers
 
-    because = None if checked else check_definition(content, file)
+    because = None
+    if not checked:
+        content, because = checked_definition(content, file)
     try:
         if because is not None:
             probe(content.decode("utf-8"))
@@ -189,8 +190,7 @@ def _backend(
     _add_missing(backend, config, special, file)
     backend.no_truncation()
     backend.no_padding()
-    because = because if checked else because or unknown_part(backend)
-    return backend if because is None else limited(backend, because)
+    return backend if because is None else limited(backend)
 
 
 def _digest(file: Path) -> bytes:
@@ -313,7 +313,6 @@ def _add_missing(
         content = _content(value)
         if content is None or content in present or content in wanted:
             continue
-        check_token(content, file)
         flags = {key: bool(value[key]) for key in _FLAGS if key in value} if isinstance(value, Mapping) else {}
         plain_text = isinstance(value, str)
         token = tokenizers.AddedToken(content, **({"special": True} if plain_text else flags))
@@ -322,7 +321,7 @@ def _add_missing(
         wanted[content] = token
     if wanted:
         _check_highest(backend, file)  # above the highest number the library looks for a free id for ever
-        check_added((*present, *wanted), file)
+        check_tokens((*present, *wanted), file, ADDED_STATES)
         backend.add_tokens(list(wanted.values()))
 
 
