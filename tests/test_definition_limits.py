@@ -17,8 +17,7 @@ from tests.test_render import CHAT, render
 from tito_audit.errors import EncodeError, RenderError, SetupError, TokenizerError
 from tito_audit.render import limits
 from tito_audit.render.fast.render import GivenUp
-from tito_audit.render.limits import charged, is_given_up
-from tito_audit.render.sizes import DEEPEST, written_size
+from tito_audit.render.limits import DEEPEST, charged, is_given_up, written_size
 from tito_audit.render.template import compile_template
 from tito_audit.tokens import limited
 from tito_audit.tokens.bounds import beginnings, checked_definition
@@ -309,6 +308,11 @@ def loop(step: str, end: str, times: int = 99) -> str:
         "{{ strftime_now('%Y' * 999999) }}",
         "{{ 'ab' * 1000000 }}",
         "{{ ('<' * 999999) | e | e | e }}",
+        "{{ range(99999) | join('x' * 999999) }}",
+        "{{ ([''] * 99999) | map('default', 'x' * 999999, true) | join }}",
+        "{{ '%1000000000d'.encode() % 1 }}",
+        "{{ [1] * 99999 | tojson(separators=('x' * 999999, ':')) }}",
+        loop("n.s.replace('x'.encode(), 'xx'.encode())", "{{ n.s }}").replace("'xx')", "'xx'.encode())", 1),
     ],
 )
 def test_parts_that_are_shared_cannot_multiply(template: str) -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tito_audit.render.costs import length
-from tito_audit.render.limits import LimitReached
+from tito_audit.render.limits import LimitReached, length
 
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _LONGEST_FORMAT = 1000
@@ -60,7 +59,7 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as chat templates write it: no HTML escapes, keys in their original order."""
-    if (indent if isinstance(indent, int) else length(indent)) > 100:
+    if max(indent if isinstance(indent, int) else 0, *map(length, (indent, *(separators or ())))) > 100:
         raise LimitReached("the template indents JSON by more than 100 characters")
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
         return _encode(value)  # json.dumps without making an encoder each time

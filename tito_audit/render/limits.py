@@ -1,4 +1,8 @@
-"""How long a template may run and how much it may write."""
+"""How long a template may run, how much it may write, and how large its values may get.
+
+A list that holds another one twice, which holds another one twice, and so on, takes little memory, but sixty of
+them are written as 10 ** 18 elements. So what a template builds is measured before something reads all of it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,52 @@ from traceback import clear_frames
 from types import FrameType
 from typing import Any
 
-from tito_audit.render.sizes import CONTAINERS, DEEPEST, Measured, written_size
-
+DEEPEST = 1000
+"""Values are not nested deeper."""
+_CONTAINERS = frozenset((list, tuple, dict))
+_SIZED: tuple[type, ...] = (
+    str,
+    list,
+    dict,
+    tuple,
+    bytes,
+    range,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+_ELEMENT = 4
+"""What an element takes besides its text, in characters."""
 _WORK = 32
 """A template may build up its output in pieces, which together may be this many times the size limit."""
+_OUTPUT = 1 << 19
+_VALUE = 1 << 22
+_FOR_EACH = 16
+"""Characters that a template may write, and that one value may have; more for each that the template is given."""
+_HELD = 4 << 20
+"""Characters that a list or dict may be written with; more if the messages have more."""
+_MEMORY = 128 << 20
+"""Bytes of memory that a rendering may take, and as many more as its largest value has characters."""
+_LOOK = 1 << 22
+"""After so many characters the memory is looked at."""
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_GRACE = 0.5
+"""How many seconds longer than the alarm the Budget's clock waits. If both raised TimeUp at once, the second would
+interrupt the handling of the first, and the caller's timer would not be restored."""
+_BUSY = 20
+"""On a busy machine a template may take this many times its limit, if it does not get the processor."""
+_CHARACTERS_A_SECOND = 300_000
+"""A rendering may take its time limit, and more by what it is given. Published templates are at least ten times
+faster."""
+_LONGEST = 1e8
+"""Seconds that a timer can take; a longer limit is none."""
+_FREE = 0.01
+"""Seconds that a rendering may take at no cost; published templates take a tenth of a millisecond to two."""
+_FINE = 0.4
+"""What passing another limit costs, as a share of the time limit."""
+
+Measured = tuple[Any, int, int]
+"""A container, which is kept alive for its id; its size, and how deep it is nested."""
 
 
 class LimitReached(Exception):
@@ -27,33 +73,47 @@ class TimeUp(BaseException):
     """The time is up. Not an Exception, so nothing inside Jinja mistakes it for a missing attribute."""
 
 
-_GRACE = 0.5
-"""How many seconds longer than the alarm the Budget's clock waits. If both raised TimeUp at once, the second would
-interrupt the handling of the first, and the caller's timer would not be restored."""
+def length(value: object) -> int:
+    """Characters of a text, elements of a collection, 0 for anything else."""
+    return len(value) if isinstance(value, _SIZED) else 0
 
 
-_MEMORY = 128 << 20
-"""Bytes of memory that a rendering may take, and as many more as its largest value has characters."""
-_LOOK = 1 << 22
-"""After so many characters the memory is looked at."""
-_LONGEST = 1e8
-"""Seconds that a timer can take; a longer limit is none."""
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_HELD = 4 << 20
-"""Characters that a list or dict may be written with; more if the messages have more."""
+def written_size(value: Any, measured: dict[int, Measured] | None = None) -> tuple[int, int]:
+    """How many characters a value is written with, roughly, and how deep it is nested.
 
-
-_OUTPUT = 1 << 19
-_VALUE = 1 << 22
-_FOR_EACH = 16
-"""Characters that a template may write, and that one value may have; more for each that the template is given."""
-
-
-_BUSY = 20
-"""On a busy machine a template may take this many times its limit, if it does not get the processor."""
-_CHARACTERS_A_SECOND = 300_000
-"""A rendering may take its time limit, and more by what it is given. Published templates are at least ten times
-faster."""
+    `measured` has the containers inside it that were measured before, by their ids, and gets the others.
+    """
+    if type(value) not in _CONTAINERS:
+        return (len(value) if type(value) is str else 0) + _ELEMENT, 0
+    measured = {} if measured is None else measured
+    pending, opened = [value], set[int]()
+    while True:
+        container = pending[-1]
+        parts = container if type(container) is not dict else (*container, *container.values())
+        size, deep, missing = _ELEMENT, 0, {}
+        for part in parts:
+            kind = type(part)
+            if kind is str:
+                size += len(part) + _ELEMENT
+            elif kind not in _CONTAINERS:
+                size += _ELEMENT
+            elif (known := measured.get(id(part))) is not None:
+                size += known[1]
+                deep = max(deep, known[2])
+            else:
+                missing[id(part)] = part
+        if missing:
+            if len(opened) > DEEPEST or not opened.isdisjoint(missing) or id(container) in missing:
+                return size, DEEPEST + 1  # too deep, or it holds itself
+            opened.add(id(container))
+            pending += missing.values()
+            continue
+        if len(pending) == 1:
+            return size, deep + 1
+        opened.discard(id(container))
+        measured[id(container)] = container, size, deep + 1
+        while len(pending) > 1 and id(pending[-1]) in measured:
+            pending.pop()
 
 
 class _Clock:
@@ -139,7 +199,7 @@ class Budget:
 
     def hold(self, value: Any) -> Any:
         """The value; LimitReached if it is a list, tuple or dict that would be very large when written out."""
-        if type(value) in CONTAINERS and value:
+        if type(value) in _CONTAINERS and value:
             size, deep = written_size(value, self._known)
             if deep > DEEPEST:
                 raise LimitReached(f"the template nests values more than {DEEPEST:,} deep")
@@ -183,10 +243,6 @@ def _resident() -> int:
 
 _given_up: set[tuple[int, float]] = set()
 _wasted: dict[tuple[int, float], float] = {}
-_FREE = 0.01
-"""Seconds that a rendering may take at no cost; published templates take a tenth of a millisecond to two."""
-_FINE = 0.4
-"""What passing another limit costs, as a share of the time limit."""
 
 
 @contextmanager

@@ -8,7 +8,8 @@ This module imports jinja2 and is itself imported late.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -22,15 +23,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from markupsafe import Markup
 
-from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost
 from tito_audit.render.globals import raise_exception, strftime_now, to_json
-from tito_audit.render.limits import Budget
+from tito_audit.render.limits import Budget, LimitReached, length, written_size
 
 _OF_DICTS = frozenset(dir(dict))
 """Attributes of every dict, whatever it holds."""
 _OF_TEXTS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
 _OF_LOOPS = frozenset(("depth", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
 """Harmless attributes of texts and of `loop`; Jinja wraps those that format."""
+_WIDE = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "indent", "batch", "slice"))
+"""Filters and methods that fill up to a width."""
+_LONGER = frozenset(("e", "escape", "forceescape", "urlencode", "urlize"))
+"""Filters that make a text up to six times longer."""
+_TEXTS = frozenset((str, bytes, Markup))
+_WIDE_FIELD = re.compile(r"\d{7}")
+_NESTED_FIELD = re.compile(r"\*|\{[^{}]*\{")
+_MOST_BITS = 100_000
 
 
 class _GenerationTag(Extension):
@@ -88,35 +96,29 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.budget = budget
         self.filters["tojson"] = to_json
-        for name, function in self.filters.items():
-            cost = FILTER_COSTS.get(name)
-            self.filters[name] = self._measured(function) if cost is None else self._guarded(function, cost)
+        self.filters = {name: self._guarded(name, function) for name, function in self.filters.items()}
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_now
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
         del self.globals["lipsum"]
 
-    def _guarded(self, function: Callable[..., Any], cost: Callable[..., int]) -> Callable[..., Any]:
-        """The filter, asking the budget before it runs."""
+    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The filter, within the budget."""
+        leading = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            leading = 1 if hasattr(function, "jinja_pass_arg") else 0
-            args = tuple(_held(arg) for arg in args)
-            self.budget.spend(cost(*args[leading:], **kwargs))
+            if name in _MAKING:
+                args = tuple(map(self._listed, args))
+                self.budget.spend(_size_made(name, args[leading], (*args[leading + 1 :], *kwargs.values())))
             return self.made(function(*args, **kwargs))
 
-        vars(guarded).update(vars(function))
+        vars(guarded).update(getattr(function, "__dict__", {}))
         return guarded
 
-    def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter; the budget is asked for its result, which is not much larger than what it is given."""
-
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            return self.made(function(*args, **kwargs))
-
-        vars(measured).update(getattr(function, "__dict__", {}))
-        return measured
+    def _listed(self, value: Any) -> Any:
+        """A generator's items as a list, which can be measured before use; other values unchanged."""
+        return self.budget.hold(list(value)) if isinstance(value, GeneratorType) else value
 
     def getattr(self, obj: Any, attribute: str) -> Any | Undefined:
         """What Jinja's sandbox returns for `obj.attribute`, with a shortcut for the most frequent cases."""
@@ -129,17 +131,30 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call something from a template, within the budget."""
-        if getattr(__obj, "__name__", "") == "join":
-            args = tuple(_held(arg) for arg in args)
+        method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
+        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+        if name == "join":
+            args = tuple(map(__self._listed, args))
         __self.budget.hold(args)
         if kwargs:
             __self.budget.hold(kwargs)
-        __self.budget.spend(call_cost(__obj, args, kwargs))
+        if name in _MAKING and isinstance(owner, str | bytes | int):
+            __self.budget.spend(_size_made(name, owner, (*args, *kwargs.values())))
         return __self.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The result of an operator, within the budget."""
-        self.budget.spend(binary_cost(operator, left, right))
+        if operator == "+":
+            self.budget.spend(length(left) + length(right))
+        elif operator == "%":
+            if isinstance(left, str | bytes):
+                self.budget.spend(_size_made("format", left, right if isinstance(right, tuple) else (right,)))
+        elif isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * right
+            if bits > _MOST_BITS and abs(left) > 1:
+                raise LimitReached(f"the template makes a number of {bits:,} bits")
+        elif operator == "*":
+            self.budget.spend(max(length(left) * _number(right), length(right) * _number(left)))
         return self.budget.hold(self.binop_table[operator](left, right))
 
     def hold(self, value: Any) -> Any:
@@ -148,7 +163,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def made(self, value: Any) -> Any:
         """What a filter or a call returned, within the budget."""
-        if type(value) is str or type(value) is Markup:
+        if type(value) in _TEXTS:
             self.budget.spend(len(value))
             return value
         return self.budget.hold(value)
@@ -166,9 +181,46 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
 
-def _held(value: Any) -> Any:
-    """A generator's items as a list, which can be measured before use; other values unchanged."""
-    return list(value) if isinstance(value, GeneratorType) else value
+_MAKING = _WIDE | _LONGER | {"format", "format_map", "join", "replace", "tojson", "translate", "wordwrap"}
+"""Filters and methods that can make a value much larger than what they are given."""
+
+
+def _size_made(name: str, value: Any, arguments: Sequence[Any]) -> int:
+    """The most characters or elements that a filter or method makes of a value; too high rather than too low."""
+    size, widest = length(value), max(map(_number, arguments), default=0)
+    if name in _LONGER:
+        return 6 * _longest(value)
+    if name == "tojson":
+        size, deep = written_size(value)
+        return size * (1 + deep * max(widest, *(len(text) for text in arguments if isinstance(text, str)), 0) // 4)
+    if name == "join":  # the items, or what is put between them
+        other = arguments[0] if arguments else ""
+        other = other if length(other) else str(other)
+        return _longest(value) + _longest(other) + size * length(other)
+    longest = max(map(_longest, arguments), default=0)
+    if name in _WIDE:
+        lines = sum(map(value.count, "\n\t")) if isinstance(value, str) else size
+        return size + (2 + lines) * max(widest, longest)
+    if name == "replace":
+        text: Any = value if isinstance(value, str | bytes) else str(value)
+        old, new = (*arguments, "", "")[:2]
+        return len(text) + (text.count(old) if isinstance(old, type(text)) else len(text)) * length(new)
+    if name in ("translate", "wordwrap"):
+        return _longest(value) * (1 + longest)
+    pattern = str(value)
+    if _WIDE_FIELD.search(pattern):
+        raise LimitReached("the template formats a value with a width past 1,000,000")
+    longest = max(longest, widest if _NESTED_FIELD.search(pattern) else 0, 32)
+    return len(pattern) + (pattern.count("%") + pattern.count("{")) * longest
+
+
+def _number(value: object) -> int:
+    return max(value, 0) if type(value) is int else 0
+
+
+def _longest(value: object) -> int:
+    """Characters of a text; of anything else as many as it takes to write it."""
+    return len(value) if isinstance(value, str | bytes) else written_size(value)[0]
 
 
 class _Dict:

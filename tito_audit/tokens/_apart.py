@@ -21,7 +21,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)  # the library's panics
-    tokenizer = None
+    tokenizer: Any = None
     for line in sys.stdin.buffer:
         began, ended = time.process_time(), False
         try:
@@ -29,7 +29,7 @@ def main() -> None:
             _limit(request["memory"], began + request["seconds"], virtual="folder" not in request)
             answer: dict[str, Any] = {"answer": None}
             if "texts" in request:
-                encode, special = tokenizer.encode, request["special"]  # type: ignore[attr-defined]
+                encode, special = tokenizer.encode, request["special"]
                 answer["answer"] = [encode(text, add_special_tokens=special).ids for text in request["texts"]]
             else:
                 sys.path[:] = request["path"]

@@ -74,7 +74,12 @@ class Child:
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         self.used, line, late = seconds, b"", Event()
-        watch = Timer(_BUSY * seconds, lambda: (late.set(), process.kill()))
+
+        def end_late() -> None:
+            late.set()
+            process.kill()
+
+        watch = Timer(_BUSY * seconds, end_late)
         watch.daemon = True
         watch.start()
         content = json.dumps({**request, "seconds": seconds, "memory": _ROOM + memory}).encode()
