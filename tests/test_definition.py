@@ -15,10 +15,9 @@ from tests.test_start import damage, held
 from tests.tiers import some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import load
-from tito_audit.tokens.definition import LazyBackend, compact, definition_of
-from tito_audit.tokens.encoders import FastEncoder
+from tito_audit.tokens.cache import LazyBackend, compact, definition_of
+from tito_audit.tokens.encoders import FastEncoder, probes
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.selfcheck import probes
 
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
@@ -138,7 +137,7 @@ def test_a_definition_that_the_library_would_write_otherwise_is_not_stored(folde
         whole["model"]["merges"] = whole["model"]["merges"][::-1]
         return orjson.dumps(whole)
 
-    monkeypatch.setattr("tito_audit.tokens.definition.compact", wrong)
+    monkeypatch.setattr("tito_audit.tokens.cache.compact", wrong)
     assert run(fast=True) == ids
     (file,) = folder.glob("*.definition")
     assert b'"parts":{"json":0}' in file.read_bytes()  # not tried again

@@ -23,10 +23,9 @@ from tests.fuzz_encoders import Drawn
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
-from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder
+from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, disagreement, probes
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts, pattern_of
-from tito_audit.tokens.selfcheck import disagreement, probes
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 

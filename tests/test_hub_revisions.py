@@ -24,7 +24,7 @@ from tito_audit.record.message import as_messages
 from tito_audit.run.auditor import load_renderer
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.settings.file import read_config
-from tito_audit.tokens.hub_cache import HubName, cached_revisions, cached_tokenizer
+from tito_audit.tokens.hub import HubName, cached_revisions, cached_tokenizer
 from tito_audit.tokens.load import load_tokenizer
 
 ROOT = Path(__file__).parents[1]

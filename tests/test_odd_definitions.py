@@ -12,7 +12,7 @@ import pytest
 from tests.command import run
 from tests.tiers import one_in
 from tito_audit.errors import TokenizerError
-from tito_audit.tokens.hub_cache import glance
+from tito_audit.tokens.hub import glance
 from tito_audit.tokens.load import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

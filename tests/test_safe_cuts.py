@@ -18,7 +18,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tests.fuzz_encoders import FRAGMENTS, Drawn
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
-from tito_audit.tokens import long_texts, split_points
+from tito_audit.tokens import segments, split_points
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.split_points import TABLES, SafeCuts, find_safe_cuts, in_matcher, splitting_steps
@@ -151,8 +151,8 @@ def test_parts_of_a_text_end_at_the_safe_cuts_of_the_whole(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
-    monkeypatch.setattr(long_texts, "LONG", 100)
-    monkeypatch.setattr(long_texts, "PART", 40)
+    monkeypatch.setattr(segments, "LONG", 100)
+    monkeypatch.setattr(segments, "PART", 40)
     tokenizer = loaded(name)
     asked = []
 
@@ -163,7 +163,7 @@ def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
     whole = ReferenceEncoder(tokenizer.backend).encode_batch
     together = "".join(hard_texts(name, 30) + Drawn(tokenizer, seed=9).chats(5))
     texts = [together, "short", "", together[::-1], "\ud83d\ude00 half \ud83d " * 30, "a" * 500]
-    found = long_texts.in_parts(encode, lambda: cuts_of(name))(texts)
+    found = segments.in_parts(encode, lambda: cuts_of(name))(texts)
     assert [ids.tolist() for ids in found] == [ids.tolist() for ids in whole(texts)]
     assert max(map(len, asked)) == 500, "only the text without cuts is encoded whole"
     assert not any(ids.flags.writeable for ids in found)

@@ -14,9 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tests.test_render_fast import PIECES, RARE
 from tests.tiers import some
 from tito_audit.record.arrays import Ids
-from tito_audit.tokens.byte_fidelity import is_plain, keeps_bytes, normal_form
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.tokens.vocab import Vocabulary, is_plain, keeps_bytes, normal_form
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = [

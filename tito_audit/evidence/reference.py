@@ -14,9 +14,8 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
-from tito_audit.tokens.byte_fidelity import keeps_bytes
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.tokens.vocab import Prefix, Vocabulary
+from tito_audit.tokens.vocab import Prefix, Vocabulary, keeps_bytes
 
 _TURN_ENDS = frozenset(
     (

@@ -57,8 +57,7 @@ def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
     from jinja2 import nodes
 
     from tito_audit.render.fast import static_check
-    from tito_audit.render.fast.looked_for import looked_for
-    from tito_audit.render.generation_prompt import opener_of
+    from tito_audit.render.fast.looked_for import looked_for, opener_of
 
     opener = opener_of(tree)
     safe = static_check.is_proven_safe(tree)

@@ -15,7 +15,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.fit import names_of_log
 from tito_audit.tokens.bounds import read_template
-from tito_audit.tokens.hub_cache import HubName, cached_tokenizer, cached_tokenizers, glance
+from tito_audit.tokens.hub import HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.run.headlines import headed
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed
-from tito_audit.tokens.hub_cache import cached_tokenizer
+from tito_audit.tokens.hub import cached_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 CODE = "REC007"

@@ -1,13 +1,17 @@
 """What was computed about a tokenizer, stored on disk for the next run.
 
-Loading a tokenizer takes longer than auditing ten rows. So its tables are stored (what every id stands for, where
-texts may be cut), with notes of other rooms, such as the facts of its chat templates. For a tokenizer used
-repeatedly on large logs, the definition is stored too, in the notation that loads fastest. Nothing of a log is
+Loading a tokenizer takes longer than auditing ten rows. So its tables are stored (what every id stands for,
+where texts may be cut), with notes of other rooms, such as the facts of its chat templates. Nothing of a log is
 stored.
 
-Files are named by a hash of everything they depend on: the tokenizer's files, the version of `tokenizers`, and the
-code of this room. They hold JSON and plain arrays with a checksum, and are renamed into place once complete. A
-file that is missing, damaged or unexpected is computed again.
+For a tokenizer used repeatedly on large logs, the definition is stored too, in the notation that loads fastest,
+in two thirds of the time: without white space, each merge as one text (`"a b"`) instead of two, the vocabulary
+sorted. The library itself confirms that it is the same: what it loads from either notation, it must write
+identically.
+
+Files are named by a hash of everything they depend on: the tokenizer's files, the version of `tokenizers`, and
+the code of this room. They hold JSON and plain arrays with a checksum, and are renamed into place once
+complete. A file that is missing, damaged or unexpected is computed again.
 """
 
 from __future__ import annotations
@@ -22,13 +26,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
 from tito_audit.settings.home import user_path
 from tito_audit.tokens.vocab import Entries, Prefix
+
+if TYPE_CHECKING:
+    import tokenizers
 
 VARIABLE = "TITO_AUDIT_CACHE"
 NOTES = 32
@@ -270,3 +277,73 @@ def _tidy(folder: Path) -> None:
         if held > FOLDER_BYTES:
             with suppress(OSError):
                 file.unlink(missing_ok=True)
+
+
+_COMMENT = "#version"
+"""A merge written as one text with this beginning is read as a comment."""
+_CHANGING = ("add_", "enable_", "train")
+"""Prefixes of the methods that change one of the library's tokenizers."""
+
+
+class LazyBackend:
+    """A tokenizer of the library, loaded on first use."""
+
+    changed = False
+    """Whether it may have been changed since then."""
+
+    def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:
+        self._load = load
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(_CHANGING):
+            self.changed = True
+        return getattr(self._loaded, name)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it was used."""
+        return "_loaded" in vars(self)
+
+    @cached_property
+    def _loaded(self) -> tokenizers.Tokenizer:
+        return self._load()
+
+
+def definition_of(backend: object) -> bytes | None:
+    """The definition of a tokenizer as loaded, to load it from next time; b"" if none loads faster, None if it is
+    not known now."""
+    if not isinstance(backend, LazyBackend) or not backend.is_loaded or backend.changed:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        own = backend.to_str()
+        found = compact(own)
+        return found if found is not None and Tokenizer.from_buffer(found).to_str() == own else b""
+    except Exception:  # tokenizers raises plain Exception, also for parts written in Python
+        return b""
+
+
+def compact(definition: str) -> bytes | None:
+    """The same definition in the notation that loads fastest; None unless its model is BPE."""
+    whole = orjson.loads(definition)
+    model = whole["model"]
+    if model["type"] != "BPE" or model.get("dropout"):
+        return None
+    merges = _joined(model["merges"])
+    if merges is not None:
+        model["merges"] = merges
+    vocabulary = model["vocab"]
+    model["vocab"] = {token: vocabulary[token] for token in sorted(vocabulary)}
+    return orjson.dumps(whole)
+
+
+def _joined(merges: list[Any]) -> list[str] | None:
+    """Each pair as one text; None if they are not pairs, or if a text would not show where its pair divides."""
+    if not merges or set(map(type, merges)) != {list} or set(map(len, merges)) != {2}:
+        return None
+    texts = list(map(" ".join, merges))
+    together = "".join(texts)
+    if together.count(" ") != len(texts) or _COMMENT in together:
+        return None
+    return texts

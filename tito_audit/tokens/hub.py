@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
-from tito_audit.errors import TokenizerError
-from tito_audit.tokens.hub_cache import HubName, cached_revisions
+import orjson
+
+from tito_audit.errors import ODD_VALUES, TokenizerError
+from tito_audit.settings.home import user_path
 from tito_audit.unknown import close_names
 
 FILES = [
@@ -127,3 +134,157 @@ def _other_revision(hub: HubName) -> str:
 
 def _few(names: list[str]) -> str:
     return ", ".join([*names[:_FEW], *(["…"] if len(names) > _FEW else [])])
+
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_PREFIX = "models--"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w.+-][\w.+/-]*)?")
+_URL = "hf://"
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository of the hub, at a revision."""
+
+    repository: str
+    revision: str | None = None
+    """A branch, a tag or the hash of a commit; None: the main branch."""
+
+    @classmethod
+    def of(cls, name: str) -> HubName | None:
+        """What `ORG/NAME`, `ORG/NAME@REVISION` and `hf://ORG/NAME@REVISION` name; None for other names."""
+        plain = unquote(name.removeprefix(_URL)) if name.startswith(_URL) else name
+        if not _NAME.fullmatch(plain) or ".." in plain:
+            return None
+        repository, _, revision = plain.partition("@")
+        return cls(repository, revision or None)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTokenizer:
+    """A tokenizer that the hub client has downloaded."""
+
+    name: str
+    """What `-t` takes: the repository name if that leads here, else the folder."""
+    folder: Path
+    same: tuple[str, ...] = ()
+    """Other repositories with the same files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What the files of a tokenizer say without loading it."""
+
+    size: int
+    """One more than its largest id."""
+    control_ids: frozenset[int]
+
+
+def hub_cache() -> Path:
+    """The folder of the hub's cache, whether or not it exists."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return user_path(os.environ[name])
+    if os.environ.get("HF_HOME"):
+        return user_path(os.environ["HF_HOME"]) / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return user_path(cache or "~/.cache") / "huggingface" / "hub"
+
+
+def cached_tokenizers() -> list[CachedTokenizer]:
+    """The tokenizers in the hub's cache with a `tokenizer.json`, last used first, each set of files once."""
+    found: dict[tuple[Path | None, ...], CachedTokenizer] = {}
+    for one in sorted(_snapshots(), key=_last_used, reverse=True):
+        key = tuple(_content(one.folder / name) for name in _FILES)
+        first = found.get(key)
+        found[key] = one if first is None else CachedTokenizer(first.name, first.folder, (*first.same, one.name))
+    return list(found.values())
+
+
+def cached_tokenizer(name: str) -> CachedTokenizer | None:
+    """The tokenizer in the hub's cache under the name of a repository, with or without `@REVISION`; None if it is
+    not there."""
+    hub = HubName.of(name)
+    if hub is None:
+        return None
+    repository = _repository(hub.repository)
+    if hub.revision is None:
+        return _snapshot(repository)
+    commit = _text(repository / "refs" / hub.revision) or hub.revision
+    folder = repository / "snapshots" / commit
+    return CachedTokenizer(name, folder) if "/" not in commit and (folder / _FILES[0]).is_file() else None
+
+
+def cached_revisions(repository: str) -> list[str]:
+    """The revisions of a repository's tokenizer in the hub's cache: its branches and tags, then other commits."""
+    place = _repository(repository)
+    commits = sorted(folder.parent.name for folder in place.glob(f"snapshots/*/{_FILES[0]}"))
+    files = [file for file in sorted(place.glob("refs/**/*")) if file.is_file() and _text(file) in commits]
+    named = {_text(file) for file in files}
+    names = [file.relative_to(place / "refs").as_posix() for file in files]
+    return [*names, *(commit for commit in commits if commit not in named)]
+
+
+def glance(folder: Path) -> Glance | None:
+    """The size and control ids of the tokenizer in a folder; None if they cannot be read from `tokenizer.json`."""
+    try:
+        whole = orjson.loads((folder / "tokenizer.json").read_bytes())
+        added = whole.get("added_tokens") or []
+        ids = [int(one["id"]) for one in added] + [_last_id(whole["model"]["vocab"])]
+        control = frozenset(int(one["id"]) for one in added if one.get("special"))
+        return Glance(max(ids) + 1, control)
+    except (OSError, *ODD_VALUES):
+        return None
+
+
+def _last_id(vocabulary: Mapping[str, int] | list[Any]) -> int:
+    if isinstance(vocabulary, list):
+        return len(vocabulary) - 1
+    return max(vocabulary.values(), default=-1)
+
+
+def _repository(name: str) -> Path:
+    return hub_cache() / (_PREFIX + name.replace("/", "--"))
+
+
+def _snapshots() -> Iterator[CachedTokenizer]:
+    try:
+        repositories = sorted(hub_cache().glob(f"{_PREFIX}*"))
+    except OSError:
+        return
+    yield from (one for one in map(_snapshot, repositories) if one is not None)
+
+
+def _snapshot(repository: Path) -> CachedTokenizer | None:
+    """The snapshot of a repository's main branch, else the newest, if it holds a tokenizer."""
+    try:
+        folders = [one for one in (repository / "snapshots").iterdir() if (one / _FILES[0]).is_file()]
+    except OSError:
+        return None
+    if not folders:
+        return None
+    main = _text(repository / "refs" / "main")
+    for folder in folders:
+        if folder.name == main:
+            return CachedTokenizer(repository.name.removeprefix(_PREFIX).replace("--", "/", 1), folder)
+    newest = max(folders, key=lambda folder: (folder / _FILES[0]).stat().st_mtime)
+    return CachedTokenizer(str(newest), newest)
+
+
+def _content(file: Path) -> Path | None:
+    """The stored file, the same for files with the same content: the cache names it by its hash."""
+    if not file.is_file():
+        return None
+    stored = file.resolve()
+    return Path(stored.name) if stored.parent.name == "blobs" else stored
+
+
+def _last_used(one: CachedTokenizer) -> float:
+    return (one.folder / _FILES[0]).stat().st_atime
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -28,8 +28,7 @@ from tito_audit.tokens.bounds import (
     read_template,
     reading_definition,
 )
-from tito_audit.tokens.cache import Store, cache_folder, open_store
-from tito_audit.tokens.definition import LazyBackend
+from tito_audit.tokens.cache import LazyBackend, Store, cache_folder, open_store
 from tito_audit.tokens.hub import FILES, Snapshot, snapshot_of
 from tito_audit.tokens.limited import (
     OutOfLimits,

@@ -7,6 +7,10 @@ text may be cut there beforehand, at tokens whose places depend only on their li
       token       segment     token  segment   token        segment
 
 A chat repeats most of its segments, from turn to turn and from rollout to rollout.
+
+Very long segments are encoded in parts: an encoder takes 12 bytes for each byte of a text, the reference some 200.
+A part ends at a safe cut (see `split_points.py`), so the ids of the parts, joined, are those of the whole. A text
+without safe cuts, and every text of a tokenizer without a table of them, is encoded whole.
 """
 
 from __future__ import annotations
@@ -14,21 +18,45 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import orjson
 
 from tito_audit.errors import EncodeError
 from tito_audit.record.arrays import Ids, Mask, Offsets
-from tito_audit.tokens.encoders import ReferenceEncoder
-from tito_audit.tokens.long_texts import LONG, Encode, in_parts
-from tito_audit.tokens.vocab import Prefix, Vocabulary
+from tito_audit.tokens.encoders import ReferenceEncoder, well_formed
+from tito_audit.tokens.vocab import Prefix, Vocabulary, part_steps
 
 if TYPE_CHECKING:
     import tokenizers
 
     from tito_audit.tokens.split_points import SafeCuts
+
+LONG = 1 << 20
+"""Texts of more characters are encoded in parts."""
+PART = 1 << 18
+"""Characters of a part."""
+
+Encode: TypeAlias = Callable[[Sequence[str]], list[Ids]]
+
+
+def in_parts(encode: Encode, safe_cuts: Callable[[], SafeCuts | None]) -> Encode:
+    """The same ids, without the memory that long texts would take as a whole."""
+
+    def encoded(texts: Sequence[str]) -> list[Ids]:
+        if max(map(len, texts), default=0) <= LONG or (safe := safe_cuts()) is None:
+            return encode(texts)
+        short = iter(encode([text for text in texts if len(text) <= LONG]))
+        return [next(short) if len(text) <= LONG else _joined(encode, text, safe) for text in texts]
+
+    return encoded
+
+
+def _joined(encode: Encode, text: str, safe: SafeCuts) -> Ids:
+    ids: Ids = np.concatenate([encode([part])[0] for part in safe.parts(well_formed(text), PART)])
+    ids.flags.writeable = False
+    return ids
+
 
 Stretch = tuple[int, int, bytes]
 """The ids of a segment with its neighbours: the control token before (-1: the start), the one after (-1: the
@@ -205,16 +233,20 @@ def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
     Derived from the definition of the tokenizer, then checked on probes: cut and whole texts must encode the same.
     """
     none = Cuts({})
-    if vocabulary.prefix is Prefix.FIRST_UNLESS_SPACE or not _readable(backend):
+    try:
+        normal = not part_steps(backend.normalizer, "normalizers")
+        part_steps(backend.pre_tokenizer, "pretokenizers")
+    except Exception:  # tokenizers raises plain Exception for parts written in Python
         return none
-    normal = _no_normalizer(backend)
+    if vocabulary.prefix is Prefix.FIRST_UNLESS_SPACE:
+        return none
     added = backend.get_added_tokens_decoder()
     plain = {i: token for i, token in added.items() if _plain(token) and (normal or not token.normalized)}
     if len(plain) > _MOST:
         plain = {i: token for i, token in plain.items() if token.special}
     if sum(len(token.content) ** 2 for token in added.values()) > _BEGINNINGS:
         return none
-    apart = _apart({token.content for token in plain.values()}, {token.content for token in added.values()})
+    apart = apart_from({token.content for token in plain.values()}, {token.content for token in added.values()})
     cuts = Cuts({token.content: i for i, token in plain.items() if token.content in apart})
     return cuts if _holds(cuts, ReferenceEncoder(backend)) else none
 
@@ -232,7 +264,7 @@ def _plain(token: tokenizers.AddedToken) -> bool:
     return signs and not replaced and not (token.lstrip or token.rstrip or token.single_word)
 
 
-def _apart(chosen: set[str], contents: set[str]) -> set[str]:
+def apart_from(chosen: set[str], contents: set[str]) -> set[str]:
     """Those of `chosen` that cannot overlap any of `contents` in a text."""
     starts, chosen_starts = _starts(contents), _starts(chosen)
     firsts, chosen_firsts = {c[0] for c in contents if c}, {c[0] for c in chosen}
@@ -259,26 +291,6 @@ def _apart(chosen: set[str], contents: set[str]) -> set[str]:
 def _starts(contents: set[str]) -> set[str]:
     """All proper prefixes of the contents."""
     return {content[:n] for content in contents for n in range(1, len(content))}
-
-
-def _no_normalizer(backend: tokenizers.Tokenizer) -> bool:
-    """Whether texts are encoded without normalisation."""
-    state = _state(backend.normalizer)
-    return state is None or state == {"type": "Sequence", "normalizers": []}
-
-
-def _readable(backend: tokenizers.Tokenizer) -> bool:
-    """Whether no part of the tokenizer is code that cannot be read as JSON."""
-    try:
-        _state(backend.normalizer)
-        _state(backend.pre_tokenizer)
-    except Exception:  # tokenizers raises plain Exception for parts written in Python
-        return False
-    return True
-
-
-def _state(part: Any) -> Any:
-    return None if part is None else orjson.loads(part.__getstate__())
 
 
 def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:

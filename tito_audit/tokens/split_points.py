@@ -22,6 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Offsets
+from tito_audit.tokens.segments import apart_from
 
 if TYPE_CHECKING:
     import tokenizers
@@ -55,7 +56,7 @@ class SafeCuts:
         """`[K, K, K + 1]` bool."""
         self.unknown, self.end = safe.shape[0] - 1, safe.shape[0]
         words = sorted({content for content in contents if content}, key=lambda content: (-len(content), content))
-        self.apart = _apart(words)
+        self.apart = apart_from(set(words), set(words)) == set(words)
         """Whether no two control tokens can share a character of a text."""
         either = "|".join(map(re.escape, words))
         self._words = re.compile(either if self.apart else f"(?=({either}))") if words else None
@@ -191,20 +192,6 @@ def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
         if not np.array_equal(in_matcher(matcher, characters), members[classes[edges], number]):
             return None
     return classes, safe
-
-
-def _apart(words: list[str]) -> bool:
-    """Whether no word begins or lies inside another one, or inside itself."""
-    known, starts = set(words), {word[:n] for word in words for n in range(1, len(word))}
-    lengths = sorted({len(word) for word in words})
-    for word in words:
-        for at in range(len(word)):
-            rest = word[at:]
-            if (at and (rest in starts or rest in known)) or any(
-                rest[:n] in known for n in lengths if n < len(rest)
-            ):
-                return False
-    return True
 
 
 def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], bool] | None:

@@ -13,21 +13,21 @@ import numpy as np
 
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
-from tito_audit.tokens.byte_fidelity import normal_form
-from tito_audit.tokens.cache import Store, Tables
-from tito_audit.tokens.definition import LazyBackend, definition_of
+from tito_audit.tokens.cache import LazyBackend, Store, Tables, definition_of
 from tito_audit.tokens.encoders import (
     Building,
     Encoder,
     FastEncoder,
     ReferenceEncoder,
+    disagreement,
     on_one_processor,
+    probes,
+    shown,
 )
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
-from tito_audit.tokens.selfcheck import disagreement, probes, shown
 from tito_audit.tokens.verify_pieces import Piece, picked_segments, pieces_to_prove
-from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.tokens.vocab import Vocabulary, normal_form
 
 if TYPE_CHECKING:
     import tokenizers

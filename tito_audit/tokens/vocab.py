@@ -8,14 +8,20 @@ Three ways of writing a vocabulary are supported, recognized by the tokenizer's 
 
 The bytes of an added token are its literal content. Everything is read at once, into arrays: processes forked
 later share them, and they can be stored.
+
+A byte-level tokenizer whose parts are all known here may leave out bytes of a text, but never adds or changes
+any: if as many bytes come out as went in, they are the same (`keeps_bytes`). A tokenizer that normalises to NFC
+has this property for texts that NFC leaves unchanged. Joining the bytes to compare them takes longer than to
+encode the text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,16 +75,19 @@ class Entries:
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Entries:
         """The entries of a tokenizer, including its added tokens."""
-        parts = _Parts(backend)
+        normalizers = part_steps(backend.normalizer, "normalizers", code=True)
+        pre_tokenizers = part_steps(backend.pre_tokenizer, "pretokenizers", code=True)
+        decoders = part_steps(backend.decoder, "decoders", code=True)
+        byte_level = any(step.get("type") == "ByteLevel" for step in pre_tokenizers + decoders)
         added = backend.get_added_tokens_decoder()
         literal = {i: token.content for i, token in added.items() if not _ordinary(token.content)}
         tokens, far = _listed(backend, added)
         near = len(tokens) - len(far)
         slots = {i: i if i < near else near + far.index(i) for i in literal if i < near or i in far}
         contents = {slot: literal[i].encode("utf-8") for i, slot in slots.items()}
-        data, lengths = _spelled(tokens, contents, parts.has("ByteLevel"))
+        data, lengths = _spelled(tokens, contents, byte_level)
         return cls(
-            prefix=parts.prefix(),
+            prefix=_prefix_of(normalizers, pre_tokenizers),
             added_ids=tuple(literal),
             special_ids=tuple(i for i in literal if added[i].special),
             far_ids=np.array(far, np.int64),
@@ -346,43 +355,108 @@ def _byte_alphabet() -> NDArray[np.int16]:
     return table
 
 
-class _Parts:
-    """The normalizer, pre-tokenizer and decoder of a tokenizer, as flat lists of their steps."""
-
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self.normalizers = _steps(backend.normalizer, "normalizers")
-        self.pre_tokenizers = _steps(backend.pre_tokenizer, "pretokenizers")
-        self.decoders = _steps(backend.decoder, "decoders")
-
-    def has(self, kind: str) -> bool:
-        return any(step.get("type") == kind for step in self.pre_tokenizers + self.decoders)
-
-    def prefix(self) -> Prefix:
-        """When a space is prepended to a text."""
-        if any(step.get("type") == "Prepend" for step in self.normalizers):
-            return Prefix.ALWAYS
-        for step in self.pre_tokenizers:
-            if step.get("type") == "ByteLevel" and step.get("add_prefix_space"):
-                return Prefix.ALWAYS_UNLESS_SPACE
-            if step.get("type") == "Metaspace":
-                scheme = step.get("prepend_scheme", "always")
-                unless = {"always": Prefix.ALWAYS_UNLESS_SPACE, "first": Prefix.FIRST_UNLESS_SPACE}
-                return unless.get(scheme, Prefix.NEVER)
-        return Prefix.NEVER
+def _prefix_of(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> Prefix:
+    """When a space is prepended to a text."""
+    if any(step.get("type") == "Prepend" for step in normalizers):
+        return Prefix.ALWAYS
+    for step in pre_tokenizers:
+        if step.get("type") == "ByteLevel" and step.get("add_prefix_space"):
+            return Prefix.ALWAYS_UNLESS_SPACE
+        if step.get("type") == "Metaspace":
+            scheme = step.get("prepend_scheme", "always")
+            unless = {"always": Prefix.ALWAYS_UNLESS_SPACE, "first": Prefix.FIRST_UNLESS_SPACE}
+            return unless.get(scheme, Prefix.NEVER)
+    return Prefix.NEVER
 
 
-def _steps(part: Any, name: str) -> list[dict[str, Any]]:
-    """One component of a tokenizer as its JSON steps; [] for a component that is code."""
+def part_steps(part: Any, name: str, *, code: bool = False) -> list[dict[str, Any]]:
+    """The steps of one part of a tokenizer, in order. A part written in Python raises, or has none if it may be."""
     if part is None:
         return []
     try:
-        state = orjson.loads(part.__getstate__())
-    except Exception:  # tokenizers raises plain Exception for components written in Python
-        return []
-    steps: list[dict[str, Any]] = []
-    pending = [state]
+        pending, steps = [orjson.loads(part.__getstate__())], []
+    except Exception:  # tokenizers raises plain Exception for parts written in Python
+        if code:
+            return []
+        raise
     while pending:
         step = pending.pop(0)
-        pending = [*step[name], *pending] if isinstance(step.get(name), list) else pending
-        steps.append(step)
+        if isinstance(step.get(name), list):
+            pending = [*step[name], *pending]
+        else:
+            steps.append(step)
     return steps
+
+
+_ASCII = bytes(range(0x80))
+_LAST_OF_ALPHABET = "\u0143"
+"""The last of the characters by which byte-level vocabularies write bytes."""
+_LONGEST = 1 << 15
+"""How many non-ASCII bytes are checked; with more, comparing the texts is just as fast."""
+_LEFT_ALONE = re.compile(
+    rb"(?:[\xc2-\xcb\xcf-\xd1][\x80-\xbf]"
+    rb"|\xe2(?:\x80[\x82-\xbf]|[\x81\x82\x85-\x8b\x8d-\xaa\xac-\xae][\x80-\xbf])"
+    rb"|\xe3(?:\x80[\x80-\xa9]|\x82[\x80-\x98\x9b-\xbf]|[\x81\x83-\xbf][\x80-\xbf])"
+    rb"|[\xe4-\xe9\xeb\xec][\x80-\xbf]{2}|\xea[\xb0-\xbf][\x80-\xbf]|\xed[\x80-\x9d][\x80-\xbf]"
+    rb"|\xef(?:[\xbc-\xbf][\x80-\xbf]|\xb8[\x80-\x8f])"
+    rb"|\xf0\x9f[\x80-\xbf]{2})*"
+)
+"""Characters that NFC never changes, moves or joins to the one before: Latin, Cyrillic, most symbols, kana,
+Chinese, Korean syllables, emoji."""
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether NFC is known to leave this UTF-8 text unchanged."""
+    if data.isascii():
+        return True
+    rest = data.translate(None, _ASCII)
+    return len(rest) <= _LONGEST and _LEFT_ALONE.fullmatch(rest) is not None
+
+
+def keeps_bytes(form: str | None, data: bytes) -> bool:
+    """Whether tokens with as many bytes as this text are known to have the same bytes; `form`: see
+    `normal_form`."""
+    return form is not None and (not form or is_plain(data))
+
+
+@lru_cache(maxsize=8)
+def normal_form(backend: tokenizers.Tokenizer) -> str | None:
+    """How a tokenizer normalises a text before it splits it, "" or "NFC"; None if it may write other bytes."""
+    try:
+        normalizers = part_steps(backend.normalizer, "normalizers")
+        cuts = part_steps(backend.pre_tokenizer, "pretokenizers")
+    except Exception:  # tokenizers raises plain Exception for parts written in Python
+        return None
+    if any(step != {"type": "NFC"} for step in normalizers) or not _by_bytes(cuts) or not _has_all_bytes(backend):
+        return None
+    contents = [token.content for token in backend.get_added_tokens_decoder().values()]
+    if not all(map(_is_literal, contents)) or (normalizers and not all(is_plain(c.encode()) for c in contents)):
+        return None
+    return "NFC" if normalizers else ""
+
+
+def _by_bytes(cuts: list[dict[str, Any]]) -> bool:
+    """Whether text is only split and written as bytes."""
+    kinds = [step.get("type") for step in cuts]
+    prefixed = any(step.get("add_prefix_space") for step in cuts)
+    return kinds.count("ByteLevel") == 1 and set(kinds) <= {"ByteLevel", "Split", "Digits"} and not prefixed
+
+
+def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the model merges bytes into tokens and has a token for each byte, so every byte can be written."""
+    from tokenizers import models, pre_tokenizers
+
+    model = backend.model
+    if not isinstance(model, models.BPE) or model.byte_fallback or model.unk_token is not None:
+        return False
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
+        return False
+    return all(model.token_to_id(character) is not None for character in pre_tokenizers.ByteLevel.alphabet())
+
+
+def _is_literal(content: str) -> bool:
+    """Whether an added token's bytes are certain to be its content, even if the model may produce its id too."""
+    if not content.replace("▁", "").strip():
+        return False
+    ascii_signs = all("!" <= character <= "~" for character in content)
+    return ascii_signs or max(content) > _LAST_OF_ALPHABET

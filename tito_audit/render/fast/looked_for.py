@@ -1,17 +1,22 @@
-"""What a template looks for in the texts of messages before it decides what to write.
+"""What a template looks for in the texts of messages before it decides what to write, and where it looks.
 
 Most templates only pass texts on, trim them, and check whether they are empty or hold a few markers such as
-`</think>`. Then two conversations whose messages have the same keys, the same kinds of values and the same markers
-are written the same way, whatever else their texts say. This module imports jinja2 and is itself imported late.
+`</think>`. They look at the first message and the last one, at the next and the one before, and at the last one
+of a role, but not at how many there are. Then two conversations whose messages have the same keys, the same
+kinds of values, the same markers and the same neighbours are written the same way, whatever else their texts
+say.
+
+And which generation prompts are the same after any messages: those that a template writes in a single place, at
+its very end, and builds only from other variables. This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jinja2 import nodes
 
-from tito_audit.render.fast.distances import check_distances
-from tito_audit.render.fast.growth_bounds import constant, place
-from tito_audit.render.fast.value_kinds import Unknown, Values, is_length
+from tito_audit.render.fast.static_check import constant, place
 
 _READING = frozenset(("int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count"))
 """Filters and methods whose result depends on more of a text than its markers."""
@@ -198,3 +203,309 @@ def _is_constant(node: nodes.Node) -> bool:
 def _is_role(node: nodes.Node) -> bool:
     named = isinstance(node, nodes.Getattr) and node.attr == "role"
     return named or (isinstance(node, nodes.Getitem) and constant(node.arg) == "role")
+
+
+_IN_LISTS = frozenset(("tool_calls",))
+"""Attributes of messages that are lists or absent."""
+_KEEPING = frozenset(("list", "reverse", "select", "reject", "selectattr", "rejectattr"))
+"""Filters that make a list of a list."""
+_ANYTHING = nodes.Getattr(nodes.Name("?", "load"), "?", "load")
+
+
+class Unknown(Exception):
+    """What the template writes may depend on more than can be known."""
+
+
+class Values:
+    """The names of a template, and which of them are lists, messages and numbers."""
+
+    def __init__(self, tree: nodes.Template) -> None:
+        self._set = _assignments(tree)
+        self._lists = self._all_from("messages", "tools", "documents")
+        self._given = self._all_from("tools", "documents")
+        loops: dict[str, list[bool]] = {}
+        for loop in tree.find_all(nodes.For):
+            for target in names(loop.target):
+                loops.setdefault(target, []).append(self.is_list(loop.iter))
+        self.elements = {name for name, said in loops.items() if all(said)} - self._set.keys()
+        """Names that only ever hold elements of lists."""
+
+    def _all_from(self, *given: str) -> set[str]:
+        """The names that only ever hold these lists or parts of them."""
+        found = {*given, *self._set}
+        while wrong := {name for name in found if not self._all_in(name, found)}:
+            found -= wrong
+        return found
+
+    def _all_in(self, name: str, lists: set[str]) -> bool:
+        return all(_is_list(value, lists) for value in self._set.get(name, ()))
+
+    def is_list(self, node: nodes.Node | None) -> bool:
+        """Whether a value is the messages, the tools, the calls in a message, or some of these."""
+        return _is_list(node, self._lists)
+
+    def is_given(self, node: nodes.Node | None) -> bool:
+        """Whether a list is independent of how many messages there are."""
+        return _is_list(node, self._given)
+
+    def is_fixed(self, node: nodes.Node) -> bool:
+        """Whether a name is only set to constants."""
+        values = self._set.get(place(node) or "")
+        return bool(values) and all(isinstance(value, nodes.Const) or is_negative(value) for value in values or ())
+
+    def counts(self, node: nodes.Node | None, within: frozenset[str] = frozenset()) -> bool:
+        """Whether a value is a number or boolean that depends only on places and lengths of lists."""
+        if isinstance(node, nodes.Const):
+            return isinstance(node.value, int)
+        if isinstance(node, nodes.Add | nodes.Sub | nodes.Mod | nodes.FloorDiv):
+            return self.counts(node.left, within) and self.counts(node.right, within)
+        if isinstance(node, nodes.Filter):
+            return is_length(node) and self.is_list(node.node)
+        name = place(node) if node is not None else None
+        if node is None or name is None:
+            return node is not None and is_negative(node)
+        if name.startswith("loop."):
+            return name not in ("loop.previtem", "loop.nextitem") and "loop" not in self._set
+        if name in within:
+            return True
+        values = self._set.get(name)
+        return bool(values) and all(self.counts(value, within | {name}) for value in values or ())
+
+
+def _is_list(node: nodes.Node | None, lists: set[str]) -> bool:
+    if isinstance(node, nodes.Name):
+        return node.name in lists
+    if isinstance(node, nodes.Filter):
+        return node.name in _KEEPING and _is_list(node.node, lists)
+    if isinstance(node, nodes.Getattr):
+        return node.attr in _IN_LISTS
+    if isinstance(node, nodes.Getitem):
+        return _is_list(node.node, lists) if isinstance(node.arg, nodes.Slice) else constant(node.arg) in _IN_LISTS
+    return False
+
+
+def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
+    """The values assigned to each name and each attribute of a namespace."""
+    found: dict[str, list[nodes.Node]] = {}
+
+    def put(target: nodes.Node, value: nodes.Node) -> None:
+        for name in names(target):
+            found.setdefault(name, []).append(value)
+
+    for node in tree.find_all(nodes.Assign):
+        put(node.target, node.node if place(node.target) else _ANYTHING)
+        if isinstance(node.node, nodes.Call) and getattr(node.node.node, "name", "") == "namespace":
+            for pair in node.node.kwargs:
+                found.setdefault(f"{place(node.target)}.{pair.key}", []).append(pair.value)
+    for block in tree.find_all(nodes.AssignBlock):
+        put(block.target, _ANYTHING)
+    for target in (name for macro in tree.find_all(nodes.Macro) for name in macro.args):
+        put(target, _ANYTHING)
+    for scope in tree.find_all(nodes.With):
+        for named in scope.targets:
+            put(named, _ANYTHING)
+    return found
+
+
+def names(target: nodes.Node) -> Iterator[str]:
+    """The names in the target of an assignment."""
+    if isinstance(target, nodes.Tuple):
+        for item in target.items:
+            yield from names(item)
+    else:
+        yield place(target) or "?"
+
+
+def is_length(node: nodes.Node | None) -> bool:
+    """Whether an expression is the length of something."""
+    return isinstance(node, nodes.Filter) and node.name in ("length", "count")
+
+
+def is_negative(node: nodes.Node) -> bool:
+    """Whether an expression is a negative constant."""
+    return isinstance(node, nodes.Neg) and isinstance(constant(node.node), int)
+
+
+_FROM_END = frozenset(("loop.length", "loop.revindex", "loop.revindex0"))
+_PARITY = frozenset(("odd", "even"))
+_NEAR = frozenset((0, 1, None))
+_NEAR_ENDS = frozenset((0, 1, -1, None))
+
+
+def check_distances(tree: nodes.Template) -> None:
+    """Raise Unknown if a template may decide by a number of messages or write one."""
+    _Distances(tree).check()
+
+
+class _Distances:
+    """Checks every number in a template that depends on how many messages there are."""
+
+    def __init__(self, tree: nodes.Template) -> None:
+        self._tree = tree
+        self._values = Values(tree)
+
+    def check(self) -> None:
+        for compare in self._tree.find_all(nodes.Compare):
+            left: nodes.Node = compare.expr
+            for operand in compare.ops:
+                self._compared(left, operand.expr)
+                self._compared(operand.expr, left)
+                left = operand.expr
+        for kind in (nodes.Add, nodes.Sub):
+            for sum_ in self._tree.find_all(kind):
+                if self._is_far(sum_) or _is_place(sum_):
+                    _among(_NEAR, sum_.left, sum_.right)
+        for output in self._tree.find_all(nodes.Output):
+            for part in output.nodes:
+                self._written(part)
+        for item in self._tree.find_all(nodes.Getitem):
+            if self._values.is_list(item.node):
+                self._taken(item.arg)
+        for loop in self._tree.find_all(nodes.For):
+            self._loop(loop)
+        self._no_others()
+
+    def _compared(self, one: nodes.Node, other: nodes.Node) -> None:
+        """A number of messages may be compared with a place, with nothing or with 0, but with no other
+        constant."""
+        number = constant(other)
+        if not isinstance(number, int) or isinstance(number, bool) or not self._is_far(one):
+            return
+        if number != 0 or not is_length(one):
+            raise Unknown
+
+    def _written(self, node: nodes.Node) -> None:
+        """Raise if an expression that is written holds a number of messages; conditions may hold one."""
+        if isinstance(node, nodes.Compare | nodes.Test):
+            return
+        if self._is_end(node):
+            raise Unknown
+        for child in node.iter_child_nodes():
+            self._written(child)
+
+    def _taken(self, place_: nodes.Node) -> None:
+        """The first, the second, the last message, one next to another, or all from there."""
+        parts = (place_.start, place_.stop, place_.step) if isinstance(place_, nodes.Slice) else (place_,)
+        _among(_NEAR_ENDS, *(part for part in parts if part is not None))
+
+    def _loop(self, loop: nodes.For) -> None:
+        if loop.test is not None and any(_is_neighbour(node) for node in loop.find_all(nodes.Getattr)):
+            raise Unknown
+        if not _is_reversed(loop.iter):
+            return
+        for compare in loop.find_all(nodes.Compare):
+            sides = [compare.expr, *(operand.expr for operand in compare.ops)]
+            if any(map(_is_place, sides)) and not all(constant(side) in _NEAR for side in sides):
+                raise Unknown
+
+    def _no_others(self) -> None:
+        """Raise if a number of messages goes anywhere else."""
+        for kind in (nodes.Mod, nodes.Div, nodes.FloorDiv, nodes.List, nodes.Tuple, nodes.Dict):
+            for node in self._tree.find_all(kind):
+                self._none(node)
+        for call in self._tree.find_all(nodes.Call):
+            name = getattr(call.node, "name", "")
+            if name != "namespace":
+                self._none(*call.args, *(pair.value for pair in call.kwargs))
+            if name == "range" and not all(map(_is_number, call.args)):
+                raise Unknown
+        for filter_ in self._tree.find_all(nodes.Filter):
+            self._none(*filter_.args, *(pair.value for pair in filter_.kwargs))
+        for test in self._tree.find_all(nodes.Test):
+            self._none(*test.args, *([test.node] if test.args or test.name in _PARITY else []))
+
+    def _none(self, *parts: nodes.Node) -> None:
+        if any(map(self._is_far, parts)):
+            raise Unknown
+
+    def _is_far(self, node: nodes.Node) -> bool:
+        """Whether a value is made from a number of messages."""
+        return self._is_end(node) or any(map(self._is_far, node.iter_child_nodes()))
+
+    def _is_end(self, node: nodes.Node) -> bool:
+        """Whether a value is a number that depends on how many messages there are."""
+        if isinstance(node, nodes.Filter):
+            return is_length(node) and not self._values.is_given(node.node)
+        name = place(node)
+        if name is None or (name.startswith("loop.") and name not in _FROM_END):
+            return False
+        return name in _FROM_END or (self._values.counts(node) and not self._values.is_fixed(node))
+
+
+def _among(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
+    for part in parts:
+        inner = constant(part.node if isinstance(part, nodes.Neg) else part)
+        if isinstance(inner, int) and (-inner if isinstance(part, nodes.Neg) else inner) not in allowed:
+            raise Unknown
+
+
+def _is_place(node: nodes.Node) -> bool:
+    """Whether a value is made from the place of an element."""
+    return any((place(one) or "").startswith("loop.") for one in (node, *node.find_all(nodes.Getattr)))
+
+
+def _is_neighbour(node: nodes.Getattr) -> bool:
+    return place(node) in ("loop.previtem", "loop.nextitem")
+
+
+def _is_reversed(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Filter):
+        return node.name == "reverse"
+    part = node.arg if isinstance(node, nodes.Getitem) else None
+    return isinstance(part, nodes.Slice) and part.step is not None
+
+
+def _is_number(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Const) or is_negative(node)
+
+
+_ASKED = "add_generation_prompt"
+_PARTS = (
+    *(
+        nodes.If,
+        nodes.Output,
+        nodes.TemplateData,
+        nodes.Const,
+        nodes.Name,
+        nodes.Test,
+        nodes.Compare,
+        nodes.Operand,
+    ),
+    *(nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Concat, nodes.CondExpr),
+)
+"""Nodes that always write the same if their names have the same values."""
+_TESTS = frozenset(("defined", "undefined", "none", "true", "false", "string", "boolean"))
+
+
+def opener_of(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | None:
+    """The part that writes the generation prompt, and the variables it depends on; None if messages may matter
+    too.
+
+    That part comes last and writes the same after any messages.
+    """
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, nodes.If) or last.elif_ or last.else_:
+        return None
+    if not isinstance(last.test, nodes.Name) or last.test.name != _ASKED:
+        return None
+    names = list(tree.find_all(nodes.Name))
+    if sum(name.name == _ASKED for name in names) != 1:
+        return None
+    # Names that the template sets or loops over may differ between conversations.
+    changing = {name.name for name in names if name.ctx != "load"} | {"messages", "loop"}
+    changing |= {macro.name for macro in tree.find_all(nodes.Macro)}
+    parts = [part for node in last.body for part in (node, *node.find_all(nodes.Node))]
+    if not all(_is_fixed(part, changing) for part in parts):
+        return None
+    opener = nodes.Template(last.body, lineno=1)
+    if tree.environment is not None:
+        opener.set_environment(tree.environment)
+    return opener, tuple(sorted({part.name for part in parts if isinstance(part, nodes.Name)}))
+
+
+def _is_fixed(part: nodes.Node, changing: set[str]) -> bool:
+    if isinstance(part, nodes.Name):
+        return part.name not in changing
+    if isinstance(part, nodes.Test):
+        return part.name in _TESTS
+    return isinstance(part, _PARTS)
