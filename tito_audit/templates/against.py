@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, as_messages
@@ -146,7 +145,7 @@ def _without(one: Probe) -> Iterator[tuple[Cause, Probe]]:
     if one.tools:
         yield Cause.TOOLS, replace(one, tools=())
     if any(message.reasoning or "</think>" in message.text for message in one.messages):
-        yield Cause.REASONING, _rewritten(one, _without_reasoning)
+        yield Cause.REASONING, replace(one, messages=tuple(map(_without_reasoning, one.messages)))
     if any(message.speaker == "tool" for message in one.messages):
         kept = tuple(message for message in one.messages if message.speaker != "tool")
         yield Cause.RESULTS, replace(one, messages=kept)
@@ -156,10 +155,6 @@ def _without(one: Probe) -> Iterator[tuple[Cause, Probe]]:
     if any(message.speaker == "system" for message in one.messages):
         kept = tuple(message for message in one.messages if message.speaker != "system")
         yield Cause.SYSTEM, replace(one, messages=kept)
-
-
-def _rewritten(one: Probe, change: Any) -> Probe:
-    return replace(one, messages=tuple(map(change, one.messages)))
 
 
 def _without_reasoning(message: Message) -> Message:

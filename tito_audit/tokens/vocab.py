@@ -80,7 +80,9 @@ class Entries:
         decoders = part_steps(backend.decoder, "decoders", code=True)
         byte_level = any(step.get("type") == "ByteLevel" for step in pre_tokenizers + decoders)
         added = backend.get_added_tokens_decoder()
-        literal = {i: token.content for i, token in added.items() if not _ordinary(token.content)}
+        literal = {
+            i: token.content for i, token in added.items() if not token.content.replace(_METASPACE, " ").isspace()
+        }
         tokens, far = _listed(backend, added)
         near = len(tokens) - len(far)
         slots = {i: i if i < near else near + far.index(i) for i in literal if i < near or i in far}
@@ -336,11 +338,6 @@ def _single_byte(token: str) -> bytes | None:
         return None
 
 
-def _ordinary(content: str) -> bool:
-    """Whether an added token is plain white space."""
-    return content.replace(_METASPACE, " ").isspace()
-
-
 def _byte_alphabet() -> NDArray[np.int16]:
     """`[325]` the byte that each character stands for in byte-level vocabularies; -1 for none, and in the last
     entry.
@@ -370,7 +367,7 @@ def _prefix_of(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str,
 
 
 def part_steps(part: Any, name: str, *, code: bool = False) -> list[dict[str, Any]]:
-    """The steps of one part of a tokenizer, in order. A part written in Python raises, or has none if it may be."""
+    """The steps of one part, in order. A part written in Python raises, or has none if it may be `code`."""
     if part is None:
         return []
     try:
