@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tito_audit.formats import pick_format
-from tito_audit.formats._facts import real_name
+from tito_audit.formats._calls import real_name
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import Stated
 

@@ -17,9 +17,9 @@ from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import format_named
-from tito_audit.formats._samples import Samples, put_back
-from tito_audit.formats._sources import of_calls
-from tito_audit.formats._values import rescored
+from tito_audit.formats._columns import rescored
+from tito_audit.formats._kit import Samples, put_back
+from tito_audit.formats._update import of_calls
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.arrays import as_floats, as_ids
 from tito_audit.record.column import Alignment, Column, ColumnRole

@@ -6,17 +6,29 @@ from functools import cache, lru_cache
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats._by_keys import possible_formats
 from tito_audit.formats._call_log import LoggedCall, part_of
-from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, calls_unknown_tools
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, SEGMENTS, STALE
-from tito_audit.formats._detection import Detection, Near, near_formats, told_by, wrapped_at
-from tito_audit.formats._facts import calls_unknown_tools
-from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_columns
-from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
-from tito_audit.formats._own_names import PARAMETER, in_snake_case, no_loss_mask_by_name, no_tokens_by_name
-from tito_audit.formats._responses_items import chat_tools
-from tito_audit.formats._unread import Unread, unread_columns
+from tito_audit.formats._detection import (
+    CANONICAL_COLUMNS,
+    NUMBER_COLUMNS,
+    PARAMETER,
+    Detection,
+    Near,
+    Unread,
+    in_snake_case,
+    map_columns,
+    near_formats,
+    no_loss_mask_by_name,
+    no_tokens_by_name,
+    number_columns,
+    possible_formats,
+    told_by,
+    unmap_columns,
+    unread_columns,
+    wrapped_at,
+)
+from tito_audit.formats._responses import chat_tools
 from tito_audit.registry import module_names, plugins
 from tito_audit.unknown import unknown
 

@@ -1,29 +1,286 @@
 """One ART trajectory as rollouts, the same in a JSONL group and inside a Parquet row.
 
-A trajectory holds histories (`messages_and_choices`, where a sampled turn is a choice object) or, in later
-versions, `exchanges` as they were sent over the wire. OpenPipe/ART `src/art/trajectories.py`, later
+A trajectory holds histories (`messages_and_choices`, where a sampled turn is a choice object) or, in later versions,
+`exchanges` as they were sent over the wire. OpenPipe/ART `src/art/trajectories.py`, later
 `src/art/trajectories/__init__.py`; checked with openpipe-art 0.5.18.
+
+Exchanges are one list for each kind of endpoint, read as threads of calls. Chat completions and completions hold ids
+as vLLM returns them; a Responses object holds them in `token_generations`, a Messages answer next to its content.
+OpenPipe/ART `src/art/trajectories/_protocols.py` and `_tokenize.py` (unreleased after 0.5.18).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._art_exchanges import KINDS, exchange_threads
-from tito_audit.formats._call_log import FindSource, Part, part_of
-from tito_audit.formats._responses_items import message_wire
-from tito_audit.formats._responses_log import Exchange
-from tito_audit.formats._responses_read import choice_call, choice_source
-from tito_audit.formats._sources import path_text
+from tito_audit.formats._call_log import FindSource, LoggedCall, Part, chat_calls, part_of, threads
+from tito_audit.formats._calls import call_turn
+from tito_audit.formats._responses import (
+    Exchange,
+    chat_tools,
+    input_steps,
+    message_wire,
+    steps,
+    text_of,
+    unread_types,
+)
+from tito_audit.formats._responses_read import choice_call, choice_source, request_facts, template_kwargs
+from tito_audit.formats._update import path_text, plain_sources
+from tito_audit.record.arrays import as_ids, empty_ids
+from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
-from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.message import Message, ToolSpec, as_message, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
+
+KINDS = ("chat_completions", "completions", "responses", "messages")
+"""The lists of exchanges, in the order ART reads them."""
+
+
+def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[LoggedCall]]:
+    """The calls of a trajectory's exchanges at `path` as threads, each in the order of its requests."""
+    if not isinstance(exchanges, Mapping):
+        raise RecordError("exchanges is not an object with one list for each kind of endpoint")
+    found: list[list[LoggedCall]] = []
+    for kind in KINDS:
+        listed = exchanges.get(kind)
+        if listed is None:
+            continue
+        if not isinstance(listed, list | tuple):
+            raise RecordError(f"exchanges.{kind} is not a list")
+        in_time = _in_time([_parts_of(one, f"exchanges.{kind}[{n}]") for n, one in enumerate(listed)])
+        found += threads([c for n in in_time for c in _calls(root, kind, listed[n], (*path, kind, n))])
+    return found
+
+
+def _parts_of(exchange: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(exchange, Mapping) or not all(
+        isinstance(exchange.get(key), Mapping) for key in ("request", "response")
+    ):
+        raise RecordError(f"{where} is not an exchange: an object with a `request` and a `response` is expected")
+    return exchange
+
+
+def _in_time(exchanges: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The exchanges' numbers sorted by start and end time; in log order if a time cannot be read."""
+    try:
+        times = [[datetime.fromisoformat(one[key]) for key in ("start_time", "end_time")] for one in exchanges]
+        return sorted(range(len(exchanges)), key=times.__getitem__)
+    except (KeyError, TypeError, ValueError):
+        return list(range(len(exchanges)))
+
+
+def _calls(root: Row, kind: str, exchange: Mapping[str, Any], path: Path) -> list[list[LoggedCall]]:
+    """The calls of an exchange in order, each as a list of its choices."""
+    request, response = exchange["request"], exchange["response"]
+    if kind == "messages":
+        return [[_message_call(request, response, (*path, "response"))]]
+    if kind == "responses":
+        return [[call] for call in _generations(request, response, (*path, "response"))]
+    return [chat_calls(root, request, response, (*path, "request"), (*path, "response"))]
+
+
+def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
+    """The call of an Anthropic Messages exchange."""
+    asked, answer = _anthropic_request(request), _anthropic_answer(response)
+    turn = call_turn(response, "exchanges.messages[].response")
+    return LoggedCall(
+        turn,
+        partial(CallSource, entry=path),
+        prompt=asked.messages if answer is not None else (),
+        answer=answer,
+        tools=asked.tools,
+        template_kwargs=template_kwargs(request),
+        stated=request_facts(request, response),
+        wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
+    )
+
+
+def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> Iterator[LoggedCall]:
+    """The calls of a Responses exchange: one for each generation, which wrote one or more items."""
+    output = response.get("output")
+    if not isinstance(output, list | tuple):
+        raise RecordError("exchanges.responses[].response.output is not a list of items")
+    before = tuple(
+        s.message for s in input_steps({"instructions": response.get("instructions"), **request}, "request")
+    )
+    if unread_types(output) or text_of(request.get("previous_response_id")):
+        before = ()
+    tools = request.get("tools")
+    fields: dict[str, Any] = {
+        "tools": chat_tools(tools if isinstance(tools, list | tuple) else None, "request.tools"),
+        "template_kwargs": template_kwargs(request),
+        "stated": request_facts(request, response),
+    }
+    listed = response.get("token_generations")
+    if listed is None:
+        turn = Turn(prompt_ids=None, completion_ids=None)
+        yield LoggedCall(turn, CallSource, before, _answer(output), wants_ids=False, **fields)
+        return
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, Mapping) for one in listed):
+        raise RecordError("token_generations is not a list of generations (objects)")
+    for number, generation in enumerate(listed):
+        own = _indices(generation, len(output), number)
+        sent = before and (*before, *(s.message for s in steps(output[: own[0]] if own else output, "output")))
+        answer = _answer([output[i] for i in own])
+        source = partial(_generation_source, response, generation, path, number, len(listed) == 1)
+        yield LoggedCall(_generation_turn(generation, number), source, sent if answer else (), answer, **fields)
+
+
+def _indices(generation: Mapping[str, Any], count: int, number: int) -> list[int]:
+    """The numbers of the output items that a generation wrote."""
+    values = generation.get("output_indices")
+    own = as_ids([] if values is None else values, f"token_generations[{number}].output_indices").tolist()
+    if any(not 0 <= value < count for value in own) or own != sorted(set(own)):
+        raise RecordError(
+            f"token_generations[{number}].output_indices is not an ascending list of output item indices"
+        )
+    return [int(value) for value in own]
+
+
+def _answer(items: Sequence[Any]) -> Message | None:
+    """The assistant message that items make up; None if they make up none or several."""
+    written = [step.message for step in steps(items, "output")]
+    return written[0] if len(written) == 1 and written[0].role == "assistant" else None
+
+
+def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
+    where = f"token_generations[{number}]"
+    prompt, entries = generation.get("prompt_token_ids"), generation.get("output_tokens")
+    if entries is not None and (
+        not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries)
+    ):
+        raise RecordError(f"{where}.output_tokens is not a list of tokens (objects)")
+    ids = (
+        None if entries is None else as_ids([entry.get("token_id") for entry in entries], f"{where}.output_tokens")
+    )
+    logprobs = [entry.get("logprob") for entry in entries or ()]
+    values, columns = call_columns(
+        empty_ids() if ids is None else ids,
+        logprobs=("output_tokens", logprobs) if any(value is not None for value in logprobs) else None,
+    )
+    return Turn(
+        prompt_ids=None if prompt is None else as_ids(prompt, f"{where}.prompt_token_ids"),
+        completion_ids=ids,
+        completion_logprobs=None if ids is None else values,
+        columns=columns,
+    )
+
+
+def _generation_source(
+    response: Mapping[str, Any], generation: Mapping[str, Any], path: Path, number: int, alone: bool
+) -> CallSource:
+    """Where a generation is stored; the response's token counts are its own if it is `alone`."""
+    where = (*path, "token_generations", number)
+    entries = generation.get("output_tokens")
+    return CallSource(
+        prompts=plain_sources([(*where, "prompt_token_ids")] if "prompt_token_ids" in generation else []),
+        logprobs=(Source((*where, "output_tokens"), Layout.ENTRIES, (0, len(entries))),) if entries else (),
+        counters=(Counter((*path, "usage")),) if alone and isinstance(response.get("usage"), Mapping) else (),
+        whole="output_tokens holds ids and logprobs together, so neither can be dropped",
+    )
+
+
+# The Messages API in chat form, as servers convert it before they apply a template: vllm-project/vllm
+# `vllm/entrypoints/anthropic/serving_messages.py`, OpenPipe/ART `trajectories/_tokenize.py`
+
+
+@dataclass(frozen=True, slots=True)
+class _ChatRequest:
+    """A request in chat form."""
+
+    messages: tuple[Message, ...]
+    """() if it holds something that chat messages cannot express, such as a document."""
+    tools: tuple[ToolSpec, ...]
+
+
+def _anthropic_request(request: Mapping[str, Any]) -> _ChatRequest:
+    """The messages and tools of a request."""
+    request = without_arrays(request)
+    wires: list[dict[str, Any]] = []
+    system = request.get("system")
+    if system:
+        wires.append({"role": "system", "content": _joined(system)})
+    listed = request.get("messages")
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, Mapping) for one in listed):
+        raise RecordError("request.messages is not a list of messages (objects)")
+    known = not wires or wires[0]["content"] is not None
+    for message in listed:
+        made = _wires(message)
+        known = known and made is not None
+        wires += made or []
+    messages = tuple(as_message(wire, "request.messages") for wire in wires) if known else ()
+    return _ChatRequest(messages, _tools(request.get("tools")))
+
+
+def _anthropic_answer(response: Mapping[str, Any]) -> Message | None:
+    """The answer as an assistant message; None if it holds anything but text, thinking and tool calls."""
+    wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
+    return as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
+
+
+def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The chat messages that one message becomes: each tool result is a message of its own."""
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, str) or content is None:
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list | tuple) or not all(isinstance(block, Mapping) for block in content):
+        raise RecordError("a message's content is neither text nor a list of blocks (objects)")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for block in content:
+        kind = block.get("type")
+        if kind == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts.append(block["thinking"])
+        elif kind == "tool_use" and isinstance(block.get("name"), str):
+            arguments = json.dumps(block.get("input") or {}, default=str)
+            function = {"name": block["name"], "arguments": arguments}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result" and (told := _joined(block.get("content"))) is not None:
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told})
+        else:
+            return None
+    said = [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else texts[0] if texts else None
+    wire: dict[str, Any] = {"role": role, "content": said}
+    if thoughts:
+        wire["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        wire["tool_calls"] = calls
+    return [*results, wire] if texts or thoughts or calls or not results else results
+
+
+def _joined(content: object) -> str | None:
+    """The text of a string or of text-only blocks; None for anything else."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list | tuple):
+        return None
+    texts = [block.get("text") if isinstance(block, Mapping) else None for block in content]
+    return "\n".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
+
+
+def _tools(tools: object) -> tuple[ToolSpec, ...]:
+    if tools is None:
+        return ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RecordError("request.tools is not a list of tool definitions (objects)")
+    names = {"name": "name", "description": "description", "input_schema": "parameters"}
+    return tuple(
+        {"type": "function", "function": {ours: tool[theirs] for theirs, ours in names.items() if theirs in tool}}
+        for tool in tools
+    )
 
 
 def is_trajectory(value: object) -> bool:

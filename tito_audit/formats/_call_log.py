@@ -10,7 +10,7 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import same_messages
-from tito_audit.formats._responses_log import Exchange, choices
+from tito_audit.formats._responses import Exchange, choices
 from tito_audit.formats._responses_read import (
     choice_call,
     choice_source,
@@ -18,7 +18,7 @@ from tito_audit.formats._responses_read import (
     request_fields,
     request_messages,
 )
-from tito_audit.formats._sources import of_calls
+from tito_audit.formats._update import of_calls
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec

@@ -1,15 +1,38 @@
-"""Explains detection: the keys that show a row's format, formats it nearly matches, and rows nested inside it."""
+"""Which format a row has, by its keys, and what the names of its columns say.
+
+Explains detection: the keys that show a row's format, formats it nearly matches, rows nested inside it. Maps
+the columns of a log to the names that formats read, says which columns hold numbers only, and which look like
+ids, masks, logprobs or messages but were not read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+
+from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
+from tito_audit.formats._atropos import TOKEN_COLUMNS
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, is_messages, parsed
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    MASKS,
+    ROW_LOGPROBS,
+    SEGMENTS,
+    STALE,
+    equal_values,
+    is_list,
+    is_messages,
+    parsed,
+)
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
+from tito_audit.record.rollout import Rollout
+from tito_audit.unknown import did_you_mean
 
 _NODES = 2_000
 """How many objects and lists of a row are searched."""
@@ -202,3 +225,343 @@ def _rows_inside(row: Row) -> Iterator[tuple[str, Row]]:
                     below.append((f"{path}.{key}" if path else key, inner))
         yield from below
         level = below
+
+
+class _ValueNeeded(Exception):
+    """The keys alone do not decide."""
+
+
+class _KeysOnly(Mapping[str, Any]):
+    """A row without its values; `_ValueNeeded` if one is asked for."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = dict.fromkeys(keys)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._keys:
+            raise _ValueNeeded
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def possible_formats(keys: Sequence[str], formats: Sequence[Format]) -> tuple[tuple[Format, bool], ...]:
+    """The formats that a row with these keys may match, in order, and whether values are irrelevant.
+
+    A format that matches whatever the values are is the last.
+    """
+    row, found = _KeysOnly(keys), []
+    for format in formats:
+        try:
+            certain = format.matches(row)
+        except _ValueNeeded:
+            found.append((format, False))
+            continue
+        if certain:
+            found.append((format, True))
+            break
+    return tuple(found)
+
+
+_INTEGERS, _NUMBERS = "i", "ifb"
+"""Kinds of numpy dtypes. A column of ids stays a list unless it holds only integers, so that an error can name
+the first entry that is not an id."""
+
+_IDS = (*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS)
+_OTHERS = (
+    *MASKS,
+    *ROW_LOGPROBS,
+    *CALL_LOGPROBS,
+    *TOKEN_COLUMNS,
+    *STALE,
+    "advantages",
+    "attention_mask",
+    "masked_tokens",
+    "position_ids",
+    "rewards",
+    "token_loss_mask",
+    "token_mask",
+    "token_rewards",
+)
+_KINDS = {**dict.fromkeys(_OTHERS, _NUMBERS), **dict.fromkeys(_IDS, _INTEGERS)}
+
+NUMBER_COLUMNS: Mapping[str, str] = {
+    **_KINDS,
+    **{f"{calls}[].{name}": kinds for calls in CALL_LISTS for name, kinds in _KINDS.items()},
+}
+"""Columns of a row and of the calls it lists, with the dtype kinds that an array there may have."""
+
+
+def number_columns(mapping: Mapping[str, str]) -> Mapping[str, str]:
+    """`NUMBER_COLUMNS` with the names that a user maps to them: `mapping` is ours -> the log's."""
+    theirs = {name: _KINDS[ours] for ours, name in mapping.items() if ours in _KINDS}
+    return {**NUMBER_COLUMNS, **theirs} if theirs else NUMBER_COLUMNS
+
+
+PARAMETER = "a parameter by its name"
+_PARAMETER = re.compile(
+    r"(?:^|_)stop(?:_|$|ping)|bad_?words|(?:^|_)(?:allowed|banned|suppress|forbidden|excluded?|forced|begin)_"
+    r"|^(?:eos|bos|pad|unk|sep|cls|mask)(?:_token)?(?:_ids?|s|_tokens?)*$"
+    r"|(?:^|_)(?:logit_?bias|vocab|lora|adapter|grid|thw|hw|seeds?|temperatures?)(?:_|$)"
+    r"|special_(?:token_)?ids|special_tokens?$|additional_special",
+    re.IGNORECASE,
+)
+_MEASURE = re.compile(
+    r"(?:^|_)(?:lens?|lengths?|sizes?|counts?|nums?|n|shapes?|dims?|offsets?|cu_seqlens|seqlens?|indexes|indices"
+    r"|index|idxs?|starts?|ends?|spans?|bounds|boundaries|ranks?|versions?|timestamps?|times?|durations?"
+    r"|latency|latencies|positions?|pos|bytes|widths?|heights?|epochs?|scores?|rewards?|totals?)(?:_|$)",
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(
+    r"(?:^|_)(?:segments?|samples?|docs?|documents?|turns?|steps?|experts?|workers?|users?|groups?|types?|rows?"
+    r"|images?|pages?|sources?|questions?|problems?|tasks?|nodes?|agents?|slots?|blocks?|layers?|roles?|files?"
+    r"|retrieved|episodes?|envs?|seqs?|sequences?|batch|requests?|messages?|parents?|speakers?|sentences?|words?"
+    r"|tools?|models?|chunks?|evidence|citations?)_ids?$"
+    r"|^(?:segments|docs|documents|turns|experts|workers|types|layers|token_types)$",
+    re.IGNORECASE,
+)
+_NO_LOSS = re.compile(
+    r"(?:^|_)(?:prompt|user|system|special|valid|visible|image|pad|padding|padded|attention|attn|types?|causal"
+    r"|eos|done|dones|terminal|ignored?|frozen|truncated?|segments?)(?:_|$)"
+    r"|^is_(?!.*(?:train|loss|assist|action|respon|complet|sampl|generat))",
+    re.IGNORECASE,
+)
+
+
+def in_snake_case(name: str) -> str:
+    """A column's name in snake case: `stopTokenIds` is `stop_token_ids`."""
+    return re.sub(r"[^0-9a-zA-Z]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).strip("_").lower()
+
+
+def no_tokens_by_name(name: str) -> str:
+    """Why a column of integers does not hold tokens, by its name, in a few words; "" if it may."""
+    words = in_snake_case(name)
+    if _PARAMETER.search(words):
+        return PARAMETER
+    if _MEASURE.search(words):
+        return "sizes or places by its name"
+    return "numbers of something else by its name" if _NUMBERED.search(words) else ""
+
+
+def no_loss_mask_by_name(name: str) -> bool:
+    """Whether flags with this name mark something other than trained tokens."""
+    return bool(_NO_LOSS.search(in_snake_case(name)))
+
+
+CANONICAL_COLUMNS = (
+    "token_ids",
+    "loss_mask",
+    "logprobs",
+    "prompt_ids",
+    "completion_ids",
+    "completion_logprobs",
+    "messages",
+    "tools",
+    "calls",
+    "model",
+    "finish_reason",
+    "text",
+)
+"""The names that `--map` accepts, all read by the format `generic`."""
+_TRIED = 100
+"""How many columns of a row a misspelt name is compared with."""
+
+
+def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
+    """The row with columns under our names: `mapping` is ours -> the log's.
+
+    A dot in the log's name leads into an object (`extra.tokens`), unless a column has that name with the
+    dot. A mapped top-level column no longer appears under its old name, or it would be read twice.
+    SetupError for a name that is not ours, RecordError for one that the row does not have.
+    """
+    unknown = [name for name in mapping if name not in CANONICAL_COLUMNS]
+    if unknown:
+        raise SetupError(
+            f"--map {unknown[0]}=…: no such column. The name on the left is one of "
+            f"{', '.join(CANONICAL_COLUMNS)}; the log's own name goes on the right."
+        )
+    found = {ours: _value_at(row, theirs) for ours, theirs in mapping.items()}
+    rest = {name: value for name, value in row.items() if name not in set(mapping.values())}
+    return {**rest, **found}
+
+
+def _value_at(row: Row, path: str) -> Any:
+    if path in row:
+        return row[path]
+    value: Any = row
+    names = path.split(".")
+    for depth, name in enumerate(names):
+        if not isinstance(value, Mapping) or name not in value:
+            place = ".".join(names[:depth])
+            raise RecordError(
+                f"the row has no column {path!r}, which --map refers to" + _columns_there(value, name, place)
+            )
+        value = value[name]
+    return value
+
+
+def _columns_there(value: Any, wanted: str, place: str) -> str:
+    """For a missing column, the ones that exist, and the one that may be meant."""
+    columns = sorted(map(str, value)) if isinstance(value, Mapping) else []
+    close = did_you_mean(wanted, columns[:_TRIED])
+    has = f"{place!r} has" if place else "It has" if close else "it has"
+    return (f": {close} " if close else "; ") + has + (f": {', '.join(columns)}" if columns else " no columns")
+
+
+def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:
+    """The log's row with the changes made to its mapped form; the same object if nothing changed.
+
+    Mapped columns go back to the log's names, dotted ones into their objects; unchanged objects are
+    shared. RecordError if two of our names map to one column and now differ.
+    """
+    before = map_columns(original_row, mapping)
+    row: Row = original_row
+    for name, value in mapped_row.items():
+        if name not in mapping and value is not before.get(name, mapped_row):
+            row = {**row, name: value}
+    written: dict[str, Any] = {}
+    for ours, path in mapping.items():
+        value = mapped_row.get(ours)
+        if value is before[ours]:
+            continue
+        other = written.get(path, value)
+        if other is not value and not (is_list(other) and is_list(value) and equal_values(other, value)):
+            raise RecordError(f"--map maps two columns to {path!r}, and they differ after the repair")
+        written[path] = value
+        row = _with_value_at(row, path, value)
+    return row
+
+
+def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str, Any]:
+    """The row with a value at a path that exists in it; objects off the path are shared."""
+    if path in row or "." not in path:
+        return {**row, path: value}
+    name, rest = path.split(".", 1)
+    return {**row, name: _with_value_at(row[name], rest, value)}
+
+
+Unread: TypeAlias = tuple[tuple[str, str], ...]
+"""Columns that were not read, each as (what it looks like, path)."""
+
+_SHORTEST = 4
+_FIRST = 64
+"""How many entries of a list are examined."""
+_DEEPEST = 2
+_MOST = 512
+"""How many values of a row are examined."""
+_NAMES_IDS = re.compile(r"(?:^|_)(?:tok|toks|token|tokens|ids|seq|seqs|sequence)(?:_|$)")
+_MASK = re.compile(r"mask|(?:^|_)(?:train|trained|trainable|loss)(?:_|$)")
+_LOGPROBS = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
+_NAMES_OTHERS = re.compile(
+    r"(?:^|_)(?:ref|reference|teacher|old|prev|prox|proximal|trainer|critic|base|top|top_?[kp]|topk|cum|cumulative"
+    r"|mean|sum|prompt_log\w*|distill\w*|opd|mopd|expert\w*|routed|routing|chosen|rejected|raw|original|draft"
+    r"|ratio|kl|entropy|advantages?|rewards?)(?:_|$)"
+)
+"""Extras that trainers and servers write next to what they sampled."""
+_KNOWN = {
+    *(name.rpartition(".")[2] for name in NUMBER_COLUMNS),
+    *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS, *SEGMENTS, *STALE, *CALL_LISTS,
+    "messages", "tools", "prompt", "completion",
+    # What individual formats keep next to their samples.
+    "accumulated_token_ids", "input_token_logprobs", "logprob_token_ids", "loss_weights",
+    "objective_partition_ids",
+    "output_token_logprobs", "prompt_delta_token_ids", "sample_loss_mask", "sample_mask", "sampled_mask",
+    "sampling_mask", "target_tokens", "token_logprobs", "trajectory_ids",
+}  # fmt: skip
+
+
+def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped: Collection[str] = ()) -> Unread:
+    """Columns that look like ids, masks, logprobs or messages, with unknown names and values in no rollout.
+
+    Judged by names and first values; `mapped` are columns that the user named. Searches objects in the row and its
+    first call.
+    """
+    found: list[tuple[str, str]] = []
+    signature = {key for one in format.signature.by_keys for group in one.keys for key in group.names}
+    known = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}
+    for (path, name, value), _ in zip(_columns(row), range(_MOST), strict=False):
+        kind = None if name in known or path in mapped else _looks_like(name, value)
+        if kind is not None and not _is_read(kind, value, rollouts):
+            found.append((kind, path))
+    return tuple(found)
+
+
+def _columns(row: Row) -> Iterator[tuple[str, str, Any]]:
+    level: list[tuple[str, Any]] = [("", row)]
+    for _ in range(_DEEPEST):
+        below: list[tuple[str, Any]] = []
+        for outer, value in level:
+            for key, inner in value.items():
+                name = str(key)
+                path = f"{outer}.{name}" if outer else name
+                if isinstance(inner, Mapping):
+                    below.append((path, inner))
+                elif name in CALL_LISTS and isinstance(inner, list) and inner and isinstance(inner[0], Mapping):
+                    below.append((f"{path}[]", inner[0]))
+                elif is_list(inner):
+                    yield path, name, inner
+        level = below
+
+
+def _looks_like(name: str, value: Any) -> str | None:
+    """What a list looks like by its name and first entries; None if nothing that is audited."""
+    if len(value) < _SHORTEST:
+        return "messages" if len(value) > 1 and is_messages(value) else None
+    if is_messages(value):
+        return "messages"
+    words = in_snake_case(name)
+    if _NAMES_OTHERS.search(words) or no_tokens_by_name(name):
+        return None
+    first = value[:_FIRST].tolist() if isinstance(value, np.ndarray) else list(value[:_FIRST])
+    kinds = set(map(type, first)) - {type(None)}
+    if not kinds or not kinds <= {int, float, bool}:
+        return None
+    numbers = [one for one in first if one is not None]
+    if float in kinds:
+        return "logprobs" if _LOGPROBS.search(words) and max(numbers) <= 0 > min(numbers) else None
+    if set(numbers) <= {0, 1}:
+        return "loss masks" if _MASK.search(words) and not no_loss_mask_by_name(name) else None
+    return "token ids" if _NAMES_IDS.search(words) and min(numbers) >= 0 else None
+
+
+def _is_read(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
+    """Whether a rollout holds these values under another name."""
+    if kind == "messages":
+        return any(rollout.messages for rollout in rollouts)
+    if kind == "token ids":
+        return _is_part(value, rollouts)
+    columns = [column for rollout in rollouts for turn in rollout.turns for column in turn.columns]
+    columns += [c for one in rollouts if one.training_row is not None for c in one.training_row.columns]
+    given = np.array(value, dtype=np.float64)
+    return any(
+        len(column.values) == len(given)
+        and column.values.dtype.kind in "biuf"
+        and column.role.value != "other"
+        and np.array_equal(column.values.astype(np.float64), given, equal_nan=True)
+        for column in columns
+    )
+
+
+def _is_part(value: Any, rollouts: Sequence[Rollout]) -> bool:
+    """Whether ids are part of a sequence that was read."""
+    try:
+        part = np.array(value, dtype=np.int32)
+    except (OverflowError, TypeError, ValueError):
+        return True  # no ids
+    sequences = [turn.prompt_ids for one in rollouts for turn in one.turns]
+    sequences += [turn.completion_ids for one in rollouts for turn in one.turns]
+    sequences += [turn.seen_ids for one in rollouts for turn in one.turns]
+    sequences += [one.training_row.token_ids for one in rollouts if one.training_row is not None]
+    return any(ids is not None and (part.tobytes() in ids.tobytes() or _is_next(part, ids)) for ids in sequences)
+
+
+def _is_next(part: Ids, ids: Ids) -> bool:
+    """Whether these are loss targets: the sequence shifted by one token."""
+    return len(part) == len(ids) and bool((part[:-1] == ids[1:]).all())

@@ -11,11 +11,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._alternatives import alternatives
-from tito_audit.formats._calls import stop_string, version_spans
-from tito_audit.formats._facts import real_name
-from tito_audit.formats._responses_items import message_wire
-from tito_audit.formats._responses_log import (
+from tito_audit.formats._calls import real_name, stop_string, version_spans
+from tito_audit.formats._columns import alternatives
+from tito_audit.formats._responses import (
     FLOOR,
     Exchange,
     Generated,
@@ -25,11 +23,11 @@ from tito_audit.formats._responses_log import (
     generated,
     is_numbers,
     logged_tokens,
+    message_wire,
     scores_of,
 )
-from tito_audit.formats._sources import at, object_at, of_calls, plain_sources, same_as
-from tito_audit.formats._turn_change import logged_logprobs
-from tito_audit.formats._writer import calls_written
+from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
+from tito_audit.formats._writer import calls_written, logged_logprobs
 from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy

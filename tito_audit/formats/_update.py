@@ -1,23 +1,96 @@
-"""Writing a row back: values in the log's own form, wherever it holds them, and the counts of them."""
+"""What formats write back into a row, and where it stores its rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import FLAT_IDS, is_list, plain
-from tito_audit.formats._sources import at, copies_of
-from tito_audit.formats._values import as_logged, equal_values, is_nested, logprobs_as_logged
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    as_logged,
+    equal_values,
+    filled,
+    is_list,
+    is_nested,
+    is_numbers,
+    logprobs_as_logged,
+    plain,
+)
+from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow, Turn
+from tito_audit.record.sources import CallSource, Source, Sources
+
+
+def of_calls(calls: Iterable[Iterable[CallSource]]) -> list[Sources]:
+    """The sources of rollouts that hold calls and no training row."""
+    return [Sources(calls=tuple(own)) for own in calls]
+
+
+def at(row: Any, path: Path) -> Any:
+    """The value at a path."""
+    for step in path:
+        row = row[step]
+    return row
+
+
+def path_text(path: Path) -> str:
+    """A path as errors name it: `steps[0].metrics`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
+    """The object at a path of keys and positions; {} if there is none."""
+    for key in path:
+        if isinstance(row, Mapping):
+            row = row.get(key)
+        else:
+            row = row[key] if isinstance(key, int) and is_list(row) and key < len(row) else None
+    return row if isinstance(row, Mapping) else {}
+
+
+def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:
+    """Sources with one entry per token, one for each path."""
+    return tuple(map(Source, paths))
+
+
+def copies_of(
+    value: Any, names: Collection[str], wanted: Any, path: Path = (), skip: Collection[str] = ()
+) -> Iterator[Path]:
+    """The path of every list of numbers that equals `wanted` and has one of these names, at any depth outside the
+    keys in `skip`."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in skip:
+                continue
+            if key in names and filled(inner) and same_as(inner, wanted):
+                yield (*path, key)
+            else:
+                yield from copies_of(inner, names, wanted, (*path, key), skip)
+    elif isinstance(value, list | tuple) and not is_numbers(value):
+        for number, inner in enumerate(value):
+            yield from copies_of(inner, names, wanted, (*path, number), skip)
+
+
+def same_as(value: Any, wanted: NDArray[Any] | Sequence[Any] | None) -> bool:
+    """Whether a value is a list equal to these numbers."""
+    if wanted is None or not is_list(value) or len(value) != len(wanted) or not is_numbers(value):
+        return False
+    try:
+        return bool(np.array_equal(as_floats(value, ""), np.asarray(wanted, np.float64), equal_nan=True))
+    except RecordError:
+        return False
+
 
 _Object = TypeVar("_Object", bound=Mapping[str, Any])
 
@@ -322,3 +395,52 @@ def _counted(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         if value == old:
             return value if old == new else type(value)(new)
     return value
+
+
+_LONG = 2000
+_Region = tuple[int, int, int, int]
+"""A changed span: `[start, end)` of the old ids, then of the new ids."""
+
+
+def moved_boundaries(
+    before: TrainingRow, after: TrainingRow, ends: Sequence[int], generated: Sequence[bool]
+) -> list[int]:
+    """The positions in the new ids of the boundaries `ends` in the old; both start with 0 and end with the length.
+
+    A boundary next to an unchanged token moves with it. One inside a change, or where tokens were inserted,
+    goes where the mask switches between sampled and not sampled; `generated` says which messages were
+    sampled. RecordError if neither applies.
+    """
+    old, new = before.token_ids, after.token_ids
+    # In very long sequences frequent tokens are not used as anchors, or the search would take minutes.
+    regions: list[_Region] = list(gaps(paired_runs(old, new, frequent_from=_LONG + 1), len(old), len(new)))
+    out = [0]
+    for number, end in enumerate(ends[1:-1]):
+        region = next((one for one in regions if one[0] <= end <= one[1]), None)
+        if region is None:
+            out.append(end + sum(r[3] - r[2] - (r[1] - r[0]) for r in regions if r[1] < end))
+        elif region[0] < region[1] and end in region[:2]:
+            # Only tokens on one side changed: the boundary is where the change begins or ends.
+            out.append(region[2] if end == region[0] else region[3])
+        else:
+            out.append(_switch(region, after.loss_mask, generated[number], generated[number + 1], number))
+    out.append(len(new))
+    if any(a > b for a, b in itertools.pairwise(out)):
+        raise RecordError("it is unclear which message the changed tokens belong to")
+    return out
+
+
+def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:
+    """Where inside a change the mask switches between the two messages."""
+    start, end = region[2:]
+    if start == end:
+        return start
+    if mask is not None and left != right:
+        own = mask[start:end] == left
+        at = int(own.sum())
+        if own[:at].all():
+            return start + at
+    raise RecordError(
+        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it is unclear which "
+        "of the two messages they belong to"
+    )

@@ -1,27 +1,201 @@
-"""Writes calls back: what a repair changed, at every place in the row that holds it."""
+"""Writes repaired calls back into a row, and checks that the written row reads that way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
-from tito_audit.formats._calls import updated_call
-from tito_audit.formats._sources import at, path_text
-from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, recounted, rollouts_before
-from tito_audit.formats._update import at_most_one_each
-from tito_audit.formats._values import as_logged, literal, rescored
-from tito_audit.record.arrays import Logprobs
+from tito_audit.formats._calls import seen_by_template, updated_call
+from tito_audit.formats._columns import as_logged, literal, rescored, same_floats, same_ids
+from tito_audit.formats._update import at, at_most_one_each, changed_columns, path_text
+from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import IdsFrom, Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
+
+Read = Callable[[Row, Place], Sequence[Rollout]]
+
+_PROMPT_COUNTS = ("input_tokens", "prompt_tokens", "num_prompt_tokens")
+_COMPLETION_COUNTS = ("output_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a repair changed in one call."""
+
+    before: Turn
+    after: Turn
+    prompt_ids: Ids | None
+    """None if unchanged."""
+    logprobs: Logprobs | None
+    """None if unchanged."""
+    columns: Mapping[str, NDArray[Any] | None]
+    """Every other column that changed, by name; None for one that was dropped."""
+
+    @property
+    def recorded_logprobs(self) -> Logprobs | None:
+        """The logprobs as the log has them, even if they fit no completion."""
+        recovered = self.after.ids_from is IdsFrom.RECOVERED
+        return logged_logprobs(self.before if recovered else replace(self.before, token_texts=None))
+
+
+def rollouts_before(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Rollout]:
+    """The rollouts of the row before the repair."""
+    if not repaired:
+        raise RecordError("no rollout of the row is left, so no row can be written")
+    return read(row, replace(repaired[0].rollout.place, item=0))
+
+
+def changes_of(before: Rollout, one: RepairedRollout) -> dict[int, Change]:
+    """What changed, by the turn's number before the repair; RecordError for changes that no log can hold."""
+    numbers = one.turns_from
+    if len(numbers) != len(one.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
+        raise RecordError("the turns of the repaired rollout are not those of the row")
+    if list(numbers) != sorted(set(numbers)):
+        raise RecordError("the repaired rollout has its turns in another order than the row, or one of them twice")
+    found = {n: _change(before.turns[n], turn, n) for n, turn in zip(numbers, one.rollout.turns, strict=True)}
+    return {number: change for number, change in found.items() if change is not None}
+
+
+def check_written(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> None:
+    """Raise RecordError unless the written row reads as the repair wants it."""
+    if len(rollout.turns) != len(wanted.rollout.turns):
+        raise RecordError(
+            f"the row would read as {len(rollout.turns)} calls, but the repair leaves {len(wanted.turns_from)}"
+        )
+    for number, turn, want in zip(wanted.turns_from, rollout.turns, wanted.rollout.turns, strict=True):
+        recovered = turn.completion_ids is None and want.ids_from is IdsFrom.RECOVERED
+        if not same_ids(turn.prompt_ids, want.prompt_ids):
+            raise RecordError(f"the row has no separate place for the new prompt of call {number}")
+        if not recovered and not same_ids(turn.completion_ids, want.completion_ids):
+            raise RecordError(f"the row would read with another completion of call {number}")
+        said, logprobs = turn.completion_logprobs, want.completion_logprobs
+        if said is not None and logprobs is not None and not _agree(said, logprobs):
+            raise RecordError(f"the row would read with other logprobs of call {number}")
+        sent = _sent_messages(was, was.turns[number])
+        if sent is not None and _sent_messages(rollout, turn) != sent:
+            raise RecordError(f"the row would read with other messages around call {number}")
+
+
+def recounted(
+    holder: Mapping[str, Any], before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]
+) -> dict[str, int]:
+    """The stored counts that change, by name, where they counted the tokens of `before`.
+
+    `before` and `after` list possible ways to count, each as (prompt tokens, completion tokens); the first
+    that matches is used.
+    """
+    prompt_name = next((key for key in _PROMPT_COUNTS if type(holder.get(key)) is int), None)
+    completion_name = next((key for key in _COMPLETION_COUNTS if type(holder.get(key)) is int), None)
+    for old, new in zip(before, after, strict=True):
+        found: dict[str, int] = {}
+        if prompt_name is not None and holder[prompt_name] == old[0]:
+            found[prompt_name] = new[0]
+        if completion_name is not None and holder[completion_name] == old[1]:
+            found[completion_name] = new[1]
+        # If there is a count of prompts, a match of the completion alone does not prove the way to count.
+        if prompt_name is not None and prompt_name not in found:
+            continue
+        if type(holder.get("total_tokens")) is int and holder["total_tokens"] == sum(old):
+            found["total_tokens"] = sum(new)
+        if found:
+            return {name: value for name, value in found.items() if holder[name] != value}
+    return {}
+
+
+def _change(before: Turn, after: Turn, number: int) -> Change | None:
+    recovered = before.completion_ids is None and after.ids_from is IdsFrom.RECOVERED
+    if not recovered and not same_ids(before.completion_ids, after.completion_ids):
+        raise RecordError(
+            f"the completion of call {number} would change, and no repair may change what was sampled"
+        )
+    prompt = None
+    if not same_ids(before.prompt_ids, after.prompt_ids):
+        if before.prompt_ids is None or after.prompt_ids is None:
+            raise RecordError(f"call {number} would gain or lose its prompt; a prompt can only be rewritten")
+        prompt = after.prompt_ids
+    columns = _changed_columns(before, after, number)
+    logprobs = _changed_logprobs(before, after, columns, number)
+    found = Change(before, after, prompt, logprobs, columns)
+    return found if prompt is not None or logprobs is not None or columns else None
+
+
+def _changed_columns(before: Turn, after: Turn, number: int) -> dict[str, NDArray[Any] | None]:
+    known = {column.name: column for column in before.columns}
+    added = next((column.name for column in after.columns if column.name not in known), None)
+    if added is not None:
+        raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
+    return {
+        name: values
+        for name, values in changed_columns(before, after).items()
+        if values is None or known[name].policy is not MovePolicy.DROP
+    }
+
+
+def _changed_logprobs(
+    before: Turn, after: Turn, columns: dict[str, NDArray[Any] | None], number: int
+) -> Logprobs | None:
+    """The new logprobs, None if unchanged; their column is removed from `columns` unless it was dropped."""
+    column = _logprob_column(before)
+    moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
+    recorded, said = Change(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
+    if moved is not None:
+        if said is not None and not _agree(moved, said):
+            raise RecordError(f"call {number} has one set of logprobs in its column and another one in the turn")
+        return np.asarray(moved, np.float64)
+    if column is not None and column.name in columns:
+        return None
+    if said is None:
+        if before.completion_logprobs is not None and column is not None:
+            columns[column.name] = None
+        return None
+    if recorded is None:
+        raise RecordError(f"call {number} has no logprobs in the log, and none can be added")
+    return None if same_floats(recorded, said) else said
+
+
+def _logprob_column(turn: Turn) -> Column | None:
+    return next((column for column in turn.columns if column.role is ColumnRole.LOGPROBS), None)
+
+
+def logged_logprobs(turn: Turn) -> Logprobs | None:
+    """The logprobs of a call as its log has them, for ids or for token strings, even if they fit neither."""
+    column = _logprob_column(turn)
+    if column is not None:
+        return np.asarray(column.values, np.float64)
+    if turn.token_texts is not None:
+        return np.array([token.logprob for token in turn.token_texts], np.float64)
+    return turn.completion_logprobs
+
+
+def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
+    """True if the values are equal wherever both are known."""
+    if len(column) != len(logprobs):
+        return False
+    values = column.astype(np.float64)
+    known = ~np.isnan(values) & ~np.isnan(logprobs)
+    return bool((values[known] == logprobs[known]).all())
+
+
+def _sent_messages(rollout: Rollout, turn: Turn) -> object:
+    """What a call was sent, as values that can be compared; None if the log has no messages for it."""
+    sent = turn.prompt_messages
+    if turn.message_index is not None and sent is None:
+        sent = rollout.messages[: turn.message_index]
+    if sent is None:
+        return None
+    return [seen_by_template(message) for message in sent]
+
 
 Totals = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
 """Counts over several calls, from the rollouts before and after."""

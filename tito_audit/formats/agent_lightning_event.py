@@ -26,11 +26,10 @@ from tito_audit.formats._call_log import (
     part_of,
     threads,
 )
-from tito_audit.formats._calls import call_turn
+from tito_audit.formats._calls import call_turn, real_name
 from tito_audit.formats._columns import filled, is_list
-from tito_audit.formats._facts import real_name
-from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._sources import object_at, plain_sources
+from tito_audit.formats._responses import text_of
+from tito_audit.formats._update import object_at, plain_sources
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source

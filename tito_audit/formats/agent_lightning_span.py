@@ -15,11 +15,10 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, Part, PartRows, part_of
-from tito_audit.formats._columns import filled, ids_or_none, is_list
-from tito_audit.formats._facts import real_name
-from tito_audit.formats._responses_items import message_wire, text_of
-from tito_audit.formats._sources import object_at, plain_sources, same_as
-from tito_audit.formats._values import literal
+from tito_audit.formats._calls import real_name
+from tito_audit.formats._columns import filled, ids_or_none, is_list, literal
+from tito_audit.formats._responses import message_wire, text_of
+from tito_audit.formats._update import object_at, plain_sources, same_as
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path

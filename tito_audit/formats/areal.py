@@ -15,8 +15,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._packed import packed
-from tito_audit.formats._samples import SampleRows, Samples, batch_samples, sample_rollout, updated_sample
+from tito_audit.formats._kit import SampleRows, Samples, batch_samples, packed, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout

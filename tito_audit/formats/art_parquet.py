@@ -17,7 +17,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._art import trajectory_parts
 from tito_audit.formats._call_log import Part, PartRows
 from tito_audit.formats._columns import parsed
-from tito_audit.formats._responses_items import message_wire
+from tito_audit.formats._responses import message_wire
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.nesting import parsed_by_python, parsed_json

@@ -13,10 +13,16 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
+from tito_audit.formats._calls import (
+    TOOLS_MISSING,
+    calls_unknown_tools,
+    finish_reason,
+    one_model,
+    turn_of_tokens,
+    weight_versions,
+)
 from tito_audit.formats._columns import flat_logprobs, is_list, other_columns, policy_of
-from tito_audit.formats._facts import TOOLS_MISSING, calls_unknown_tools, one_model
-from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
+from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path

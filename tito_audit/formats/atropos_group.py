@@ -13,9 +13,9 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
+from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import Raw, is_list
-from tito_audit.formats._facts import stated_facts, with_finishes
-from tito_audit.formats._samples import Samples, put_back, sources_in
+from tito_audit.formats._kit import Samples, put_back, sources_in
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout

@@ -9,9 +9,9 @@ from functools import partial
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
+from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._facts import stated_facts, with_finishes
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import keys, one_way
@@ -37,7 +37,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, messages, training_row=trained, stated=stated_facts(row))
 
 
-_ROWS = training_rows(_read, partial(updated_row, ids="tokens"))
+_ROWS = sample(_read, partial(updated_row, ids="tokens"))
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",

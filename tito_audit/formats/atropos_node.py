@@ -14,13 +14,10 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
-from tito_audit.formats._calls import finish_reason
-from tito_audit.formats._columns import is_list, other_columns
-from tito_audit.formats._facts import stated_facts, with_finishes
-from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._sources import at, plain_sources
-from tito_audit.formats._update import at_most_one_each, updated_row
-from tito_audit.formats._values import equal_values
+from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes
+from tito_audit.formats._columns import equal_values, is_list, other_columns
+from tito_audit.formats._responses import text_of
+from tito_audit.formats._update import at, at_most_one_each, plain_sources, updated_row
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, stop_string, turn_of_tokens, weight_versions
+from tito_audit.formats._calls import finish_reason, model_facts, stop_string, turn_of_tokens, weight_versions
 from tito_audit.formats._columns import flat_logprobs, other_columns, parsed
-from tito_audit.formats._facts import model_facts
-from tito_audit.formats._samples import single_calls
+from tito_audit.formats._kit import calls
 from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -86,7 +85,7 @@ def _answer_id(row: Row) -> str | None:
     return f"{named}-{choice}" if isinstance(count, int) and count != 1 and isinstance(choice, int) else named
 
 
-_ROWS = single_calls(_read_one, "messages", "prompt")
+_ROWS = calls(_read_one, "messages", "prompt")
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:

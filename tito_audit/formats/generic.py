@@ -18,15 +18,14 @@ from tito_audit.formats._calls import (
     PROMPT_IDS,
     answer_indices,
     call_turn,
+    stated_facts,
     updated_call,
+    with_finishes,
 )
 from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
-from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._flat import flat_row, split_row
-from tito_audit.formats._packed import packed
-from tito_audit.formats._samples import SampleRows, Samples, updated_sample, with_training_row
-from tito_audit.formats._sources import object_at
-from tito_audit.formats._update import with_counts, with_list, with_values
+from tito_audit.formats._kit import SampleRows, Samples, packed, updated_sample, with_training_row
+from tito_audit.formats._update import object_at, with_counts, with_list, with_values
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout

@@ -14,10 +14,9 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import turn_of_tokens
+from tito_audit.formats._calls import real_name, turn_of_tokens
 from tito_audit.formats._columns import Raw, filled, flat_logprobs, is_list, is_numbers, policy_of
-from tito_audit.formats._facts import real_name
-from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
+from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import answer_indices, call_turn
+from tito_audit.formats._calls import answer_indices, call_turn, stated_facts
 from tito_audit.formats._columns import is_list, parsed
-from tito_audit.formats._facts import stated_facts
-from tito_audit.formats._samples import single_calls
+from tito_audit.formats._kit import calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import keys, one_way
@@ -37,7 +36,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row))
 
 
-_ROWS = single_calls(_read, "messages")
+_ROWS = calls(_read, "messages")
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",

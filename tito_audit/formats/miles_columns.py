@@ -9,7 +9,7 @@ from __future__ import annotations
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._kit import sample
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import NOTHING_STATED
@@ -35,7 +35,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated)
 
 
-_ROWS = training_rows(_read, updated_sample, "a sample")
+_ROWS = sample(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",

@@ -17,13 +17,10 @@ from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import same_messages, written_once
-from tito_audit.formats._columns import ids_or_none, is_list
+from tito_audit.formats._columns import as_logged, ids_or_none, is_list
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
-from tito_audit.formats._sources import object_at, of_calls
-from tito_audit.formats._turn_change import changes_of, check_written, rollouts_before
-from tito_audit.formats._update import with_list, with_values
-from tito_audit.formats._values import as_logged
-from tito_audit.formats._writer import rewritten_calls
+from tito_audit.formats._update import object_at, of_calls, with_list, with_values
+from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import stated_facts
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._facts import stated_facts
-from tito_audit.formats._samples import SampleRows
+from tito_audit.formats._kit import SampleRows
 from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import same_messages, written_once
+from tito_audit.formats._calls import real_name, same_messages, written_once
 from tito_audit.formats._columns import filled
-from tito_audit.formats._facts import real_name
-from tito_audit.formats._gym_calls import (
+from tito_audit.formats._gym import (
     GymCall,
+    call_sources,
     cut_by_length,
     is_chat,
     layout_of,
     request_of,
     starts_conversation,
+    updated_rows,
 )
-from tito_audit.formats._gym_write import call_sources, updated_rows
-from tito_audit.formats._responses_items import (
+from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     TOKEN_KEYS,
     Item,

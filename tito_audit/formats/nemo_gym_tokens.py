@@ -16,11 +16,10 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import turn_of_tokens
+from tito_audit.formats._calls import real_name, turn_of_tokens
 from tito_audit.formats._columns import is_list, other_columns
-from tito_audit.formats._facts import real_name
-from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
-from tito_audit.formats._samples import single_calls
+from tito_audit.formats._kit import calls
+from tito_audit.formats._responses import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
@@ -108,7 +107,7 @@ def _digest(ids: Ids) -> str:
     return hashlib.sha256(_DIGEST_OF + header + ids.astype(">u8").tobytes()).hexdigest()
 
 
-_CALLS = single_calls(_read, "output_items")
+_CALLS = calls(_read, "output_items")
 _ROWS = replace(_CALLS, write_one=_written)
 FORMAT = Format(
     name="nemo_gym_tokens",

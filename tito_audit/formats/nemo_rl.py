@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import model_facts, with_finishes
 from tito_audit.formats._columns import policy_of
-from tito_audit.formats._facts import model_facts, with_finishes
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
@@ -153,7 +153,7 @@ def _is_wrapped(value: object) -> bool:
     return isinstance(value, list | np.ndarray) and len(value) == 1
 
 
-_ROWS = training_rows(_read, _written)
+_ROWS = sample(_read, _written)
 FORMAT = Format(
     name="nemo_rl",
     title="NeMo-RL training dumps",

@@ -15,13 +15,18 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._boundaries import moved_boundaries
-from tito_audit.formats._columns import is_given, plain
-from tito_audit.formats._facts import model_facts, with_finishes
-from tito_audit.formats._responses_items import message_wire
-from tito_audit.formats._samples import training_rows
-from tito_audit.formats._update import changed_columns, row_counts, with_counts, with_list, with_values
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._calls import model_facts, with_finishes
+from tito_audit.formats._columns import as_logged, is_given, plain
+from tito_audit.formats._kit import sample
+from tito_audit.formats._responses import message_wire
+from tito_audit.formats._update import (
+    changed_columns,
+    moved_boundaries,
+    row_counts,
+    with_counts,
+    with_list,
+    with_values,
+)
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
@@ -218,7 +223,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [Sources(columns) for _ in rollouts]
 
 
-_ROWS = training_rows(_read, _written, "a conversation")
+_ROWS = sample(_read, _written, "a conversation")
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",

@@ -11,21 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._responses_items import (
+from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     Item,
     Step,
     chat_tools,
+    exchange,
     filled_list,
     input_steps,
     is_response_object,
     steps,
     text_of,
+    token_texts,
     unread_types,
 )
-from tito_audit.formats._responses_log import exchange, token_texts
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
-from tito_audit.formats._sources import of_calls
+from tito_audit.formats._update import of_calls
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message

@@ -14,11 +14,10 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import Raw, ids_or_none, is_given, is_list, plain, policy_of
-from tito_audit.formats._facts import model_facts, with_finishes
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._calls import model_facts, with_finishes
+from tito_audit.formats._columns import Raw, as_logged, ids_or_none, is_given, is_list, plain, policy_of
+from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row, with_values
-from tito_audit.formats._values import as_logged
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
@@ -141,7 +140,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
 
 
-_ROWS = training_rows(_read, _written)
+_ROWS = sample(_read, _written)
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",

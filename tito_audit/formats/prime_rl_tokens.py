@@ -11,9 +11,9 @@ from functools import partial
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import model_facts, with_finishes
 from tito_audit.formats._columns import ids_or_none, is_list, lists_of_lengths
-from tito_audit.formats._facts import model_facts, with_finishes
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout
@@ -53,7 +53,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
-_ROWS = training_rows(_read, partial(updated_row, ids="token_ids"))
+_ROWS = sample(_read, partial(updated_row, ids="token_ids"))
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",

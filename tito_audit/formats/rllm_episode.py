@@ -13,10 +13,16 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
+from tito_audit.formats._calls import (
+    TOOLS_MISSING,
+    calls_unknown_tools,
+    finish_reason,
+    model_facts,
+    turn_of_tokens,
+    weight_versions,
+)
 from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
-from tito_audit.formats._facts import TOOLS_MISSING, calls_unknown_tools, model_facts
-from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
+from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import keys, one_way
 
@@ -33,7 +32,7 @@ def _sample(row: Row, place: Place) -> Rollout:
     return replace(found, turns=turns, stated=stated)
 
 
-_ROWS = SampleRows(_sample, updated_sample, partial(batch_samples, ids=_IDS))
+_ROWS = batch(_sample, updated_sample, _IDS)
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import filled, is_list, is_messages, parsed
-from tito_audit.formats._facts import stated_facts, with_finishes
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._kit import sample
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
-from tito_audit.formats._sources import object_at
+from tito_audit.formats._update import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
@@ -71,7 +71,7 @@ def _stated(row: Row) -> Stated:
     )
 
 
-_ROWS = training_rows(_read, updated_sample, "a sample")
+_ROWS = sample(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, stated_facts
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, holds_ids, is_messages, parsed
-from tito_audit.formats._facts import stated_facts
-from tito_audit.formats._samples import SampleRows
+from tito_audit.formats._kit import SampleRows
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
-from tito_audit.formats._facts import stated_facts, with_finishes
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._calls import stated_facts, with_finishes
+from tito_audit.formats._columns import as_logged, is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._kit import sample
 from tito_audit.formats._update import changed_columns
-from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
@@ -259,7 +258,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [Sources(columns) for _ in rollouts]
 
 
-_ROWS = training_rows(_read, _written, "a datum")
+_ROWS = sample(_read, _written, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",

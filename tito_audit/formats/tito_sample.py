@@ -10,10 +10,9 @@ from dataclasses import replace
 from functools import partial
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_messages, other_columns, parsed
-from tito_audit.formats._facts import stated_facts, with_finishes
-from tito_audit.formats._packed import packed
-from tito_audit.formats._samples import training_rows
+from tito_audit.formats._kit import packed, sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages, as_tools
@@ -61,7 +60,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-_ROWS = replace(training_rows(_read_one, partial(updated_row, ids="tokens")), split=packed)
+_ROWS = replace(sample(_read_one, partial(updated_row, ids="tokens")), split=packed)
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",

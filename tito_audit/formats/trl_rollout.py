@@ -10,18 +10,16 @@ asynchronous training, and one completion per row without these masks, are read 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import is_list, is_messages
-from tito_audit.formats._padding import repadded, unpadded
-from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._columns import as_logged, is_list, is_messages
+from tito_audit.formats._flat import repadded, unpadded
+from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
-from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
@@ -97,7 +95,7 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     return with_values(row, values)
 
 
-_ROWS = SampleRows(_sample, _updated, partial(batch_samples, ids=_IDS))
+_ROWS = batch(_sample, _updated, _IDS)
 FORMAT = Format(
     name="trl_rollout",
     title="TRL rollout_func output and trainer buffers",

@@ -16,13 +16,10 @@ import numpy as np
 from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import turn_of_tokens, written_once
-from tito_audit.formats._columns import is_given, is_list, is_numbers, policy_of
-from tito_audit.formats._facts import model_facts, with_finishes
-from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
-from tito_audit.formats._update import CountPairs, with_counts
-from tito_audit.formats._values import equal_values, same_ids
-from tito_audit.formats._verifiers_messages import chat_messages, chat_tools
+from tito_audit.formats._calls import model_facts, turn_of_tokens, with_finishes, written_once
+from tito_audit.formats._columns import equal_values, is_given, is_list, is_numbers, policy_of, same_ids
+from tito_audit.formats._update import CountPairs, at, object_at, of_calls, plain_sources, with_counts
+from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.build import training_row

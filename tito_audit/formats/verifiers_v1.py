@@ -18,12 +18,21 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import one_model, with_finishes
 from tito_audit.formats._columns import filled, is_given, is_numbers, parsed, policy_of
-from tito_audit.formats._facts import one_model, with_finishes
-from tito_audit.formats._sources import object_at
-from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of
-from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools
-from tito_audit.formats._verifiers_write import node_sources, updated_rows
+from tito_audit.formats._update import object_at
+from tito_audit.formats._verifiers import (
+    Node,
+    Tree,
+    chat_message,
+    chat_messages,
+    chat_tools,
+    episode_of,
+    node_sources,
+    prompts_of,
+    trees_of,
+    updated_rows,
+)
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole

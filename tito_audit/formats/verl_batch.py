@@ -8,7 +8,6 @@ sample (`prompt_ids`, `response_ids`, `response_mask`) is read as `generic`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import is_list, is_messages
-from tito_audit.formats._padding import repadded, trained_tokens, unpadded
-from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._columns import as_logged, is_list, is_messages
+from tito_audit.formats._flat import repadded, trained_tokens, unpadded
+from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
-from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
@@ -150,7 +148,7 @@ def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
     return positions
 
 
-_ROWS = SampleRows(_sample, _updated, partial(batch_samples, ids=_RESPONSES))
+_ROWS = batch(_sample, _updated, _RESPONSES)
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",

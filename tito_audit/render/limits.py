@@ -73,7 +73,7 @@ class TimeUp(BaseException):
     """The time is up. Not an Exception, so nothing inside Jinja mistakes it for a missing attribute."""
 
 
-def length(value: object) -> int:
+def length(value: Any) -> int:
     """Characters of a text, elements of a collection, 0 for anything else."""
     return len(value) if isinstance(value, _SIZED) else 0
 

@@ -25,12 +25,12 @@ import numpy as np
 from tito_audit.errors import EncodeError
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.tokens.encoders import ReferenceEncoder, well_formed
+from tito_audit.tokens.split_points import SafeCuts, apart_from
 from tito_audit.tokens.vocab import Prefix, Vocabulary, part_steps
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from tito_audit.tokens.split_points import SafeCuts
 
 LONG = 1 << 20
 """Texts of more characters are encoded in parts."""
@@ -262,35 +262,6 @@ def _plain(token: tokenizers.AddedToken) -> bool:
     signs = bool(ends) and not any(char.isalnum() or char.isspace() or char == "_" for char in ends)
     replaced = any(char >= "\U00010000" or char == "\ufffd" for char in token.content)
     return signs and not replaced and not (token.lstrip or token.rstrip or token.single_word)
-
-
-def apart_from(chosen: set[str], contents: set[str]) -> set[str]:
-    """Those of `chosen` that cannot overlap any of `contents` in a text."""
-    starts, chosen_starts = _starts(contents), _starts(chosen)
-    firsts, chosen_firsts = {c[0] for c in contents if c}, {c[0] for c in chosen}
-    lengths, chosen_lengths = sorted({len(c) for c in contents}), sorted({len(c) for c in chosen})
-    mixed = chosen & starts
-    for content in chosen:  # does another one begin in it?
-        for i, char in enumerate(content):
-            if char in firsts:
-                rest = content[i:]
-                inside = any(rest[:n] in contents for n in lengths if n < len(rest))
-                if inside or (i and (rest in starts or rest in contents)):
-                    mixed.add(content)
-    begun: set[str] = set()
-    for content in contents:  # does one of them begin in another?
-        for i, char in enumerate(content):
-            if i and char in chosen_firsts:
-                rest = content[i:]
-                mixed |= {rest[:n] for n in chosen_lengths} & chosen
-                begun |= {rest} & chosen_starts
-    mixed |= {content for content in chosen if begun and not begun.isdisjoint(_starts({content}))}
-    return chosen - mixed
-
-
-def _starts(contents: set[str]) -> set[str]:
-    """All proper prefixes of the contents."""
-    return {content[:n] for content in contents for n in range(1, len(content))}
 
 
 def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:

@@ -22,7 +22,6 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Offsets
-from tito_audit.tokens.segments import apart_from
 
 if TYPE_CHECKING:
     import tokenizers
@@ -192,6 +191,35 @@ def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
         if not np.array_equal(in_matcher(matcher, characters), members[classes[edges], number]):
             return None
     return classes, safe
+
+
+def apart_from(chosen: set[str], contents: set[str]) -> set[str]:
+    """Those of `chosen` that cannot overlap any of `contents` in a text."""
+    starts, chosen_starts = _starts(contents), _starts(chosen)
+    firsts, chosen_firsts = {c[0] for c in contents if c}, {c[0] for c in chosen}
+    lengths, chosen_lengths = sorted({len(c) for c in contents}), sorted({len(c) for c in chosen})
+    mixed = chosen & starts
+    for content in chosen:  # does another one begin in it?
+        for i, char in enumerate(content):
+            if char in firsts:
+                rest = content[i:]
+                inside = any(rest[:n] in contents for n in lengths if n < len(rest))
+                if inside or (i and (rest in starts or rest in contents)):
+                    mixed.add(content)
+    begun: set[str] = set()
+    for content in contents:  # does one of them begin in another?
+        for i, char in enumerate(content):
+            if i and char in chosen_firsts:
+                rest = content[i:]
+                mixed |= {rest[:n] for n in chosen_lengths} & chosen
+                begun |= {rest} & chosen_starts
+    mixed |= {content for content in chosen if begun and not begun.isdisjoint(_starts({content}))}
+    return chosen - mixed
+
+
+def _starts(contents: set[str]) -> set[str]:
+    """All proper prefixes of the contents."""
+    return {content[:n] for content in contents for n in range(1, len(content))}
 
 
 def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], bool] | None:

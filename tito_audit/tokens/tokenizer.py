@@ -26,13 +26,12 @@ from tito_audit.tokens.encoders import (
 )
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
+from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
 from tito_audit.tokens.verify_pieces import Piece, picked_segments, pieces_to_prove
 from tito_audit.tokens.vocab import Vocabulary, normal_form
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from tito_audit.tokens.split_points import SafeCuts
 
 _CACHED_CHARACTERS = 32 * 1024 * 1024
 """How many characters of text a tokenizer keeps the ids of; about four bytes each, ids included."""
@@ -285,8 +284,6 @@ class Tokenizer:
     @cached_property
     def _safe_cuts(self) -> SafeCuts | None:
         """Where texts may be cut between words; None if unknown."""
-        from tito_audit.tokens.split_points import find_safe_cuts  # here: most runs do not need it
-
         return find_safe_cuts(self.backend)
 
     @cached_property

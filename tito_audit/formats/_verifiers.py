@@ -1,15 +1,21 @@
-"""A verifiers episode written back: logprobs and columns compacted by the mask, prompts split into their nodes.
+"""The records of verifiers: messages and tools in the chat form, the graph of messages, and how they are written.
 
-Its branches already are separate sequences, so nothing is ever forked. Sampled tokens never change, so only
-the tokens of other messages and the columns change. The counts of a trace follow from those of its calls: what
-each was given beyond the tokens of the call before it on its branch, and what it wrote
-(PrimeIntellect-ai/verifiers `verifiers/v1/trace.py`).
+Both of its record models write tool calls and tools flat (`name`, `arguments`; `name`, `description`, `parameters`).
+They are converted for templates as the training client does it: PrimeIntellect-ai/verifiers
+`verifiers/v1/dialects/chat.py` (`message_to_wire`) and `v1/clients/train.py` (`tool_to_wire`).
+
+In the graph (`verifiers/v1/graph.py`, `v1/trace.py`) a node is one message with the tokens that it adds; the nodes
+from a root to a leaf are a branch, and their tokens joined are one sequence. So nothing is ever forked: logprobs and
+columns are compacted by the mask, and prompts split into their nodes. Sampled tokens never change, so only the
+tokens of other messages and the columns do. The counts of a trace follow from those of its calls: what each was
+given beyond the tokens of the call before it on its branch, and what it wrote.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,28 +24,283 @@ from numpy.typing import NDArray
 from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._boundaries import moved_boundaries
-from tito_audit.formats._columns import filled, is_list
-from tito_audit.formats._sources import plain_sources
-from tito_audit.formats._turn_change import Change, Read, changes_of, check_written
-from tito_audit.formats._update import at_most_one_each, with_values
-from tito_audit.formats._values import as_logged, equal_values, same_floats, same_ids
-from tito_audit.formats._verifiers_graph import (
-    WRAPPER,
-    Node,
-    Tree,
-    episode_of,
-    paths_of,
-    prompts_of,
-    trees_of,
-    wrapped_in,
+from tito_audit.formats._columns import (
+    as_logged,
+    equal_values,
+    filled,
+    is_given,
+    is_list,
+    parsed,
+    same_floats,
+    same_ids,
 )
-from tito_audit.record.arrays import Ids
+from tito_audit.formats._responses import message_wire, text_of
+from tito_audit.formats._update import at_most_one_each, moved_boundaries, plain_sources, with_values
+from tito_audit.formats._writer import Change, Read, changes_of, check_written
+from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
+from tito_audit.record.nesting import parsed_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.sources import CallSource, Sources
+
+
+def chat_message(value: object, where: str) -> Message:
+    """A message with its tool calls in chat form; `where` names it in errors."""
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{where} is not a message: an object with a `role` is expected")
+    wire = message_wire(value)
+    calls = wire.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        wire["tool_calls"] = [_chat_call(call) for call in calls]
+    elif wire["content"] is None:
+        wire["content"] = ""
+    return as_message(wire, where)
+
+
+def chat_messages(values: object, where: str) -> tuple[Message, ...]:
+    """A list of messages in chat form; () for None and for a string, which is not a conversation."""
+    if values is None or isinstance(values, str):
+        return ()
+    if not isinstance(values, Sequence):
+        raise RecordError(f"{where} is not a list of messages")
+    return tuple(chat_message(value, f"{where}[{i}]") for i, value in enumerate(values))
+
+
+def chat_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
+    """Tools in chat form; those of another type than `function`, or of a namespace, stay as they are."""
+    return tuple(_chat_tool(tool) for tool in as_tools(values, where))
+
+
+def _chat_call(call: Any) -> Any:
+    if isinstance(call, str):
+        # Before v1 the messages of a row hold each call as a string of JSON.
+        with contextlib.suppress(ValueError):
+            call = parsed_json(call)
+    if not isinstance(call, Mapping) or isinstance(call.get("function"), Mapping):
+        return call
+    if text_of(call.get("type")) == "custom":
+        # The input of a free-form tool is in `arguments` too; templates do not support such calls.
+        return {"id": call.get("id"), **call}
+    function = {key: call[key] for key in ("name", "namespace", "arguments") if call.get(key) is not None}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _chat_tool(tool: Mapping[str, Any]) -> ToolSpec:
+    if isinstance(tool.get("function"), Mapping) or text_of(tool.get("namespace")):
+        return tool
+    if not isinstance(tool.get("name"), str) or (text_of(tool.get("type")) or "function") != "function":
+        return tool
+    function: dict[str, Any] = {
+        "name": tool["name"],
+        "description": text_of(tool.get("description")) or "",
+        "parameters": tool["parameters"] if tool.get("parameters") is not None else {},
+    }
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
+
+
+WRAPPER = "native_wrapper"
+"""The key of the episode in the `info` of an uploaded sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One message of the graph."""
+
+    wire: Mapping[str, Any]
+    where: str
+    parent: int | None
+    ids: Ids
+    """`[N]` the tokens that it adds; empty if the log has none."""
+    mask: Mask
+    """`[N]` True where sampled and trained."""
+    sampled: bool
+    """True if a model call wrote it."""
+    start: int
+    """Where in its tokens the completion starts; `N` if nothing in it was sampled."""
+
+    @property
+    def completion(self) -> Ids:
+        """`[C]` what was sampled."""
+        return self.ids[self.start :]
+
+    @property
+    def trained(self) -> Mask:
+        """`[C]` the mask over the completion."""
+        return self.mask[self.start :]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The branches of a trace whose roots were given the same tools, read as one rollout."""
+
+    trace: Mapping[str, Any]
+    path: Path
+    """Where the trace is in its episode."""
+    nodes: tuple[Node, ...]
+    """All nodes of the trace, by number."""
+    members: tuple[int, ...]
+    """The numbers of the nodes on these branches, in order."""
+    tools: object
+    """The tools as logged."""
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """The nodes that model calls wrote, in the order they were committed."""
+        return tuple(number for number in self.members if self.nodes[number].sampled)
+
+    @property
+    def linear(self) -> bool:
+        """True if all nodes are on one branch."""
+        return all(
+            self.nodes[number].parent == before
+            for before, number in zip((None, *self.members), self.members, strict=False)
+        )
+
+
+def wrapped_in(row: Row) -> Mapping[str, Any] | None:
+    """The `info` of an uploaded sample, parsed, if it holds the whole episode; else None.
+
+    prime-rl uploads samples whose columns are JSON strings; `native_wrapper` inside `info` is the episode.
+    """
+    info = row.get("info")
+    if isinstance(info, str):
+        info = parsed(row, "info") if f'"{WRAPPER}"' in info else None
+    if isinstance(info, Mapping) and isinstance(info.get(WRAPPER), Mapping):
+        return info
+    return None
+
+
+def episode_of(row: Row) -> Row:
+    """The episode or bare trace of a row: the row itself, or the one inside an uploaded sample."""
+    if "traces" in row or "nodes" in row:
+        return row
+    info = wrapped_in(row)
+    return row if info is None else info[WRAPPER]
+
+
+def trees_of(episode: Row) -> list[Tree]:
+    """The trees of an episode, one rollout each, in the order of the traces; [] for an episode without traces."""
+    traces = episode.get("traces")
+    if traces is None:
+        return list(_trees(episode, (), ""))
+    if not isinstance(traces, list | tuple):
+        raise RecordError("traces is not a list of traces")
+    found: list[Tree] = []
+    for number, trace in enumerate(traces):
+        if not isinstance(trace, Mapping):
+            raise RecordError(f"traces[{number}] is not a trace (an object)")
+        found.extend(_trees(trace, ("traces", number), f"traces[{number}]."))
+    return found
+
+
+def paths_of(tree: Tree) -> list[list[int]]:
+    """The branches as node numbers from the root to a leaf, in the order of the leaves."""
+    parents = {tree.nodes[number].parent for number in tree.members}
+    found = []
+    for leaf in tree.members:
+        if leaf in parents:
+            continue
+        path = [leaf]
+        while (above := tree.nodes[path[-1]].parent) is not None:
+            path.append(above)
+        found.append(path[::-1])
+    return found
+
+
+def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
+    """For each sampled node its prompt `[P]` and the numbers of the nodes before it."""
+    found: dict[int, tuple[Ids, list[int]]] = {}
+    for path in paths_of(tree):
+        whole = np.concatenate([empty_ids(), *(tree.nodes[number].ids for number in path)])
+        at = 0
+        for depth, number in enumerate(path):
+            node = tree.nodes[number]
+            if node.sampled and number not in found:
+                found[number] = whole[: at + node.start], path[:depth]
+            at += len(node.ids)
+    return found
+
+
+def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
+    """The branches of a trace, grouped by the tools their roots were given; at least one tree, possibly empty."""
+    nodes = _nodes(trace, where)
+    roots = [number for number, node in enumerate(nodes) if node.parent is None]
+    # Writers that record a root's tools omit the key if there are none.
+    by_root = any(nodes[root].wire.get("tools") is not None for root in roots)
+    tools = {root: nodes[root].wire.get("tools") if by_root else trace.get("tools") for root in roots}
+    groups: dict[str, list[int]] = {} if roots else {"": []}
+    for root in roots:
+        groups.setdefault(repr(tools[root]), []).append(root)
+    root_of: list[int] = []
+    for number, node in enumerate(nodes):
+        root_of.append(number if node.parent is None else root_of[node.parent])
+    for group in groups.values():
+        own = set(group)
+        members = tuple(number for number, root in enumerate(root_of) if root in own)
+        yield Tree(trace, path, nodes, members, tools[group[0]] if group else trace.get("tools"))
+
+
+def _nodes(trace: Mapping[str, Any], where: str) -> tuple[Node, ...]:
+    wires = trace.get("nodes")
+    if not isinstance(wires, list | tuple):
+        raise RecordError(f"{where}nodes is not a list of messages with their tokens")
+    return tuple(_node(wire, number, f"{where}nodes[{number}]") for number, wire in enumerate(wires))
+
+
+def _node(wire: object, number: int, where: str) -> Node:
+    if not isinstance(wire, Mapping):
+        raise RecordError(f"{where} is not a node (an object)")
+    parent = wire.get("parent")
+    if isinstance(parent, float) and parent.is_integer():
+        parent = int(parent)  # a table has floats where some are null
+    if parent is not None and (type(parent) is not int or not 0 <= parent < number):
+        raise RecordError(f"{where}.parent is {parent!r}, not the number of a node before it")
+    token_ids = wire.get("token_ids")
+    ids = empty_ids() if token_ids is None else as_ids(token_ids, f"{where}.token_ids")
+    mask = _mask(wire, ids, where)
+    said = wire.get("sampled")
+    sampled = bool(mask.any()) if said is None else said is True or (isinstance(said, np.bool_) and bool(said))
+    if sampled and len(ids) and not mask.any():
+        mask = _mask_from_logprobs(wire, ids, where)
+    start = int(mask.argmax()) if sampled and mask.any() else len(ids)
+    return Node(wire, where, parent, ids, mask, sampled, start)
+
+
+def _mask(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
+    """The mask as booleans; all False where the node has none."""
+    value: Any = wire.get("mask")
+    if not is_given(value):
+        return np.zeros(len(ids), np.bool_)
+    if not is_list(value):
+        raise RecordError(f"{where}.mask is not a list of true and false")
+    if not isinstance(value, np.ndarray) and not set(map(type, value)) <= {bool, int}:
+        raise RecordError(f"{where}.mask holds something other than true and false")
+    mask = np.asarray(value)
+    if mask.ndim != 1 or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
+        raise RecordError(f"{where}.mask holds something other than true and false")
+    if len(mask) != len(ids):
+        raise RecordError(
+            f"{where}.mask has {len(mask)} entries for {len(ids)} tokens: it is unclear which were sampled"
+        )
+    return mask.astype(np.bool_)
+
+
+def _mask_from_logprobs(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
+    """The mask of a node without one: its last tokens were sampled, as many as have logprobs."""
+    mask = np.zeros(len(ids), np.bool_)
+    logprobs, held = wire.get("logprobs"), wire.get("mask")
+    if filled(held):
+        return mask
+    if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
+        raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")
+    mask[len(ids) - len(logprobs) :] = True
+    return mask
+
 
 _DIGITS = 4
 """Decimals of per-token floats since release 0.4.0 (`RECORD_FLOAT_DECIMALS` in `v1/graph.py`)."""
