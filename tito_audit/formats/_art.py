@@ -1,12 +1,12 @@
 """One ART trajectory as rollouts, the same in a JSONL group and inside a Parquet row.
 
-A trajectory holds histories (`messages_and_choices`, where a sampled turn is a choice object) or, in later versions,
-`exchanges` as they were sent over the wire. OpenPipe/ART `src/art/trajectories.py`, later
+A trajectory holds histories (`messages_and_choices`, where a sampled turn is a choice object) or, in later
+versions, `exchanges` as they were sent over the wire. OpenPipe/ART `src/art/trajectories.py`, later
 `src/art/trajectories/__init__.py`; checked with openpipe-art 0.5.18.
 
-Exchanges are one list for each kind of endpoint, read as threads of calls. Chat completions and completions hold ids
-as vLLM returns them; a Responses object holds them in `token_generations`, a Messages answer next to its content.
-OpenPipe/ART `src/art/trajectories/_protocols.py` and `_tokenize.py` (unreleased after 0.5.18).
+Exchanges are one list for each kind of endpoint, read as threads of calls. Chat completions and completions
+hold ids as vLLM returns them; a Responses object holds them in `token_generations`, a Messages answer next to
+its content. OpenPipe/ART `src/art/trajectories/_protocols.py` and `_tokenize.py` (unreleased after 0.5.18).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The model calls of a NeMo-Gym row, in one list of items, a list of lists or in chat messages, and the row written back.
+"""The model calls of a NeMo-Gym row, and the row written back.
 
-The tokens of its calls are written in every copy, and one row for each part of a fork.
+Calls are in one list of items, in a list of lists or in chat messages. The tokens of its calls are written in
+every copy, and one row for each part of a fork.
 """
 
 from __future__ import annotations

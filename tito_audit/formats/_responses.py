@@ -1,10 +1,11 @@
-"""Items of the Responses API as chat messages and model calls, and answers of inference servers as callers log them.
+"""Items of the Responses API as chat messages and model calls, and answers of servers as callers log them.
 
-A call writes several items (reasoning, text, tool calls) that form one assistant message. So items are grouped into
-calls first; which of them holds the tokens is decided after that.
+A call writes several items (reasoning, text, tool calls) that form one assistant message. So items are grouped
+into calls first; which of them holds the tokens is decided after that.
 
-Answers have one reader for three formats: those of vLLM, SGLang and OpenAI have the same shape and differ in where
-they put token ids. A row is an answer, an answer and its request under two keys, or both merged into one object.
+Answers have one reader for three formats: those of vLLM, SGLang and OpenAI have the same shape and differ in
+where they put token ids. A row is an answer, an answer and its request under two keys, or both merged into one
+object.
 """
 
 from __future__ import annotations

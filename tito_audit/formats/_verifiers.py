@@ -1,14 +1,14 @@
 """The records of verifiers: messages and tools in the chat form, the graph of messages, and how they are written.
 
-Both of its record models write tool calls and tools flat (`name`, `arguments`; `name`, `description`, `parameters`).
-They are converted for templates as the training client does it: PrimeIntellect-ai/verifiers
+Both of its record models write tool calls and tools flat (`name`, `arguments`; `name`, `description`,
+`parameters`). They are converted for templates as the training client does it: PrimeIntellect-ai/verifiers
 `verifiers/v1/dialects/chat.py` (`message_to_wire`) and `v1/clients/train.py` (`tool_to_wire`).
 
-In the graph (`verifiers/v1/graph.py`, `v1/trace.py`) a node is one message with the tokens that it adds; the nodes
-from a root to a leaf are a branch, and their tokens joined are one sequence. So nothing is ever forked: logprobs and
-columns are compacted by the mask, and prompts split into their nodes. Sampled tokens never change, so only the
-tokens of other messages and the columns do. The counts of a trace follow from those of its calls: what each was
-given beyond the tokens of the call before it on its branch, and what it wrote.
+In the graph (`verifiers/v1/graph.py`, `v1/trace.py`) a node is one message with the tokens that it adds; the
+nodes from a root to a leaf are a branch, and their tokens joined are one sequence. So nothing is ever forked:
+logprobs and columns are compacted by the mask, and prompts split into their nodes. Sampled tokens never change,
+so only the tokens of other messages and the columns do. The counts of a trace follow from those of its calls:
+what each was given beyond the tokens of the call before it on its branch, and what it wrote.
 """
 
 from __future__ import annotations
