@@ -22,8 +22,8 @@ from tito_audit.errors import SetupError, SpliceError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.delimiters import Delimiters
-from tito_audit.templates.contents import Writing, contents
 from tito_audit.templates.probes import TOOLS, answering, call
+from tito_audit.templates.seams import Writing, contents
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 

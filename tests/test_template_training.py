@@ -34,8 +34,14 @@ from tests.template_oracle.facts import (
 )
 from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
 from tests.tiers import DEEP, some
-from tito_audit.templates.training.edits import Kind, apply_edits, plain_newlines, possible_edits
-from tito_audit.templates.training.source import conditions, read_tags
+from tito_audit.templates.training.edits import (
+    Kind,
+    apply_edits,
+    conditions,
+    plain_newlines,
+    possible_edits,
+    read_tags,
+)
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

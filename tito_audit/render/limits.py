@@ -20,7 +20,7 @@ from typing import Any
 DEEPEST = 1000
 """Values are not nested deeper."""
 _CONTAINERS = frozenset((list, tuple, dict))
-_SIZED: tuple[type, ...] = (
+_SIZED: tuple[Any, ...] = (
     str,
     list,
     dict,

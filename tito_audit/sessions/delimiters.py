@@ -20,9 +20,8 @@ from tito_audit.errors import RenderError, SpliceError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.templates.appends import sampled_text, turn_ends
-from tito_audit.templates.contents import Content, contents
 from tito_audit.templates.probes import ANSWER, USER, answering
-from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Seam, seams, wire
+from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, seams, wire
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 

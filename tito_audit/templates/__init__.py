@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from tito_audit.templates.appends import AppendOnly, Outcome, Step, append_only
 from tito_audit.templates.breaks import Break, Breaks, Change, Side, explained, grouped
-from tito_audit.templates.contents import Content, Writing, contents
-from tito_audit.templates.facts import Bos, GenerationPrompt, Stop, TemplateFacts, template_facts
-from tito_audit.templates.partial import Partial
+from tito_audit.templates.facts import Bos, Effect, GenerationPrompt, Setting, Stop, TemplateFacts, template_facts
 from tito_audit.templates.probes import CORE, PROBES, Probe, answer_kind
-from tito_audit.templates.returns import Return, Returned
-from tito_audit.templates.seams import Seam
-from tito_audit.templates.settings import Effect, Setting
+from tito_audit.templates.returns import Partial, Return, Returned
+from tito_audit.templates.seams import Content, Seam, Writing, contents
 
 __all__ = [
     "CORE",

@@ -18,7 +18,7 @@ from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, probe
+from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, part_text, probe
 
 _RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")
 """What may end a turn if the tokenizer is unknown."""
@@ -141,7 +141,7 @@ def append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendO
 def turn_ends(renderer: Renderer) -> tuple[str, ...]:
     """The texts that a turn may end with: the tokenizer's end tokens, and what the template writes after an
     answer."""
-    written = _rendered(renderer, _SIMPLE, 2, opens=False) or ""
+    written = part_text(renderer, _SIMPLE, 2, opens=False) or ""
     tail = written.partition(ANSWER)[2].strip()
     tokens = sorted(filter(None, renderer.control_texts), key=len, reverse=True)
     run = re.compile(f"(?:{'|'.join(map(re.escape, tokens))})+") if tokens else _RUN
@@ -207,7 +207,7 @@ def _step(renderer: Renderer, one: Probe, answer: int, until: int, ends: Sequenc
         after = _render(renderer, one, until, opens=True)
     except RenderError as error:
         return Step(one, answer, until, Outcome.REFUSED, refusal=str(error))
-    written = _rendered(renderer, one, answer + 1, opens=False)
+    written = part_text(renderer, one, answer + 1, opens=False)
     if written is None or not written.startswith(prompt):
         outcome = Outcome.UNKNOWN if after.startswith(prompt) else Outcome.BROKEN
         return Step(one, answer, until, outcome, prompt, "", after, common_start(prompt, after))
@@ -236,11 +236,3 @@ def _render(renderer: Renderer, one: Probe, count: int, *, opens: bool) -> str:
     return renderer.render(
         one.messages[:count], one.tools, add_generation_prompt=opens, template_kwargs=one.template_args
     )
-
-
-def _rendered(renderer: Renderer, one: Probe, count: int, *, opens: bool) -> str | None:
-    """The same; None if the template refuses them."""
-    try:
-        return _render(renderer, one, count, opens=opens)
-    except RenderError:
-        return None

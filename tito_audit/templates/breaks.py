@@ -14,7 +14,7 @@ from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.templates.appends import AppendOnly, Outcome, Step, append_only, turn_ends
-from tito_audit.templates.probes import Probe
+from tito_audit.templates.probes import Probe, part_text
 
 if TYPE_CHECKING:
     from tito_audit.render.traced import Decision, Piece, Tag, Tracer
@@ -156,16 +156,8 @@ class Breaks:
 
     def _in_generation_prompt(self, step: Step) -> bool:
         """Whether the first difference is in the generation prompt."""
-        try:
-            closed = self._renderer.render(
-                step.probe.messages[: step.answer],
-                step.probe.tools,
-                add_generation_prompt=False,
-                template_kwargs=step.probe.template_args,
-            )
-        except RenderError:
-            return False
-        return step.at is not None and step.at >= common_start(closed, step.prompt)
+        closed = part_text(self._renderer, step.probe, step.answer, opens=False)
+        return closed is not None and step.at is not None and step.at >= common_start(closed, step.prompt)
 
     def _change_of_end(self, step: Step) -> Change:
         assert step.at is not None

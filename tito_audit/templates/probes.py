@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec, as_messages
+from tito_audit.render.renderer import Renderer
 
 _Wire = Mapping[str, Any]
 
@@ -48,6 +50,29 @@ class Probe:
     tools: tuple[ToolSpec, ...] = ()
     template_args: Mapping[str, object] = field(default_factory=dict)
     """Arguments that a log states for it."""
+
+
+def text_of(
+    renderer: Renderer,
+    messages: Sequence[Message] | Sequence[_Wire],
+    tools: Sequence[ToolSpec] = (),
+    *,
+    opens: bool = False,
+    args: Mapping[str, object] | None = None,
+) -> str | None:
+    """What the template writes for these messages, `opens`: with a generation prompt; None if it refuses them."""
+    taken = as_messages(messages, "a case") if messages and not isinstance(messages[0], Message) else messages
+    try:
+        return renderer.render(
+            cast("Sequence[Message]", taken), tools, add_generation_prompt=opens, template_kwargs=args
+        )
+    except RenderError:
+        return None
+
+
+def part_text(renderer: Renderer, probe: Probe, count: int, *, opens: bool = True) -> str | None:
+    """What the template writes for the first messages of a probe; None if it refuses them."""
+    return text_of(renderer, probe.messages[:count], probe.tools, opens=opens, args=probe.template_args)
 
 
 def answer_kind(message: Message) -> str:

@@ -1,7 +1,8 @@
 """Whether a sampled turn is rendered as sampled: which spacing, order and escapes a template changes.
 
 A model writes an answer in the template's form, but spaces it as it likes. Each case here is such a text. It is
-parsed as inference servers parse it, and rendered again as the last answer.
+parsed as inference servers parse it, and rendered again as the last answer. Incomplete answers too: cut by a
+length limit, or begun by the caller (prefill).
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from tito_audit.errors import RenderError
-from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.probes import TOOLS, USER, answering, call
+from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, answering, call, text_of
 
 _CONTENT, _THOUGHT = "Cqx is sunny", "Rzk thinks so"
 _CITY = "Xqv"
@@ -96,11 +95,7 @@ def _written(
     renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
 ) -> str | None:
     """What the template writes for a question and these answers; None if it refuses."""
-    messages = as_messages([{"role": "user", "content": USER}, *answers], "a case")
-    try:
-        return renderer.render(messages, TOOLS if tools else (), add_generation_prompt=opens)
-    except RenderError:
-        return None
+    return text_of(renderer, [{"role": "user", "content": USER}, *answers], TOOLS if tools else (), opens=opens)
 
 
 def _returned(
@@ -268,3 +263,70 @@ def _of_text_before_calls(renderer: Renderer, prompt: str) -> Iterator[Returned]
         for form, text in (("as sampled", _CONTENT + between), ("stripped", _CONTENT)):
             answer = answering(text, None, call(_NAMED))
             yield _returned(renderer, ("tool call", case, form), prompt, sampled, answer)
+
+
+_HALF = "It is sun"
+_HALF_THOUGHT = "They ask for the"
+_ASKED = {"role": "user", "content": USER}
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """One incomplete answer."""
+
+    case: str
+    outcome: Return
+    added: str = ""
+    """What the template writes right after what was sampled, which the model never sampled; for a prefill, between
+    the generation prompt and the text that the caller gave."""
+
+
+def partial_answers(renderer: Renderer) -> tuple[Partial, ...]:
+    """What becomes of incomplete answers; () if answers do not continue the generation prompt."""
+    form = answer_form(renderer)
+    if form is None:
+        return ()
+    return (*_cut(renderer, form), *_prefilled(renderer, form))
+
+
+def _cut(renderer: Renderer, form: AnswerForm) -> Iterator[Partial]:
+    before = f"{form.opens}{REASONING}{form.closes}" if form.closes is not None else ""
+    thought = REASONING if form.closes is not None else None
+    yield _partial(renderer, "cut inside the answer", form.prompt, before + _HALF, answering(_HALF, thought))
+    if form.closes is not None:
+        sampled = form.opens + _HALF_THOUGHT
+        yield _partial(renderer, "cut inside the reasoning", form.prompt, sampled, answering("", _HALF_THOUGHT))
+        text = form.opens + _HALF_THOUGHT
+        yield _partial(
+            renderer, "cut inside the reasoning, left in the content", form.prompt, text, answering(text)
+        )
+    prompt = text_of(renderer, [_ASKED], TOOLS, opens=True)
+    written = call_text(renderer, prompt) if prompt is not None else None
+    if prompt is not None and written is not None:
+        half = written[0][: written[0].find("Xqv")]
+        yield _partial(renderer, "cut inside a tool call", prompt, half, answering(half), tools=True)
+
+
+def _partial(
+    renderer: Renderer, case: str, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool = False
+) -> Partial:
+    """What the template makes of a text that was sampled without an end token."""
+    written = text_of(renderer, [_ASKED, answer], TOOLS if tools else ())
+    if written is None:
+        return Partial(case, Return.REFUSED)
+    if not written.startswith(prompt + sampled):
+        return Partial(case, Return.REWRITTEN)
+    return Partial(case, Return.KEPT, written[len(prompt + sampled) :])
+
+
+def _prefilled(renderer: Renderer, form: AnswerForm) -> Iterator[Partial]:
+    """An answer that the caller began, cut where it ends, as `continue_final_message` does."""
+    written = text_of(renderer, [_ASKED, answering(_HALF)])
+    if written is None:
+        yield Partial("prefill: the beginning of an answer", Return.REFUSED)
+        return
+    cut = written[: written.rfind(_HALF) + len(_HALF)]
+    whole = text_of(renderer, [_ASKED, answering(ANSWER)])
+    kept = _HALF in written and whole is not None and whole.startswith(cut)
+    before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
+    yield Partial("prefill: the beginning of an answer", Return.KEPT if kept else Return.REWRITTEN, before)

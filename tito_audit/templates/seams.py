@@ -1,20 +1,22 @@
-"""What a template writes between each pair of messages, as text and as token ids.
+"""What a template writes between each pair of messages, as text and token ids, and how it writes their contents.
 
 A gateway that joins sampled ids with the text of new messages relies on three things: that this text is the same
-after any message, that its ids are, and that no token reaches across its ends.
+after any message, that its ids are, and that no token reaches across its ends. And the content of a message may be
+written unchanged, trimmed, escaped or in an unknown way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from tito_audit.errors import RenderError
-from tito_audit.record.message import Message, as_messages
+from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer
 from tito_audit.templates.appends import sampled_text, turn_ends
-from tito_audit.templates.probes import TOOLS, answering, call
+from tito_audit.templates.probes import TOOLS, answering, call, text_of
 from tito_audit.tokens.tokenizer import Tokenizer
 
 CONTENTS = ("Aqz{} is here.", "{}Bqy", "x = {}\n  1")
@@ -103,7 +105,7 @@ def _between(
     messages = as_messages([wire(*one) for one in zip(pattern, contents, strict=True)], "a pattern")
     tools = TOOLS if "tool" in pattern else ()
     with_tools = " with tools" if tools else ""
-    closed = _written(renderer, messages, tools, opens=False)
+    closed = text_of(renderer, messages, tools, opens=False)
     if closed is None:
         return
     at, left = 0, _START + with_tools
@@ -116,8 +118,8 @@ def _between(
                 yield left, role, closed[at:start]
             at, left = start + len(contents[number]), role + (with_tools if role == "system" else "")
             continue
-        prompt = _written(renderer, messages[:number], tools, opens=True)
-        written = _written(renderer, messages[: number + 1], tools, opens=False)
+        prompt = text_of(renderer, messages[:number], tools, opens=True)
+        written = text_of(renderer, messages[: number + 1], tools, opens=False)
         if prompt is None or written is None or not written.startswith(prompt):
             return
         if prompt[:at] == closed[:at]:
@@ -127,7 +129,7 @@ def _between(
         if at < 0:
             return
         left = _ANSWER if role == "assistant" else _CALL
-    opened = _written(renderer, messages, tools, opens=True)
+    opened = text_of(renderer, messages, tools, opens=True)
     if opened is not None and opened[:at] == closed[:at]:
         yield left, _OPENED, opened[at:]
 
@@ -148,8 +150,107 @@ def wire(role: str, content: str) -> Mapping[str, Any]:
     return {**said, "tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else said
 
 
-def _written(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Any], *, opens: bool) -> str | None:
-    try:
-        return renderer.render(messages, tools, add_generation_prompt=opens)
-    except RenderError:
-        return None
+_PATTERNS: tuple[tuple[str, ...], ...] = (
+    ("system", "user", "assistant", "user"),
+    ("user", "call", "tool", "assistant", "user"),
+    ("user", "calls", "tool", "tool", "user"),
+)
+_SHAPES = (
+    "  two spaces before, one after ",
+    "\n\nlines around it\n",
+    "a tab\there",
+    'some "quotes", a \\ and <b>&\'',
+    '{"a": [1, 2.0], "b": null}',
+    "Café in 東京 🌤️",
+    "two  spaces\n\n\nand lines",
+    "",
+)
+_OF_ANSWERS = ("<think>\nShort.\n</think>\n\nSaid.",)
+_MARK = "Wqz{} is here."
+
+
+class Writing(StrEnum):
+    """What a template does to a content."""
+
+    AS_IS = "as it is"
+    TRIMMED = "trimmed"
+    TRIMMED_START = "trimmed at its start"
+    TRIMMED_END = "trimmed at its end"
+    JSON = "escaped as JSON"
+    OTHERWISE = "otherwise"
+    """In none of these ways."""
+
+
+_WAYS: Mapping[Writing, Callable[[str], str]] = {
+    Writing.AS_IS: lambda content: content,
+    Writing.TRIMMED: str.strip,
+    Writing.TRIMMED_START: str.lstrip,
+    Writing.TRIMMED_END: str.rstrip,
+    Writing.JSON: lambda content: json.dumps(content, ensure_ascii=False)[1:-1],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """How the contents of one role are written."""
+
+    role: str
+    writing: Writing
+    unlike: str | None = None
+    """A content written in none of these ways; None if all are."""
+
+    def written(self, content: str) -> str | None:
+        """The text that the template writes for a content; None if unknown."""
+        way = _WAYS.get(self.writing)
+        return way(content) if way is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One content in one place of a conversation."""
+
+    content: str
+    around: tuple[str, str]
+    """The text before and after a plain content in its place."""
+    text: str | None
+    """The conversation with the content; None if the template refuses it."""
+
+    def is_written(self, way: Callable[[str], str]) -> bool:
+        """Whether the content is written in this way, and nothing else changed."""
+        return self.text == way(self.content).join(self.around)
+
+
+def contents(renderer: Renderer) -> tuple[Content, ...]:
+    """How the template writes the contents of each role that it writes at all."""
+    trials: dict[str, list[_Trial]] = {}
+    for pattern in _PATTERNS:
+        for role, trial in _trials(renderer, pattern):
+            trials.setdefault(role, []).append(trial)
+    return tuple(_content(role, tried) for role, tried in trials.items())
+
+
+def _content(role: str, tried: Sequence[_Trial]) -> Content:
+    for writing, way in _WAYS.items():
+        if all(trial.is_written(way) for trial in tried):
+            return Content(role, writing)
+    fits = {writing: [trial for trial in tried if not trial.is_written(way)] for writing, way in _WAYS.items()}
+    return Content(role, Writing.OTHERWISE, min(fits.values(), key=len)[0].content)
+
+
+def _trials(renderer: Renderer, pattern: Sequence[str]) -> Iterator[tuple[str, _Trial]]:
+    """Every shape of content at every place of a conversation, with its role."""
+    plain = [_MARK.format(number) for number in range(len(pattern))]
+    base = _written(renderer, pattern, plain)
+    if base is None:
+        return
+    for number, role in enumerate(pattern):
+        if role in ("call", "calls") or base.count(plain[number]) != 1:
+            continue
+        before, _, after = base.partition(plain[number])
+        for shape in (*_SHAPES, *(_OF_ANSWERS if role == "assistant" else ())):
+            text = _written(renderer, pattern, [*plain[:number], shape, *plain[number + 1 :]])
+            yield role, _Trial(shape, (before, after), text)
+
+
+def _written(renderer: Renderer, pattern: Sequence[str], texts: Sequence[str]) -> str | None:
+    return text_of(renderer, list(map(wire, pattern, texts)), TOOLS if "tool" in pattern else ())

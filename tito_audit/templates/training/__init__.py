@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tito_audit.templates.training.edits import Edit
-from tito_audit.templates.training.proof import Judged
-from tito_audit.templates.training.search import OfLog, Variant, find_variant
+from tito_audit.templates.training.search import Judged, OfLog, Variant, find_variant
 
 __all__ = ["Edit", "Judged", "OfLog", "Variant", "find_variant"]
