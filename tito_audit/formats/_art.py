@@ -72,7 +72,9 @@ def _parts_of(exchange: object, where: str) -> Mapping[str, Any]:
 def _in_time(exchanges: Sequence[Mapping[str, Any]]) -> list[int]:
     """The exchanges' numbers sorted by start and end time; in log order if a time cannot be read."""
     try:
-        times = [[datetime.fromisoformat(one[key]) for key in ("start_time", "end_time")] for one in exchanges]
+        times = [
+            [datetime.fromisoformat(exchange[key]) for key in ("start_time", "end_time")] for exchange in exchanges
+        ]
         return sorted(range(len(exchanges)), key=times.__getitem__)
     except (KeyError, TypeError, ValueError):
         return list(range(len(exchanges)))

@@ -409,7 +409,11 @@ def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) 
     parsed the calls from the model's text, which the messages then do not hold.
     """
     functions = (tool.get("function", tool) for tool in tools)
-    known = {one.get("name") for one in functions if isinstance(one, Mapping) and isinstance(one.get("name"), str)}
+    known = {
+        function.get("name")
+        for function in functions
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    }
     return any(call.name not in known for message in messages for call in message.tool_calls)
 
 

@@ -290,7 +290,7 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
             tokens = logged.get("top_logprobs")
     if not is_list(tokens) or not len(tokens) or isinstance(tokens[0], int | float):
         return ()
-    found = (_values(one) for one in tokens[:_FIRST])
+    found = (_values(token) for token in tokens[:_FIRST])
     return tuple(values for values in found if len(values) > 1)
 
 
@@ -299,8 +299,8 @@ def _values(top: Any) -> tuple[float, ...]:
     if isinstance(top, dict | Mapping):
         entries = list(top.values())[:_MOST]
     elif is_list(top):
-        entries = [one.get("logprob") if isinstance(one, dict | Mapping) else one for one in _part(top)]
-    numbers = {float(one) for one in entries if isinstance(one, int | float) and not isinstance(one, bool)}
+        entries = [one.get("logprob") if isinstance(one, Mapping) else one for one in _part(top)]
+    numbers = {float(entry) for entry in entries if isinstance(entry, int | float) and not isinstance(entry, bool)}
     return tuple(sorted(numbers, reverse=True))
 
 

@@ -484,7 +484,7 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
     first call.
     """
     found: list[tuple[str, str]] = []
-    signature = {key for one in format.signature.by_keys for group in one.keys for key in group.names}
+    signature = {key for by_key in format.signature.by_keys for group in by_key.keys for key in group.names}
     known = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}
     for (path, name, value), _ in zip(_columns(row), range(_MOST), strict=False):
         kind = None if name in known or path in mapped else _looks_like(name, value)
@@ -555,7 +555,7 @@ def _is_part(value: Any, rollouts: Sequence[Rollout]) -> bool:
         part = np.array(value, dtype=np.int32)
     except (OverflowError, TypeError, ValueError):
         return True  # no ids
-    sequences = [turn.prompt_ids for one in rollouts for turn in one.turns]
+    sequences = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
     sequences += [turn.completion_ids for one in rollouts for turn in one.turns]
     sequences += [turn.seen_ids for one in rollouts for turn in one.turns]
     sequences += [one.training_row.token_ids for one in rollouts if one.training_row is not None]

@@ -242,10 +242,10 @@ def _call_source(held: _LocatedRow, number: int) -> CallSource:
     return CallSource(columns={name: plain_sources(paths) for name, paths in there.items()})
 
 
-def _part(held: _LocatedRow, one: RepairedRollout, changes: Mapping[int, Change]) -> Row:
+def _part(held: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, Change]) -> Row:
     """The row of one part: the turns that it keeps, as repaired."""
-    kept = one.turns_from
-    edits = [*_changed_items(held, changes), *_counts(held, one)]
+    kept = repaired_rollout.turns_from
+    edits = [*_changed_items(held, changes), *_counts(held, repaired_rollout)]
     if len(kept) == len(held.rollout.turns):
         return with_edits(held.row, edits)  # type: ignore[no-any-return]
     if not kept:
@@ -359,9 +359,9 @@ def _is_copy(value: Any, column: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) and as_logged(column, value) is value
 
 
-def _counts(held: _LocatedRow, one: RepairedRollout) -> Iterator[Edit]:
+def _counts(held: _LocatedRow, repaired_rollout: RepairedRollout) -> Iterator[Edit]:
     """Edits to the counts that the row or its answer has for all calls or for the last one."""
-    before, after = held.rollout.turns, one.rollout.turns
+    before, after = held.rollout.turns, repaired_rollout.rollout.turns
     ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (before, after)]
     for path in ((), ("usage",), ("response",), ("response", "usage")):
         for name, value in recounted(object_at(held.row, *path), *ways).items():

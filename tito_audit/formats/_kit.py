@@ -105,8 +105,8 @@ def sample(
 ) -> SampleRows:
     """The functions of a format whose rows are training rows; `written` gets the row, before and after."""
 
-    def write_one(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-        old, new = before.training_row, one.rollout.training_row
+    def write_one(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+        old, new = before.training_row, repaired_rollout.rollout.training_row
         if old is not None and new is not None:
             return written(row, old, new)
         if old is not new:
@@ -119,10 +119,10 @@ def sample(
 def calls(read_one: ReadSample, *skip: str) -> SampleRows:
     """The functions of a format with one call per row; the columns in `skip` belong to something else."""
 
-    def write_one(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-        if one.turns_from != (0,):
+    def write_one(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+        if repaired_rollout.turns_from != (0,):
             raise RecordError("the row is a single call, which cannot be removed")
-        return updated_call(row, before.turns[0], one.rollout.turns[0], skip=skip)
+        return updated_call(row, before.turns[0], repaired_rollout.rollout.turns[0], skip=skip)
 
     return SampleRows(read_one, write_one)
 
@@ -253,21 +253,23 @@ def sample_rollout(
     )
 
 
-def updated_sample(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+def updated_sample(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The sample with the columns of its repaired rollout: a training row, or a call."""
-    if before.turns and not one.rollout.turns and before.turns[0].as_row is not None:
+    if before.turns and not repaired_rollout.rollout.turns and before.turns[0].as_row is not None:
         before = as_training_row(before)
-    if one.turns_from != tuple(range(len(before.turns))):
+    if repaired_rollout.turns_from != tuple(range(len(before.turns))):
         raise RecordError("the call is all of its row or sample, so it cannot be removed")
     new: Row = row
-    for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
+    for old_turn, turn in zip(before.turns, repaired_rollout.rollout.turns, strict=True):
         new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
-    return with_training_row(new, before, one, has_turn=bool(before.turns))
+    return with_training_row(new, before, repaired_rollout, has_turn=bool(before.turns))
 
 
-def with_training_row(row: Row, before: Rollout, one: RepairedRollout, *, has_turn: bool = False) -> Row:
+def with_training_row(
+    row: Row, before: Rollout, repaired_rollout: RepairedRollout, *, has_turn: bool = False
+) -> Row:
     """The row with the columns of its repaired training row; with `has_turn`, others belong to its one call."""
-    old, new = before.training_row, one.rollout.training_row
+    old, new = before.training_row, repaired_rollout.rollout.training_row
     if old is not None and new is not None:
         return updated_flat(row, old, new, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
     if old is not new:

@@ -520,17 +520,17 @@ def _rounded(values: NDArray[Any], original: Any) -> NDArray[Any]:
     return np.round(values, _DIGITS) if np.array_equal(old, np.round(old, _DIGITS), equal_nan=True) else values
 
 
-def _as_rounded(one: RepairedRollout, again: Rollout) -> RepairedRollout:
+def _as_rounded(repaired_rollout: RepairedRollout, again: Rollout) -> RepairedRollout:
     """The repaired rollout with logprobs rounded as in the log."""
     turns = []
-    for want, got in zip(one.rollout.turns, again.turns, strict=False):
+    for want, got in zip(repaired_rollout.rollout.turns, again.turns, strict=False):
         wanted, said = want.completion_logprobs, got.completion_logprobs
         same_size = wanted is not None and said is not None and len(wanted) == len(said)
         if same_size and np.allclose(wanted, said, rtol=0, atol=10.0**-_DIGITS, equal_nan=True):  # type: ignore[arg-type]
             want = replace(want, completion_logprobs=said)
         turns.append(want)
-    turns += one.rollout.turns[len(turns) :]
-    return replace(one, rollout=replace(one.rollout, turns=tuple(turns)))
+    turns += repaired_rollout.rollout.turns[len(turns) :]
+    return replace(repaired_rollout, rollout=replace(repaired_rollout.rollout, turns=tuple(turns)))
 
 
 def _holds_null(original: Any) -> bool:

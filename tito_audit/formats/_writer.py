@@ -56,14 +56,17 @@ def rollouts_before(row: Row, repaired: Sequence[RepairedRollout], read: Read) -
     return read(row, replace(repaired[0].rollout.place, item=0))
 
 
-def changes_of(before: Rollout, one: RepairedRollout) -> dict[int, Change]:
+def changes_of(before: Rollout, repaired_rollout: RepairedRollout) -> dict[int, Change]:
     """What changed, by the turn's number before the repair; RecordError for changes that no log can hold."""
-    numbers = one.turns_from
-    if len(numbers) != len(one.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
+    numbers = repaired_rollout.turns_from
+    if len(numbers) != len(repaired_rollout.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
         raise RecordError("the turns of the repaired rollout are not those of the row")
     if list(numbers) != sorted(set(numbers)):
         raise RecordError("the repaired rollout has its turns in another order than the row, or one of them twice")
-    found = {n: _change(before.turns[n], turn, n) for n, turn in zip(numbers, one.rollout.turns, strict=True)}
+    found = {
+        n: _change(before.turns[n], turn, n)
+        for n, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
+    }
     return {number: change for number, change in found.items() if change is not None}
 
 

@@ -243,9 +243,9 @@ def _span_tools(functions: Any) -> tuple[ToolSpec, ...]:
     if not isinstance(functions, list | tuple):
         return ()
     return tuple(
-        {"type": "function", "function": {**one, "parameters": literal(one.get("parameters"))}}
-        for one in functions
-        if isinstance(one, Mapping)
+        {"type": "function", "function": {**function, "parameters": literal(function.get("parameters"))}}
+        for function in functions
+        if isinstance(function, Mapping)
     )
 
 

@@ -51,9 +51,9 @@ def _sample(row: Row, place: Place) -> Rollout:
     return replace(found, turns=(replace(found.turns[0], weight_versions=tuple(known)),))
 
 
-def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The repaired sample, with version -1 for inserted tokens."""
-    new = updated_sample(row, before, one)
+    new = updated_sample(row, before, repaired_rollout)
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):
         return new

@@ -96,7 +96,7 @@ def _lists(node: Mapping[str, Any]) -> list[str]:
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    columns = [one.training_row.columns if one.training_row is not None else () for one in rollouts]
+    columns = [rollout.training_row.columns if rollout.training_row is not None else () for rollout in rollouts]
     return [
         Sources({column.name: plain_sources((*path, column.name) for path in places) for column in own})
         for own, places in zip(columns, _places(row), strict=True)

@@ -92,25 +92,25 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
     calls = _calls_name(row)
     if calls is None:
-        return updated_sample(row, before, one)
-    return with_training_row(_with_calls(row, calls, before, one), before, one)
+        return updated_sample(row, before, repaired_rollout)
+    return with_training_row(_with_calls(row, calls, before, repaired_rollout), before, repaired_rollout)
 
 
-def _with_calls(row: Row, name: str, before: Rollout, one: RepairedRollout) -> Row:
+def _with_calls(row: Row, name: str, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The row with the remaining calls, their prompts and columns, and the messages up to the last call."""
     entries = parsed(row, name)
-    kept = one.turns_from
+    kept = repaired_rollout.turns_from
     if not kept:
         raise RecordError("no call would be left in the row")
     new = with_list(
         entries,
         [
             updated_call(entries[number], before.turns[number], turn)
-            for number, turn in zip(kept, one.rollout.turns, strict=True)
+            for number, turn in zip(kept, repaired_rollout.rollout.turns, strict=True)
         ],
     )
     if new is entries:

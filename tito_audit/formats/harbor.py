@@ -117,7 +117,7 @@ def _paired(value: object, path: Path) -> _Detail:
         path,
         prompts or [None] * len(completions),
         completions,
-        _positions(sizes, [len(one) if is_list(one) else 0 for one in logprobs], where),
+        _positions(sizes, [len(logprob) if is_list(logprob) else 0 for logprob in logprobs], where),
         value,
     )
 

@@ -137,25 +137,25 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return tuple(_updated(row, before, one) for one in repaired)
 
 
-def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The session with one repaired rollout; called once for each part of a fork."""
-    changes, kept = changes_of(before, one), one.turns_from
+    changes, kept = changes_of(before, repaired_rollout), repaired_rollout.turns_from
     if not changes and len(kept) == len(before.turns):
         return row
     if not kept:
         raise RecordError("no call would be left in the session")
     calls = _calls(row, before.place)
     own = {call.number: turn for turn, call in enumerate(calls)}
-    now = dict(zip(kept, one.rollout.turns, strict=True))
+    now = dict(zip(kept, repaired_rollout.rollout.turns, strict=True))
     records = [
         _updated_record(record, calls[own[number]], now[own[number]]) if own.get(number) in changes else record
         for number, record in enumerate(row["records"])
         if number not in own or own[number] in now
     ]
     new = with_values(row, {"records": with_list(row["records"], records)})
-    new = with_values(new, _with_running(row, before.turns[-1], one.rollout.turns[-1]))
+    new = with_values(new, _with_running(row, before.turns[-1], repaired_rollout.rollout.turns[-1]))
     (again,) = _read(new, before.place)
-    check_written(again, one, before)
+    check_written(again, repaired_rollout, before)
     return new
 
 

@@ -33,8 +33,8 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, as_messages(row["messages"], "messages"), stated=stated)
 
 
-def _written(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    if one.rollout.turns or one.rollout.training_row is not None:
+def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+    if repaired_rollout.rollout.turns or repaired_rollout.rollout.training_row is not None:
         raise RecordError(f"a line of messages holds no ids; they are in {_TOKENS} next to it")
     return row
 

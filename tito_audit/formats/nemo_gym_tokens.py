@@ -80,10 +80,10 @@ def _answer(items: Any) -> tuple[str | None, bool]:
     return message.text if whole else None, cut
 
 
-def _written(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The line with its repaired call, and with the facts about its new tokens."""
-    new = _CALLS.write_one(row, before, one)
-    return with_values(new, dict(_facts_of_tokens(row, before.turns[0], one.rollout.turns[0])))
+    new = _CALLS.write_one(row, before, repaired_rollout)
+    return with_values(new, dict(_facts_of_tokens(row, before.turns[0], repaired_rollout.rollout.turns[0])))
 
 
 def _facts_of_tokens(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:

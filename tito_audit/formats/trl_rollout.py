@@ -80,10 +80,10 @@ def _visible(row: Row) -> tuple[Mask, Mask]:
     return prompt, np.arange(len(ids)) < end
 
 
-def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """A sample with its repaired columns, padded to their old widths."""
     plain = _plain(row)
-    new = updated_sample(plain, before, one)
+    new = updated_sample(plain, before, repaired_rollout)
     changed = {name: value for name, value in new.items() if value is not plain[name]}
     if plain is row or not changed:
         return with_values(row, changed)

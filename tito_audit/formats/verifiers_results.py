@@ -234,9 +234,9 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls(
         [
             _source(row, ("trajectory", number), turn)
-            for number, turn in zip(range(len(listed)), one.turns, strict=False)
+            for number, turn in zip(range(len(listed)), rollout.turns, strict=False)
         ]
-        for one in rollouts
+        for rollout in rollouts
     )
 
 

@@ -95,10 +95,10 @@ def _size(row: Row, name: str) -> int:
     return 0 if value is None else len(value)
 
 
-def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """A sample with its repaired columns, padded to their old widths."""
     plain = _plain(row)
-    new = updated_sample(plain, before, one)
+    new = updated_sample(plain, before, repaired_rollout)
     changed = {_NAMES.get(name, name): value for name, value in new.items() if value is not plain[name]}
     if not changed:
         return row

@@ -63,7 +63,7 @@ class TemplateArguments:
 
     def named(self, name: str) -> Argument | None:
         """The argument of this name; None if the template does not read it."""
-        return next((one for one in self.arguments if one.name == name), None)
+        return next((argument for argument in self.arguments if argument.name == name), None)
 
 
 def arguments_of(tree: nodes.Template) -> TemplateArguments:
@@ -123,7 +123,7 @@ class _Unset:
         else:
             self.walk(node.defaults, known)
             called = [node.call] if isinstance(node, nodes.CallBlock) else []
-            own = {one.name for one in node.args} | {"caller", "varargs", "kwargs"}
+            own = {arg.name for arg in node.args} | {"caller", "varargs", "kwargs"}
             self.walk([*called, *node.body], known | own)
 
 
@@ -174,7 +174,7 @@ class _Reader:
         if len(seen.contained) > 1:
             values.append(seen.contained)
         asked = seen.truth or seen.defined or any(isinstance(one, bool) for one in values)
-        texts = any(isinstance(one, str) for one in values)
+        texts = any(isinstance(value, str) for value in values)
         if asked and not seen.written and not texts and not seen.contained:
             values += [True, False]
         default = seen.defaults[0] if seen.defaults else None
@@ -314,7 +314,7 @@ def _plain_constants(node: nodes.Node | None) -> list[object]:
         items = node.items
     elif isinstance(node, nodes.Dict):
         items = [pair.key for pair in node.items]
-    return [one.value for one in items if isinstance(one, nodes.Const)]
+    return [item.value for item in items if isinstance(item, nodes.Const)]
 
 
 def _literals(tree: nodes.Template) -> Iterator[tuple[str, list[object]]]:
@@ -344,7 +344,7 @@ def _assigned(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
                 if isinstance(target, nodes.Name):
                     yield target.name, value
         elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name in macros:
-            parameters = [one.name for one in macros[node.node.name].args]
+            parameters = [arg.name for arg in macros[node.node.name].args]
             yield from zip(parameters, node.args, strict=False)
             yield from ((pair.key, pair.value) for pair in node.kwargs)
 
@@ -357,8 +357,8 @@ def _around(constants: list[object], operator: str) -> list[object]:
     """The constants; where numbers are compared by size, also one more and one less."""
     if operator not in ("lt", "lteq", "gt", "gteq"):
         return constants
-    numbers = [one for one in constants if isinstance(one, int) and not isinstance(one, bool)]
-    return [near for one in numbers for near in (one, one + 1, one - 1)]
+    numbers = [constant for constant in constants if isinstance(constant, int) and not isinstance(constant, bool)]
+    return [near for number in numbers for near in (number, number + 1, number - 1)]
 
 
 def _distinct(values: list[object]) -> tuple[object, ...]:

@@ -107,6 +107,6 @@ def _parsed(values: dict[str, str]) -> datetime | None:
     if not values:
         return None
     try:
-        return datetime.strptime("\n".join(values.values()), "\n".join(f"%{one}" for one in values))
+        return datetime.strptime("\n".join(values.values()), "\n".join(f"%{value}" for value in values))
     except ValueError:
         return None

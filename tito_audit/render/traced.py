@@ -114,7 +114,7 @@ class Tracer:
 
     def turned(self, variables: Mapping[str, Any], decisions: Iterable[Decision]) -> tuple[Piece, ...] | None:
         """What the template writes if these decisions go the other way; None if it fails."""
-        return self._run(variables, frozenset((one.condition, one.occurrence) for one in decisions))
+        return self._run(variables, frozenset((decision.condition, decision.occurrence) for decision in decisions))
 
     def _run(
         self, variables: Mapping[str, Any], turned: frozenset[tuple[int, int]] = frozenset()

@@ -67,30 +67,30 @@ def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Again
     """Every prompt of these conversations by both templates."""
     parted: list[Parted] = []
     equal: list[str] = []
-    for one in probes:
-        for count in _prompts(one):
-            texts = [_written(renderer, one, count) for renderer in (first, second)]
+    for probe in probes:
+        for count in _prompts(probe):
+            texts = [_written(renderer, probe, count) for renderer in (first, second)]
             if texts[0] == texts[1] and texts[0][0] is not None:
                 equal.append(texts[0][0])
             else:
-                parted.append(_parted(first, second, one, count, texts))
+                parted.append(_parted(first, second, probe, count, texts))
     return Against(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
 
 
-def _prompts(one: Probe) -> Iterator[int]:
+def _prompts(probe: Probe) -> Iterator[int]:
     """The numbers of messages after which the model is called."""
-    for count, message in enumerate(one.messages):
+    for count, message in enumerate(probe.messages):
         if message.sampled and count:
             yield count
-    if one.messages and not one.messages[-1].sampled:
-        yield len(one.messages)
+    if probe.messages and not probe.messages[-1].sampled:
+        yield len(probe.messages)
 
 
-def _written(renderer: Renderer, one: Probe, count: int, *, opens: bool = True) -> tuple[str | None, str]:
+def _written(renderer: Renderer, probe: Probe, count: int, *, opens: bool = True) -> tuple[str | None, str]:
     """The text of a prompt, or None with the reason why it was refused."""
     try:
         text = renderer.render(
-            one.messages[:count], one.tools, add_generation_prompt=opens, template_kwargs=one.template_args
+            probe.messages[:count], probe.tools, add_generation_prompt=opens, template_kwargs=probe.template_args
         )
     except RenderError as error:
         return None, str(error)
@@ -98,18 +98,18 @@ def _written(renderer: Renderer, one: Probe, count: int, *, opens: bool = True) 
 
 
 def _parted(
-    first: Renderer, second: Renderer, one: Probe, count: int, texts: Sequence[tuple[str | None, str]]
+    first: Renderer, second: Renderer, probe: Probe, count: int, texts: Sequence[tuple[str | None, str]]
 ) -> Parted:
     (mine, refusal), (other, other_refusal) = texts
     if mine is None or other is None:
         cause = Cause.BOTH_REFUSE if mine is None and other is None else Cause.REFUSED
         said = (mine if mine is not None else refusal, other if other is not None else other_refusal)
-        return Parted(one, count, cause, *said, 0)
-    cause = _cause(first, second, one, count, (mine, other))
-    return Parted(one, count, cause, mine, other, common_start(mine, other))
+        return Parted(probe, count, cause, *said, 0)
+    cause = _cause(first, second, probe, count, (mine, other))
+    return Parted(probe, count, cause, mine, other, common_start(mine, other))
 
 
-def _cause(first: Renderer, second: Renderer, one: Probe, count: int, texts: tuple[str, str]) -> Cause:
+def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: tuple[str, str]) -> Cause:
     """The first cause without which the prompts are equal."""
     bare = [
         text.removeprefix(each.special_tokens.get("bos_token") or "")
@@ -117,12 +117,12 @@ def _cause(first: Renderer, second: Renderer, one: Probe, count: int, texts: tup
     ]
     if bare[0] == bare[1]:
         return Cause.BOS
-    closed = [_written(each, one, count, opens=False)[0] for each in (first, second)]
+    closed = [_written(each, probe, count, opens=False)[0] for each in (first, second)]
     if closed[0] is not None and closed[0] == closed[1]:
         return Cause.GENERATION_PROMPT
     if "".join(texts[0].split()) == "".join(texts[1].split()):
         return Cause.SPACE
-    shorter = replace(one, messages=one.messages[:count])
+    shorter = replace(probe, messages=probe.messages[:count])
     for cause, less in _without(shorter):
         mine, other = (_written(each, less, len(less.messages))[0] for each in (first, second))
         if mine is not None and mine == other:
@@ -130,31 +130,31 @@ def _cause(first: Renderer, second: Renderer, one: Probe, count: int, texts: tup
     return _by_place(first, second, shorter, texts)
 
 
-def _by_place(first: Renderer, second: Renderer, one: Probe, texts: tuple[str, str]) -> Cause:
+def _by_place(first: Renderer, second: Renderer, probe: Probe, texts: tuple[str, str]) -> Cause:
     """The cause by the place of the first difference, if leaving parts out explains nothing."""
     at = common_start(*texts)
-    if all(text.find(one.messages[0].text.strip()) >= at for text in texts):
+    if all(text.find(probe.messages[0].text.strip()) >= at for text in texts):
         return Cause.START
-    asked = next((i for i, message in enumerate(one.messages) if message.sampled), len(one.messages))
-    mine, other = (_written(each, one, asked)[0] for each in (first, second))
+    asked = next((i for i, message in enumerate(probe.messages) if message.sampled), len(probe.messages))
+    mine, other = (_written(each, probe, asked)[0] for each in (first, second))
     return Cause.ANSWERS if mine is not None and mine == other else Cause.TAGS
 
 
-def _without(one: Probe) -> Iterator[tuple[Cause, Probe]]:
+def _without(probe: Probe) -> Iterator[tuple[Cause, Probe]]:
     """The conversation without each part that it has."""
-    if one.tools:
-        yield Cause.TOOLS, replace(one, tools=())
-    if any(message.reasoning or "</think>" in message.text for message in one.messages):
-        yield Cause.REASONING, replace(one, messages=tuple(map(_without_reasoning, one.messages)))
-    if any(message.speaker == "tool" for message in one.messages):
-        kept = tuple(message for message in one.messages if message.speaker != "tool")
-        yield Cause.RESULTS, replace(one, messages=kept)
-    if any(message.tool_calls for message in one.messages):
-        kept = tuple(message for message in one.messages if message.speaker != "tool" and not message.tool_calls)
-        yield Cause.CALLS, replace(one, messages=kept, tools=())
-    if any(message.speaker == "system" for message in one.messages):
-        kept = tuple(message for message in one.messages if message.speaker != "system")
-        yield Cause.SYSTEM, replace(one, messages=kept)
+    if probe.tools:
+        yield Cause.TOOLS, replace(probe, tools=())
+    if any(message.reasoning or "</think>" in message.text for message in probe.messages):
+        yield Cause.REASONING, replace(probe, messages=tuple(map(_without_reasoning, probe.messages)))
+    if any(message.speaker == "tool" for message in probe.messages):
+        kept = tuple(message for message in probe.messages if message.speaker != "tool")
+        yield Cause.RESULTS, replace(probe, messages=kept)
+    if any(message.tool_calls for message in probe.messages):
+        kept = tuple(message for message in probe.messages if message.speaker != "tool" and not message.tool_calls)
+        yield Cause.CALLS, replace(probe, messages=kept, tools=())
+    if any(message.speaker == "system" for message in probe.messages):
+        kept = tuple(message for message in probe.messages if message.speaker != "system")
+        yield Cause.SYSTEM, replace(probe, messages=kept)
 
 
 def _without_reasoning(message: Message) -> Message:

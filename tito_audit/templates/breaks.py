@@ -84,7 +84,7 @@ class _Traced:
 
     def piece_at(self, at: int) -> Piece | None:
         """The piece with the character at a place; None if there is none."""
-        return next((one for one in self.pieces if one.start <= at < one.start + len(one.text)), None)
+        return next((piece for piece in self.pieces if piece.start <= at < piece.start + len(piece.text)), None)
 
 
 class Breaks:
@@ -207,7 +207,7 @@ def _suspects(ours: Iterable[Piece], theirs: Iterable[Piece], at: int) -> Iterat
     before = {piece.start: piece for piece in ours if piece.start <= at}
     for piece in [piece for piece in theirs if piece.start <= at][-_NEAR:][::-1]:
         mine = before.get(piece.start)
-        came = {(one.condition, one.held) for one in mine.decisions} if mine is not None else set()
+        came = {(decision.condition, decision.held) for decision in mine.decisions} if mine is not None else set()
         for one in piece.decisions:
             if (one.condition, not one.held) in came and not _OF_ROLE.search(one.tag.source):
                 yield one
@@ -220,7 +220,9 @@ def _ends(left: str) -> bool:
 
 
 def _moved(step: Step) -> bool:
-    later = [one for one in step.probe.messages[step.answer + 1 : step.until] if one.speaker == "system"]
+    later = [
+        message for message in step.probe.messages[step.answer + 1 : step.until] if message.speaker == "system"
+    ]
     return any(text and text in step.after[: len(step.prompt)] for one in later if (text := one.text.strip()))
 
 

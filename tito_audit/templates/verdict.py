@@ -102,7 +102,7 @@ def line_of(one: Break) -> int | None:
 
 def helping(facts: TemplateFacts) -> str:
     """The flags that make a template append-only for usual conversations; "" if none were found."""
-    best = next((one for one in facts.settings if not one.append.broken), None)
+    best = next((setting for setting in facts.settings if not setting.append.broken), None)
     return flags_of(best.arguments) if best is not None else ""
 
 

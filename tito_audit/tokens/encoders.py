@@ -185,7 +185,7 @@ def well_formed(text: str) -> str:
 def _build(folder: Path) -> str:
     """The files of a library, each with its size and the time of its last change, as a hash."""
     with os.scandir(folder) as entries:
-        files = sorted((one.name, one.stat()) for one in entries if one.is_file())
+        files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     said = [f"{name} {there.st_size} {there.st_mtime_ns}\n" for name, there in files]
     return sha256("".join(said).encode()).hexdigest()
 

@@ -194,10 +194,12 @@ def hub_cache() -> Path:
 def cached_tokenizers() -> list[CachedTokenizer]:
     """The tokenizers in the hub's cache with a `tokenizer.json`, last used first, each set of files once."""
     found: dict[tuple[Path | None, ...], CachedTokenizer] = {}
-    for one in sorted(_snapshots(), key=_last_used, reverse=True):
-        key = tuple(_content(one.folder / name) for name in _FILES)
+    for snapshot in sorted(_snapshots(), key=_last_used, reverse=True):
+        key = tuple(_content(snapshot.folder / name) for name in _FILES)
         first = found.get(key)
-        found[key] = one if first is None else CachedTokenizer(first.name, first.folder, (*first.same, one.name))
+        found[key] = (
+            snapshot if first is None else CachedTokenizer(first.name, first.folder, (*first.same, snapshot.name))
+        )
     return list(found.values())
 
 

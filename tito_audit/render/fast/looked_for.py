@@ -365,13 +365,13 @@ class _Distances:
             self._loop(loop)
         self._no_others()
 
-    def _compared(self, one: nodes.Node, other: nodes.Node) -> None:
+    def _compared(self, node: nodes.Node, other: nodes.Node) -> None:
         """A number of messages may be compared with a place, with nothing or with 0, but with no other
         constant."""
         number = constant(other)
-        if not isinstance(number, int) or isinstance(number, bool) or not self._is_far(one):
+        if not isinstance(number, int) or isinstance(number, bool) or not self._is_far(node):
             return
-        if number != 0 or not is_length(one):
+        if number != 0 or not is_length(node):
             raise Unknown
 
     def _written(self, node: nodes.Node) -> None:

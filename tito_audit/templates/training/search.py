@@ -147,7 +147,7 @@ def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
         return None
     if step.outcome is Outcome.LEFT_OUT and not _cuts_thought(step):
         return None
-    before_system = any(one.speaker == "system" for one in step.probe.messages[step.answer : step.until])
+    before_system = any(message.speaker == "system" for message in step.probe.messages[step.answer : step.until])
     unopened = not step.sampled and _opens_thought(step) and not _has_thought(step.message)
     return _Becomes.NOT_SAMPLED if before_system or unopened else _Becomes.LOST
 
@@ -228,7 +228,7 @@ class Original:
         self.arguments = argument_sets(template, renderer.template_args)
         self._few = [(one, args) for one in _FIRST for args in self.arguments[:1]]
         self._many = [(one, args) for one in (*_FIRST, *_heads(PROBES)) for args in self.arguments]
-        self._log: list[tuple[Probe, Mapping[str, object]]] = [(one, {}) for one in _heads(log)]
+        self._log: list[tuple[Probe, Mapping[str, object]]] = [(head, {}) for head in _heads(log)]
         self._texts: dict[tuple[int, str], str | None] = {}
         self._answers = {id(one): list(_turns(renderer, one)) for one in (*PROBES, *PARSED)}
 
@@ -382,7 +382,7 @@ def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float =
     of_log = None
     if log:
         of_log = OfLog(original.firsts_of_log, *(judge(one, log, spaces=False) for one in both))
-    arguments = tuple(f"{name}={value!r}" for given in original.arguments for name, value in given.items())
+    arguments = tuple(f"{name}={value!r}" for argument in original.arguments for name, value in argument.items())
     return Variant(source, edits, before, after, original.firsts, arguments, of_log, search.rejected())
 
 
@@ -405,7 +405,7 @@ class _Search:
         """The edits that keep the most of the history."""
         edits = possible_edits(self._source) if self._now.faults else []
         # Where answers are written first: what is found there changes nothing else.
-        for pool in ([one for one in edits if one.in_answer], edits):
+        for pool in ([edit for edit in edits if edit.in_answer], edits):
             useful = [(one,) for one in pool if self._is_useful((one,))]
             self._combine(useful)
             if self._best[1].lost_without_tools:
