@@ -90,41 +90,41 @@ class _Unset:
         self.names: dict[str, None] = {}
         """In the order of the template."""
 
-    def walk(self, body: Sequence[nodes.Node], known: frozenset[str]) -> frozenset[str]:
-        """The variables that are set after these nodes, given those that were `known` before."""
+    def walk(self, body: Sequence[nodes.Node], bound: frozenset[str]) -> frozenset[str]:
+        """The variables that are set after these nodes, given those that were `bound` before."""
         for node in body:
-            known = self._visit(node, known)
-        return known
+            bound = self._visit(node, bound)
+        return bound
 
-    def _visit(self, node: nodes.Node, known: frozenset[str]) -> frozenset[str]:
+    def _visit(self, node: nodes.Node, bound: frozenset[str]) -> frozenset[str]:
         if isinstance(node, nodes.Name):
-            if node.ctx == "load" and node.name not in known:
+            if node.ctx == "load" and node.name not in bound:
                 self.names.setdefault(node.name)
-            return known | {node.name} if node.ctx == "store" else known
+            return bound | {node.name} if node.ctx == "store" else bound
         if isinstance(node, nodes.Assign):
-            return self.walk([node.node, node.target], known)
+            return self.walk([node.node, node.target], bound)
         if isinstance(node, nodes.Macro | nodes.CallBlock | nodes.For | nodes.With):
-            self._visit_scope(node, known)
-            return known | {node.name} if isinstance(node, nodes.Macro) else known
-        return self.walk(list(node.iter_child_nodes()), known)
+            self._visit_scope(node, bound)
+            return bound | {node.name} if isinstance(node, nodes.Macro) else bound
+        return self.walk(list(node.iter_child_nodes()), bound)
 
     def _visit_scope(
-        self, node: nodes.Macro | nodes.CallBlock | nodes.For | nodes.With, known: frozenset[str]
+        self, node: nodes.Macro | nodes.CallBlock | nodes.For | nodes.With, bound: frozenset[str]
     ) -> None:
         """A part of the template with a scope of its own."""
         if isinstance(node, nodes.For):
-            self._visit(node.iter, known)
-            inner = self._visit(node.target, known) | {"loop"}
+            self._visit(node.iter, bound)
+            inner = self._visit(node.target, bound) | {"loop"}
             self.walk([*([node.test] if node.test is not None else []), *node.body], inner)
-            self.walk(node.else_, known)
+            self.walk(node.else_, bound)
         elif isinstance(node, nodes.With):
-            self.walk(node.values, known)
-            self.walk(node.body, self.walk(node.targets, known))
+            self.walk(node.values, bound)
+            self.walk(node.body, self.walk(node.targets, bound))
         else:
-            self.walk(node.defaults, known)
+            self.walk(node.defaults, bound)
             called = [node.call] if isinstance(node, nodes.CallBlock) else []
             own = {arg.name for arg in node.args} | {"caller", "varargs", "kwargs"}
-            self.walk([*called, *node.body], known | own)
+            self.walk([*called, *node.body], bound | own)
 
 
 def _clock_calls(tree: nodes.Node) -> Iterator[nodes.Call]:
@@ -173,9 +173,9 @@ class _Reader:
         values = [*seen.compared, *([one] for one in seen.contained), *seen.defaults]
         if len(seen.contained) > 1:
             values.append(seen.contained)
-        asked = seen.truth or seen.defined or any(isinstance(one, bool) for one in values)
+        tested = seen.truth or seen.defined or any(isinstance(one, bool) for one in values)
         texts = any(isinstance(value, str) for value in values)
-        if asked and not seen.written and not texts and not seen.contained:
+        if tested and not seen.written and not texts and not seen.contained:
             values += [True, False]
         default = seen.defaults[0] if seen.defaults else None
         return Argument(name, _distinct(values), seen.written, default, seen.clock_format)
@@ -188,9 +188,9 @@ class _Reader:
         while before != self._carried:
             before = dict(self._carried)
             for target, value in _assigned(self._tree):
-                found = self._sources(value) | self._carried.get(target, frozenset())
-                if found:
-                    self._carried[target] = found
+                sources = self._sources(value) | self._carried.get(target, frozenset())
+                if sources:
+                    self._carried[target] = sources
 
     def _sources(self, node: nodes.Node | None) -> frozenset[str]:
         """The arguments whose value an expression may have or include."""
@@ -272,9 +272,9 @@ class _Reader:
             if operand.op in ("in", "notin"):
                 for seen in self._of(operand.expr):
                     seen.contained += self._constants(node.expr)
-            for mine, other in ((node.expr, operand.expr), (operand.expr, node.expr)):
-                for seen in self._of(mine):
-                    if operand.op not in ("in", "notin") or mine is node.expr:
+            for side, other in ((node.expr, operand.expr), (operand.expr, node.expr)):
+                for seen in self._of(side):
+                    if operand.op not in ("in", "notin") or side is node.expr:
                         seen.compared += _around(self._constants(other), operand.op)
 
     def _compared_with(self, name: str, body: Sequence[nodes.Node]) -> Iterator[object]:
@@ -363,7 +363,7 @@ def _around(constants: list[object], operator: str) -> list[object]:
 
 def _distinct(values: list[object]) -> tuple[object, ...]:
     """The values without repeats; 1 and True are different."""
-    said: dict[str, object] = {}
+    distinct: dict[str, object] = {}
     for value in values:
-        said.setdefault(f"{type(value).__name__} {value!r}", value)
-    return tuple(said.values())
+        distinct.setdefault(f"{type(value).__name__} {value!r}", value)
+    return tuple(distinct.values())

@@ -47,7 +47,7 @@ def reads_clock(source: str) -> bool:
 @lru_cache(maxsize=64)
 def formats_of(source: str) -> tuple[str, ...]:
     """The formats in which a template asks for the date, if it names them."""
-    return tuple(dict.fromkeys(one[1] or one[2] for one in _FORMAT.finditer(source)))
+    return tuple(dict.fromkeys(call[1] or call[2] for call in _FORMAT.finditer(source)))
 
 
 def date_in(probed: str, recorded: str) -> datetime | None:
@@ -55,21 +55,21 @@ def date_in(probed: str, recorded: str) -> datetime | None:
 
     `probed` is what the template writes with a `Probe`. The texts may differ after the last date.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     at = before = 0
-    for asked in _ASKED.finditer(probed):
-        literal = probed[before : asked.start()]
+    for mark in _ASKED.finditer(probed):
+        literal = probed[before : mark.start()]
         if not recorded.startswith(literal, at):
             return None
-        pattern = _pattern(asked[1])
+        pattern = _pattern(mark[1])
         match = pattern.expression.match(recorded, at + len(literal)) if pattern is not None else None
         if pattern is None or match is None:
             return None
         for directive, text in zip(pattern.directives, match.groups(), strict=True):
-            if found.setdefault(directive, text) != text:
+            if values.setdefault(directive, text) != text:
                 return None
-        at, before = match.end(), asked.end()
-    return _parsed(found) if found else None
+        at, before = match.end(), mark.end()
+    return _parsed(values) if values else None
 
 
 def dates_in(text: str, formats: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -91,15 +91,17 @@ class _Pattern:
 @lru_cache(maxsize=64)
 def _pattern(format: str) -> _Pattern | None:
     """The expression for a format; None if it has directives other than those for date and time."""
-    whole = _DIRECTIVE.sub(lambda one: _WHOLE.get(one[2], one[0]), format)
-    found = [one[2] for one in _DIRECTIVE.finditer(whole)]
-    if not found or not _WRITTEN.keys() >= set(found) - {"%"}:
+    whole = _DIRECTIVE.sub(lambda directive: _WHOLE.get(directive[2], directive[0]), format)
+    directives = [directive[2] for directive in _DIRECTIVE.finditer(whole)]
+    if not directives or not _WRITTEN.keys() >= set(directives) - {"%"}:
         return None
     literals = _DIRECTIVE.split(whole)[::3]
-    written: Callable[[str], str] = lambda one: "%" if one == "%" else f"({_WRITTEN[one]})"  # noqa: E731
-    parts = [part for pair in zip(map(re.escape, literals), map(written, found), strict=False) for part in pair]
+    written: Callable[[str], str] = lambda directive: "%" if directive == "%" else f"({_WRITTEN[directive]})"  # noqa: E731
+    parts = [
+        part for pair in zip(map(re.escape, literals), map(written, directives), strict=False) for part in pair
+    ]
     text = "".join((*parts, re.escape(literals[-1])))
-    return _Pattern(re.compile(text), tuple(one for one in found if one != "%"))
+    return _Pattern(re.compile(text), tuple(directive for directive in directives if directive != "%"))
 
 
 def _parsed(values: dict[str, str]) -> datetime | None:

@@ -61,14 +61,14 @@ def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
 
     opener = opener_of(tree)
     safe = static_check.is_proven_safe(tree)
-    found = looked_for(tree) if safe else None
+    searched = looked_for(tree) if safe else None
     facts = Facts(
         minijinja_safe=safe,
         longest_constant=static_check.longest_constant(tree),
         joins_values=static_check.joins_values(tree),
         has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
         opener_names=opener[1] if opener is not None else None,
-        looked_for=found,
+        looked_for=searched,
     )
     return facts, opener[0] if opener is not None else None
 
@@ -91,10 +91,10 @@ class Known:
         if lasting:
             self._keep()
 
-    def opener(self, given: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    def opener(self, variables: Mapping[str, Any]) -> tuple[str | None, str | None]:
         """The key of the values that the generation prompt depends on, and that prompt; None if unknown."""
         names = self.facts.opener_names if self.facts is not None else None
-        values = [given.get(name, _ABSENT) for name in names or ()]
+        values = [variables.get(name, _ABSENT) for name in names or ()]
         if not _PLAIN.issuperset(map(type, values)):
             return None, None
         key = json.dumps([[] if value is _ABSENT else value for value in values])
@@ -134,7 +134,7 @@ def _facts(note: Mapping[str, Any]) -> Facts | None:
 
 
 def _holds_only(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(one) is kind for one in value)
+    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def _texts(note: Mapping[str, Any]) -> dict[str, str]:
@@ -158,14 +158,14 @@ def _name(source: str, limits: Sequence[float]) -> str | None:
 @cache
 def _around() -> str | None:
     """A hash of what reads and compiles templates: this room's code, jinja2, Python; None if it cannot be read."""
-    found = find_spec("jinja2")
-    if found is None or found.origin is None:
+    spec = find_spec("jinja2")
+    if spec is None or spec.origin is None:
         return None
     key = sha256(sys.version.encode())
     try:
         for file in sorted(Path(__file__).parent.rglob("*.py")):
             key.update(file.read_bytes())
-        main = Path(found.origin)
+        main = Path(spec.origin)
         key.update(main.read_bytes())  # contains the version
         with os.scandir(main.parent) as entries:
             files = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]

@@ -97,9 +97,9 @@ def written_size(value: Any, measured: dict[int, Measured] | None = None) -> tup
                 size += len(part) + _ELEMENT
             elif kind not in _CONTAINERS:
                 size += _ELEMENT
-            elif (known := measured.get(id(part))) is not None:
-                size += known[1]
-                deep = max(deep, known[2])
+            elif (before := measured.get(id(part))) is not None:
+                size += before[1]
+                deep = max(deep, before[2])
             else:
                 missing[id(part)] = part
         if missing:
@@ -225,18 +225,18 @@ class Budget:
     def _look(self, size: int) -> None:
         """LimitReached if the process has taken much memory since the first look."""
         self._until_look = _LOOK
-        held = _resident()
+        resident = _resident()
         if self._memory is None:
-            self._memory = held - min(size, held)
-        if held + size > self._memory + _MEMORY + 8 * self._most():
+            self._memory = resident - min(size, resident)
+        if resident + size > self._memory + _MEMORY + 8 * self._most():
             raise LimitReached(f"the template takes more than {_MEMORY >> 20:,} MB of memory")
 
 
 def _resident() -> int:
     """Bytes of memory that this process holds; 0 where the system does not say."""
     try:
-        with open("/proc/self/statm", "rb") as said:  # noqa: PTH123 - this takes microseconds
-            return int(said.read().split()[1]) * _PAGE
+        with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - this takes microseconds
+            return int(statm.read().split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -246,7 +246,7 @@ _wasted: dict[tuple[int, float], float] = {}
 
 
 @contextmanager
-def charged(source: str, seconds: float, given: Any) -> Iterator[None]:
+def charged(source: str, seconds: float, variables: Any) -> Iterator[None]:
     """Give a template up once its renderings have together wasted the time limit of one.
 
     Otherwise a template that always stays a little below its limit would take hours for a log. The time is that
@@ -259,10 +259,13 @@ def charged(source: str, seconds: float, given: Any) -> Iterator[None]:
         fine = _FINE * seconds
         raise
     finally:
-        taken = time.thread_time() - began - _FREE + fine
-        if taken > 0 and (taken := taken - written_size(given)[0] / _CHARACTERS_A_SECOND) > 0:
+        seconds_wasted = time.thread_time() - began - _FREE + fine
+        if (
+            seconds_wasted > 0
+            and (seconds_wasted := seconds_wasted - written_size(variables)[0] / _CHARACTERS_A_SECOND) > 0
+        ):
             key = hash(source), seconds
-            _wasted[key] = _wasted.get(key, 0.0) + taken
+            _wasted[key] = _wasted.get(key, 0.0) + seconds_wasted
             if _wasted[key] > seconds:
                 give_up(source, seconds)
 
@@ -280,19 +283,19 @@ def is_given_up(source: str, seconds: float) -> bool:
 def let_go(error: BaseException) -> None:
     """Free the values in the frames that an error passed through: Jinja makes circles of them, and large values
     would pile up until the garbage collector runs."""
-    one: BaseException | None = error
-    while one is not None:
-        clear_frames(one.__traceback__)
-        one.__traceback__, one = None, one.__context__
+    link: BaseException | None = error
+    while link is not None:
+        clear_frames(link.__traceback__)
+        link.__traceback__, link = None, link.__context__
     if isinstance(error, LimitReached | TimeUp | MemoryError):
         gc.collect()  # the frames that Jinja replaced
 
 
 @contextmanager
-def alarm(seconds: float, given: Any = None) -> Iterator[None]:
+def alarm(seconds: float, variables: Any = None) -> Iterator[None]:
     """Raise TimeUp inside the block when the time is up, whatever it is doing.
 
-    The time is that of the processor, within `_BUSY`, and longer by what the template is `given`. This needs a
+    The time is that of the processor, within `_BUSY`, and longer by the `variables` of the template. This needs a
     signal, which only the main thread of a Unix process can have. Elsewhere the block runs until the Budget ends
     it, from which every call, operator and piece of output spends. The caller's timer is restored with its
     remaining time.
@@ -310,7 +313,7 @@ def alarm(seconds: float, given: Any = None) -> Iterator[None]:
             raise TimeUp
         signal.setitimer(signal.ITIMER_REAL, left)
 
-    began, clock = time.monotonic(), _Clock(seconds, given)
+    began, clock = time.monotonic(), _Clock(seconds, variables)
     handler = signal.signal(signal.SIGALRM, ring)
     left, interval = signal.setitimer(signal.ITIMER_REAL, min(_LONGEST, seconds))
     try:

@@ -99,9 +99,9 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """The text of messages that are already in their final form."""
-        given = self.variables(tools, template_kwargs)
+        variables = self.variables(tools, template_kwargs)
         return self.template(bool(tools)).run(
-            {**given, "messages": chat, "add_generation_prompt": add_generation_prompt}
+            {**variables, "messages": chat, "add_generation_prompt": add_generation_prompt}
         )
 
     def render_fast(
@@ -118,8 +118,8 @@ class Renderer:
         This is a guess at what `render` returns, to be used only if something else confirms it. Pass `forms` where
         the same messages are rendered again.
         """
-        given = self.variables(tools, template_kwargs)
-        return self.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt, forms=forms)[1]
+        variables = self.variables(tools, template_kwargs)
+        return self.accepted_fast(messages, variables, add_generation_prompt=add_generation_prompt, forms=forms)[1]
 
     def guess(
         self,
@@ -143,13 +143,13 @@ class Renderer:
     def accepted_fast(
         self,
         messages: Sequence[Message],
-        given: Mapping[str, Any],
+        variables: Mapping[str, Any],
         *,
         add_generation_prompt: bool,
         forms: Forms | None = None,
     ) -> tuple[Chat, str | None]:
         """What `accepted` returns, by a faster engine; no text if it does not know."""
-        template = self.template(bool(given["tools"])).fast
+        template = self.template(bool(variables["tools"])).fast
         if template is None:
             return [], None
         from tito_audit.render.fast.render import GivenUp
@@ -157,7 +157,7 @@ class Renderer:
         for chat in _forms(messages, self.tool_arguments, forms):
             try:
                 return chat, template.run(
-                    {**given, "messages": chat, "add_generation_prompt": add_generation_prompt}
+                    {**variables, "messages": chat, "add_generation_prompt": add_generation_prompt}
                 )
             except RenderError:
                 continue
@@ -266,11 +266,11 @@ class Forms:
         if is_plain_text(message.wire):
             return dict(message.wire)
         key = id(message), parsed, no_content
-        made = self._made.get(key)
-        if made is None:  # the message is kept alive, so no other can get its id
+        form = self._made.get(key)
+        if form is None:  # the message is kept alive, so no other can get its id
             wire = _wire(_plain(message.wire), parsed=parsed, no_content=no_content)
-            made = self._made[key] = message, wire
-        return made[1]
+            form = self._made[key] = message, wire
+        return form[1]
 
 
 def _forms(

@@ -164,10 +164,10 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[F
     Also None if the text without its marks is not `wanted`, which holds none.
     """
     marks = _in_turn(text, 2 * len(owners))
-    unmarked, found = _opened(text, marks, owners) if marks is not None else (None, None)
+    unmarked, pieces = _opened(text, marks, owners) if marks is not None else (None, None)
     if unmarked != wanted:  # some marks are missing, repeated or out of order
-        unmarked, found = _opened(text, _marks(text), owners)
-    return found if unmarked == wanted else None
+        unmarked, pieces = _opened(text, _marks(text), owners)
+    return pieces if unmarked == wanted else None
 
 
 def _opened(
@@ -175,7 +175,7 @@ def _opened(
 ) -> tuple[str | None, list[Found]]:
     """The text without these marks and what they enclose; None for the text if a pair was separated."""
     pieces: list[str] = []
-    found: list[Found] = []
+    enclosed: list[Found] = []
     at = length = 0
     opened: tuple[int, int] | None = None
     for position, number in marks:
@@ -186,14 +186,14 @@ def _opened(
             opened = (number, length)
         elif opened is not None and number == opened[0] + 1:
             index, kind = owners[number // 2]
-            found.append(Found(opened[1], length, kind, index))
+            enclosed.append(Found(opened[1], length, kind, index))
             opened = None
         else:
             return None, []
     if opened is not None:
         return None, []
     pieces.append(text[at:])
-    return "".join(pieces), found
+    return "".join(pieces), enclosed
 
 
 def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:

@@ -209,11 +209,11 @@ def spans(
     chat, text = renderer.accepted(
         messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
     )
-    given = renderer.variables(tools, template_kwargs)
+    variables = renderer.variables(tools, template_kwargs)
     template = renderer.template(bool(tools))
-    opener = template.opener(given)
+    opener = template.opener(variables)
     answers = _answers(messages)
-    job = Conversation(renderer, chat, text, given, add_generation_prompt, template.run, opener, answers)
+    job = Conversation(renderer, chat, text, variables, add_generation_prompt, template.run, opener, answers)
     return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
 
 
@@ -275,11 +275,11 @@ def written_fast(
     add_generation_prompt: bool = False,
 ) -> WrittenFast | None:
     """What the fast engine writes for these messages; None if it does not know, or if the text holds marks."""
-    given = renderer.variables(tools, template_kwargs)
-    chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
+    variables = renderer.variables(tools, template_kwargs)
+    chat, text = renderer.accepted_fast(messages, variables, add_generation_prompt=add_generation_prompt)
     if text is None or has_marks(text):
         return None
-    return WrittenFast(renderer, messages, chat, given, add_generation_prompt, text)
+    return WrittenFast(renderer, messages, chat, variables, add_generation_prompt, text)
 
 
 def spans_fast(
@@ -308,20 +308,20 @@ def _by_marks(job: Conversation) -> Rendering | None:
     for marking in _MARKINGS:
         try:
             marked, owners = mark(job.chat, marking, job.answers)
-            found = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)
+            pieces = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)
         except (RenderError, OverflowError):
             continue
-        if found is not None:
-            return _assemble(job, found, marking)
+        if pieces is not None:
+            return _assemble(job, pieces, marking)
     return None
 
 
-def _assemble(job: Conversation, found: list[Found], marking: Marking) -> Rendering:
+def _assemble(job: Conversation, pieces: list[Found], marking: Marking) -> Rendering:
     """The spans of the marked texts, and of the model's turns around them."""
     builder = job.new_builder()
-    for piece in found:
+    for piece in pieces:
         builder.put(*piece)
-    finder = TurnFinder(job, found, marking)
+    finder = TurnFinder(job, pieces, marking)
     sampled: dict[int, tuple[int, int] | None] = {}
     earliest = 0  # a turn begins after the marked texts and turns of earlier messages
     for index in range(len(job.chat)):
@@ -346,11 +346,11 @@ def _put_turn(builder: SpanBuilder, job: Conversation, index: int, turn: Turn, o
     """Label what is inside a turn, its opener and its end."""
     builder.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
     builder.put(turn.closer, turn.end, SpanKind.TURN_END, index)
-    said = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
+    ends = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
     calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
     if calls:
         # The markers around the calls belong to the calls, but the end of the reasoning before them does not.
-        begin = max([turn.start, *said])
+        begin = max([turn.start, *ends])
         thought = job.text.rfind("</think>", begin, calls[0])
         if thought >= 0:
             begin = thought + len("</think>")
@@ -368,12 +368,12 @@ def _by_prefixes(job: Conversation) -> Rendering:
     sampled: dict[int, tuple[int, int] | None] = {}
     for index in range(len(job.chat)):
         begin, stop = bounds[index], bounds[index + 1]
-        known = begin is not None and stop is not None and begin <= stop
+        placed = begin is not None and stop is not None and begin <= stop
         if index in job.answers:
             sampled[index] = None
-            if begin is not None and stop is not None and known:
+            if begin is not None and stop is not None and placed:
                 sampled[index] = _turn_between(job, builder, index, begin, stop)
-        elif begin is not None and stop is not None and known:
+        elif begin is not None and stop is not None and placed:
             builder.put(begin, stop, SpanKind.UNKNOWN, index)
     if job.opens_answer and bounds[-1] is not None:
         builder.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)

@@ -65,10 +65,10 @@ class Template:
     def plain_tools(self, tools: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
         """The tools in plain form, converted once: most rows of a log have the same tools."""
         if tools is not self._tools:
-            found = plain(list(tools))
-            said = _exactly(found)
-            if said is None or said != self._tools_key:
-                self._last_plain, self._tools_key = found, said
+            plain_form = plain(list(tools))
+            key = _exactly(plain_form)
+            if key is None or key != self._tools_key:
+                self._last_plain, self._tools_key = plain_form, key
             self._tools = tools if isinstance(tools, tuple) else ()
         return self._last_plain
 
@@ -111,22 +111,22 @@ class Template:
         except (Exception, TimeUp):  # too deep or too large to parse again
             return TemplateArguments()
 
-    def opener(self, given: Mapping[str, Any]) -> str | None:
+    def opener(self, variables: Mapping[str, Any]) -> str | None:
         """What a generation prompt adds after any messages; "" if it fails; None if this may depend on the
         messages.
 
-        `given` holds all variables but the messages.
+        `variables` are all but the messages.
         """
         if self._facts is None or self._facts.opener_names is None:
             return None
-        key, text = self._known.opener(given)
+        key, text = self._known.opener(variables)
         if text is not None:
             return text
         if self._opener is None:
             return None
         written = True
         try:
-            text = self._opener.run(given)
+            text = self._opener.run(variables)
         except RenderError:
             text, written = "", False
         if key is not None:
@@ -135,17 +135,17 @@ class Template:
             self._known.add_opener(key, text, lasting=written and bare and self._reference.has_spare)
         return text
 
-    def opener_after_user(self, given: Mapping[str, Any]) -> str:
+    def opener_after_user(self, variables: Mapping[str, Any]) -> str:
         """What a generation prompt adds after a user message, "" if nothing or unknown; rendered once."""
-        fixed = self.opener(given)
+        fixed = self.opener(variables)
         if fixed is not None:
             return fixed
-        key = repr(sorted(given.items(), key=itemgetter(0)))
+        key = repr(sorted(variables.items(), key=itemgetter(0)))
         if key not in self._openers:
-            said = {**given, "messages": [{"role": "user", "content": "x"}]}
+            conversation = {**variables, "messages": [{"role": "user", "content": "x"}]}
             try:
-                closed = self.run({**said, "add_generation_prompt": False})
-                opened = self.run({**said, "add_generation_prompt": True})
+                closed = self.run({**conversation, "add_generation_prompt": False})
+                opened = self.run({**conversation, "add_generation_prompt": True})
             except RenderError:
                 closed = opened = ""
             if len(self._openers) >= _OPENERS:
@@ -158,10 +158,10 @@ class Template:
         """What reading the template shows; None if it cannot be parsed again."""
         if self._known.facts is None:
             try:
-                found, self._opener_tree = self._read()
+                facts, self._opener_tree = self._read()
             except (Exception, TimeUp):  # too deep or too large to parse again
                 return None
-            self._known.note(found, lasting=self._reference.has_spare)
+            self._known.note(facts, lasting=self._reference.has_spare)
         return self._known.facts
 
     def _read(self) -> tuple[Facts, nodes.Template | None]:

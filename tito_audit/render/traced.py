@@ -148,10 +148,10 @@ class Tracer:
             self._environment.budget.written(at)
 
     def _decision(self, noted: _Noted) -> Decision:
-        number, occurrence, held = noted
+        number, occurrence, outcome = noted
         tag = self._tag(self._conditions[number])
         assert tag is not None
-        return Decision(tag, number, occurrence, held)
+        return Decision(tag, number, occurrence, outcome)
 
     def _tag(self, line: int) -> Tag | None:
         return None if line == _UNKNOWN else self._tags[max(bisect_right(self._firsts, line) - 1, 0)]
@@ -237,15 +237,15 @@ def _a_line_each(environment: ChatEnvironment, source: str) -> tuple[str, list[T
     firsts = [0]
     at = copied = added = 0
     for _, kind, value in environment.lex(source):
-        found = source.index(value, at)
-        at = found + len(value)
+        begin = source.index(value, at)
+        at = begin + len(value)
         if kind in _BEGINS:
             out += [source[copied:at], "\n"]
             copied = at
             added += 1
-            line = source.count("\n", 0, found) + 1
-            column = found - (source.rfind("\n", 0, found) + 1) + 1
-            tags.append(Tag(line, column, _whole(source, found)))
+            line = source.count("\n", 0, begin) + 1
+            column = begin - (source.rfind("\n", 0, begin) + 1) + 1
+            tags.append(Tag(line, column, _whole(source, begin)))
             firsts.append(source.count("\n", 0, at) + 1 + added)
     return "".join([*out, source[copied:]]), tags, firsts
 

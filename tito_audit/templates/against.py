@@ -58,8 +58,8 @@ class Against:
 
     def by_cause(self) -> Mapping[Cause, tuple[Parted, ...]]:
         """The prompts that differ, by cause; the most frequent first."""
-        causes = {one.cause for one in self.parted}
-        groups = {cause: tuple(one for one in self.parted if one.cause is cause) for cause in causes}
+        causes = {parting.cause for parting in self.parted}
+        groups = {cause: tuple(parting for parting in self.parted if parting.cause is cause) for cause in causes}
         return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
@@ -100,13 +100,13 @@ def _written(renderer: Renderer, probe: Probe, count: int, *, opens: bool = True
 def _parted(
     first: Renderer, second: Renderer, probe: Probe, count: int, texts: Sequence[tuple[str | None, str]]
 ) -> Parted:
-    (mine, refusal), (other, other_refusal) = texts
-    if mine is None or other is None:
-        cause = Cause.BOTH_REFUSE if mine is None and other is None else Cause.REFUSED
-        said = (mine if mine is not None else refusal, other if other is not None else other_refusal)
-        return Parted(probe, count, cause, *said, 0)
-    cause = _cause(first, second, probe, count, (mine, other))
-    return Parted(probe, count, cause, mine, other, common_start(mine, other))
+    (first_text, refusal), (other, other_refusal) = texts
+    if first_text is None or other is None:
+        cause = Cause.BOTH_REFUSE if first_text is None and other is None else Cause.REFUSED
+        parts = (first_text if first_text is not None else refusal, other if other is not None else other_refusal)
+        return Parted(probe, count, cause, *parts, 0)
+    cause = _cause(first, second, probe, count, (first_text, other))
+    return Parted(probe, count, cause, first_text, other, common_start(first_text, other))
 
 
 def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: tuple[str, str]) -> Cause:
@@ -124,8 +124,8 @@ def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: t
         return Cause.SPACE
     shorter = replace(probe, messages=probe.messages[:count])
     for cause, less in _without(shorter):
-        mine, other = (_written(each, less, len(less.messages))[0] for each in (first, second))
-        if mine is not None and mine == other:
+        first_text, other = (_written(each, less, len(less.messages))[0] for each in (first, second))
+        if first_text is not None and first_text == other:
             return cause
     return _by_place(first, second, shorter, texts)
 
@@ -135,9 +135,9 @@ def _by_place(first: Renderer, second: Renderer, probe: Probe, texts: tuple[str,
     at = common_start(*texts)
     if all(text.find(probe.messages[0].text.strip()) >= at for text in texts):
         return Cause.START
-    asked = next((i for i, message in enumerate(probe.messages) if message.sampled), len(probe.messages))
-    mine, other = (_written(each, probe, asked)[0] for each in (first, second))
-    return Cause.ANSWERS if mine is not None and mine == other else Cause.TAGS
+    count = next((i for i, message in enumerate(probe.messages) if message.sampled), len(probe.messages))
+    first_text, other = (_written(each, probe, count)[0] for each in (first, second))
+    return Cause.ANSWERS if first_text is not None and first_text == other else Cause.TAGS
 
 
 def _without(probe: Probe) -> Iterator[tuple[Cause, Probe]]:
@@ -147,14 +147,16 @@ def _without(probe: Probe) -> Iterator[tuple[Cause, Probe]]:
     if any(message.reasoning or "</think>" in message.text for message in probe.messages):
         yield Cause.REASONING, replace(probe, messages=tuple(map(_without_reasoning, probe.messages)))
     if any(message.speaker == "tool" for message in probe.messages):
-        kept = tuple(message for message in probe.messages if message.speaker != "tool")
-        yield Cause.RESULTS, replace(probe, messages=kept)
+        messages = tuple(message for message in probe.messages if message.speaker != "tool")
+        yield Cause.RESULTS, replace(probe, messages=messages)
     if any(message.tool_calls for message in probe.messages):
-        kept = tuple(message for message in probe.messages if message.speaker != "tool" and not message.tool_calls)
-        yield Cause.CALLS, replace(probe, messages=kept, tools=())
+        messages = tuple(
+            message for message in probe.messages if message.speaker != "tool" and not message.tool_calls
+        )
+        yield Cause.CALLS, replace(probe, messages=messages, tools=())
     if any(message.speaker == "system" for message in probe.messages):
-        kept = tuple(message for message in probe.messages if message.speaker != "system")
-        yield Cause.SYSTEM, replace(probe, messages=kept)
+        messages = tuple(message for message in probe.messages if message.speaker != "system")
+        yield Cause.SYSTEM, replace(probe, messages=messages)
 
 
 def _without_reasoning(message: Message) -> Message:

@@ -135,7 +135,7 @@ class AppendOnly:
 def append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendOnly:
     """What becomes of each answer of these conversations once something follows it."""
     ends = turn_ends(renderer)
-    return AppendOnly(tuple(step for one in probes for step in _steps(renderer, one, ends)))
+    return AppendOnly(tuple(step for conversation in probes for step in _steps(renderer, conversation, ends)))
 
 
 def turn_ends(renderer: Renderer) -> tuple[str, ...]:
@@ -145,8 +145,8 @@ def turn_ends(renderer: Renderer) -> tuple[str, ...]:
     tail = written.partition(ANSWER)[2].strip()
     tokens = sorted(filter(None, renderer.control_texts), key=len, reverse=True)
     run = re.compile(f"(?:{'|'.join(map(re.escape, tokens))})+") if tokens else _RUN
-    found = run.search(tail)
-    end = found.group() if found is not None else tail if len(tail) <= _LONGEST_END else ""
+    match = run.search(tail)
+    end = match.group() if match is not None else tail if len(tail) <= _LONGEST_END else ""
     return tuple(dict.fromkeys((*renderer.end_texts, *([end] if end else []))))
 
 
@@ -159,10 +159,10 @@ def sampled_text(written: str, prompt: str, ends: Sequence[str]) -> tuple[str, b
     tail = _TAIL.search(rest)
     last = max((rest.rfind(end) for end in ends if end and rest.rstrip().endswith(end)), default=-1)
     start = min(tail.start() if tail is not None else len(rest), last if last >= 0 else len(rest))
-    found = [(at, -len(end)) for end in ends if end and (at := rest.find(end, start)) >= 0]
-    if not found:
+    places = [(at, -len(end)) for end in ends if end and (at := rest.find(end, start)) >= 0]
+    if not places:
         return rest, False
-    at, length = min(found)
+    at, length = min(places)
     return rest[: at - length], True
 
 
@@ -177,11 +177,11 @@ def unwritten(answer: Message, written: str) -> tuple[str, ...]:
 def _has_values(arguments: object, written: str) -> bool:
     """Whether a text holds the texts among the arguments of a call, in whatever syntax."""
     if isinstance(arguments, str):
-        given = arguments
+        plain = arguments
         try:
-            arguments = json.loads(given)
+            arguments = json.loads(plain)
         except ValueError:
-            return given in written
+            return plain in written
     values = arguments.values() if isinstance(arguments, Mapping) else ()
     return all(_is_in(value, written) for value in values if isinstance(value, str))
 
@@ -191,48 +191,51 @@ def _is_in(value: str, written: str) -> bool:
     return value.strip() in written or any(form in written for form in quoted)
 
 
-def _steps(renderer: Renderer, one: Probe, ends: Sequence[str]) -> Iterator[Step]:
+def _steps(renderer: Renderer, conversation: Probe, ends: Sequence[str]) -> Iterator[Step]:
     """A step for each answer that something follows."""
-    answers = [index for index, message in enumerate(one.messages) if message.sampled]
-    calls = [*answers, len(one.messages)]
+    answers = [index for index, message in enumerate(conversation.messages) if message.sampled]
+    calls = [*answers, len(conversation.messages)]
     for answer, until in pairwise(calls):
-        if answer + 1 < len(one.messages) and answer > 0:
-            yield _step(renderer, one, answer, until, ends)
+        if answer + 1 < len(conversation.messages) and answer > 0:
+            yield _step(renderer, conversation, answer, until, ends)
 
 
-def _step(renderer: Renderer, one: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:
+def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:
     """What becomes of one answer in the prompt of the next call."""
     try:
-        prompt = _render(renderer, one, answer, opens=True)
-        after = _render(renderer, one, until, opens=True)
+        prompt = _render(renderer, conversation, answer, opens=True)
+        after = _render(renderer, conversation, until, opens=True)
     except RenderError as error:
-        return Step(one, answer, until, Outcome.REFUSED, refusal=str(error))
-    written = part_text(renderer, one, answer + 1, opens=False)
+        return Step(conversation, answer, until, Outcome.REFUSED, refusal=str(error))
+    written = part_text(renderer, conversation, answer + 1, opens=False)
     if written is None or not written.startswith(prompt):
         outcome = Outcome.UNKNOWN if after.startswith(prompt) else Outcome.BROKEN
-        return Step(one, answer, until, outcome, prompt, "", after, common_start(prompt, after))
-    missing = unwritten(one.messages[answer], written[len(prompt) :])
+        return Step(conversation, answer, until, outcome, prompt, "", after, common_start(prompt, after))
+    missing = unwritten(conversation.messages[answer], written[len(prompt) :])
     if missing:
-        return Step(one, answer, until, Outcome.LEFT_OUT, left_out=missing)
+        return Step(conversation, answer, until, Outcome.LEFT_OUT, left_out=missing)
     sampled, ended = sampled_text(written, prompt, ends)
     if not ended and not renderer.end_texts and _TAIL.search(sampled):
         sampled, ended = sampled.rstrip(), True  # without a tokenizer any token may end a turn
     if ended:
-        kept = after.startswith(prompt + sampled)
+        appended = after.startswith(prompt + sampled)
     else:  # the turn's end is then what the next prompt writes after it
         body = sampled.rstrip()
         left = after[len(prompt + body) :].lstrip() if after.startswith(prompt + body) else ""
         end = next((end for end in ends if end and left.startswith(end)), None)
-        kept = end is not None or (not ends and after.startswith(prompt + body))
+        appended = end is not None or (not ends and after.startswith(prompt + body))
         sampled = body + (end or (ends[0] if ends else ""))
-    if kept:
-        return Step(one, answer, until, Outcome.KEPT)
+    if appended:
+        return Step(conversation, answer, until, Outcome.KEPT)
     at = common_start(prompt + sampled, after)
-    return Step(one, answer, until, Outcome.BROKEN, prompt, sampled, after, at)
+    return Step(conversation, answer, until, Outcome.BROKEN, prompt, sampled, after, at)
 
 
-def _render(renderer: Renderer, one: Probe, count: int, *, opens: bool) -> str:
+def _render(renderer: Renderer, conversation: Probe, count: int, *, opens: bool) -> str:
     """The first messages of a probe; RenderError if the template refuses them."""
     return renderer.render(
-        one.messages[:count], one.tools, add_generation_prompt=opens, template_kwargs=one.template_args
+        conversation.messages[:count],
+        conversation.tools,
+        add_generation_prompt=opens,
+        template_kwargs=conversation.template_args,
     )

@@ -101,12 +101,12 @@ class Breaks:
         at, seen = step.at, step.seen
         ours = self._traced(step.probe, *self._source_of(step))
         theirs = self._traced(step.probe, step.until, True)
-        mine, other = ours.piece_at(at), theirs.piece_at(at)
+        piece, other = ours.piece_at(at), theirs.piece_at(at)
         begins = _before_token(seen, at)
         return Break(
             step,
             self._change(step),
-            Side(seen[:begins], seen[begins:], mine.tag if mine else None),
+            Side(seen[:begins], seen[begins:], piece.tag if piece else None),
             Side(step.after[:begins], step.after[begins:], other.tag if other else None),
             _decisive(ours, theirs, seen, at),
         )
@@ -129,8 +129,8 @@ class Breaks:
             )
         except RenderError:
             return _Traced(tracer, {}, ())
-        given = renderer.variables(probe.tools, args)
-        wanted = {**given, "messages": chat, "add_generation_prompt": opens}
+        variables = renderer.variables(probe.tools, args)
+        wanted = {**variables, "messages": chat, "add_generation_prompt": opens}
         return _Traced(tracer, wanted, tracer.trace(wanted, text) or ())
 
     def _change(self, step: Step) -> Change:
@@ -139,8 +139,8 @@ class Breaks:
         if step.outcome is Outcome.UNKNOWN:
             return Change.HIDDEN
         seen, after, at = step.seen, step.after, step.at
-        known = step.probe.messages[: step.answer + 1]
-        if any(after.count(text) < seen.count(text) for text in _reasoning(known)):
+        history = step.probe.messages[: step.answer + 1]
+        if any(after.count(text) < seen.count(text) for text in _reasoning(history)):
             return Change.REASONING
         if len(_EMPTY_THOUGHT.findall(seen)) > len(_EMPTY_THOUGHT.findall(after[: len(seen)])):
             return Change.EMPTY_REASONING
@@ -206,8 +206,12 @@ def _suspects(ours: Iterable[Piece], theirs: Iterable[Piece], at: int) -> Iterat
     """
     before = {piece.start: piece for piece in ours if piece.start <= at}
     for piece in [piece for piece in theirs if piece.start <= at][-_NEAR:][::-1]:
-        mine = before.get(piece.start)
-        came = {(decision.condition, decision.held) for decision in mine.decisions} if mine is not None else set()
+        before_piece = before.get(piece.start)
+        came = (
+            {(decision.condition, decision.held) for decision in before_piece.decisions}
+            if before_piece is not None
+            else set()
+        )
         for one in piece.decisions:
             if (one.condition, not one.held) in came and not _OF_ROLE.search(one.tag.source):
                 yield one
@@ -223,16 +227,20 @@ def _moved(step: Step) -> bool:
     later = [
         message for message in step.probe.messages[step.answer + 1 : step.until] if message.speaker == "system"
     ]
-    return any(text and text in step.after[: len(step.prompt)] for one in later if (text := one.text.strip()))
+    return any(
+        text and text in step.after[: len(step.prompt)]
+        for later_message in later
+        if (text := later_message.text.strip())
+    )
 
 
 def _names(probe: Probe) -> Iterator[str]:
     """Texts that only the list of tools holds."""
     for tool in probe.tools:
         function = tool.get("function", tool)
-        said = function.get("description") if isinstance(function, Mapping) else None
-        if isinstance(said, str) and said:
-            yield said
+        description = function.get("description") if isinstance(function, Mapping) else None
+        if isinstance(description, str) and description:
+            yield description
 
 
 def _reasoning(messages: Iterable[Message]) -> Iterator[str]:
@@ -255,16 +263,16 @@ def explained(renderer: Renderer, probes: Iterable[Probe]) -> tuple[AppendOnly, 
     steps: list[Step] = []
     breaks: list[Break] = []
     for probe in probes:
-        found = append_only(renderer, [probe])
-        breaks += [_shortened(explainer.explain(step)) for step in found.broken]
-        steps += [_without_texts(step) for step in found.steps]
+        appends = append_only(renderer, [probe])
+        breaks += [_shortened(explainer.explain(step)) for step in appends.broken]
+        steps += [_without_texts(step) for step in appends.steps]
     return AppendOnly(tuple(steps)), tuple(breaks)
 
 
-def _shortened(one: Break) -> Break:
-    sides = one.sampled, one.rendered
+def _shortened(wide: Break) -> Break:
+    sides = wide.sampled, wide.rendered
     sampled, rendered = (replace(side, before=side.before[-_SHOWN:], text=side.text[:_SHOWN]) for side in sides)
-    return replace(one, step=_without_texts(one.step), sampled=sampled, rendered=rendered)
+    return replace(wide, step=_without_texts(wide.step), sampled=sampled, rendered=rendered)
 
 
 def _without_texts(step: Step) -> Step:
@@ -274,8 +282,8 @@ def _without_texts(step: Step) -> Step:
 def grouped(breaks: Iterable[Break]) -> Mapping[tuple[str, str, str], list[Break]]:
     """Breaks by what changes, the conditions that decide it, and the tag that wrote the other text."""
     groups: dict[tuple[str, str, str], list[Break]] = {}
-    for one in breaks:
-        conditions = " ".join(f"{decision.tag}" for decision in one.conditions)
-        tag = f"{one.rendered.tag}" if not one.conditions else ""
-        groups.setdefault((one.change, conditions, tag), []).append(one)
+    for broken in breaks:
+        conditions = " ".join(f"{decision.tag}" for decision in broken.conditions)
+        tag = f"{broken.rendered.tag}" if not broken.conditions else ""
+        groups.setdefault((broken.change, conditions, tag), []).append(broken)
     return groups

@@ -56,31 +56,35 @@ def effects(renderer: Renderer) -> tuple[Effect, ...]:
     )
 
 
-def settings(renderer: Renderer, given: AppendOnly) -> tuple[Setting, ...]:
+def settings(renderer: Renderer, plain: AppendOnly) -> tuple[Setting, ...]:
     """Settings that break fewer steps of usual conversations than the given ones, the best first.
 
     If the given settings break nothing: the settings of one argument that do.
     """
     choices = _choices(renderer)
-    if given.holds:
+    if plain.holds:
         tried = _tried(renderer, choices, 1)
-        return tuple(one for one in tried if one.append.broken)
+        return tuple(setting for setting in tried if setting.append.broken)
     most = len(append_only(renderer, CORE).broken)
-    better = [one for one in _tried(renderer, choices, _MOST_ARGUMENTS) if len(one.append.broken) < most]
-    judged = [one for one in better if len(one.append.refused) <= len(given.refused)]
-    return tuple(sorted(_simplest(judged), key=lambda one: (len(one.append.broken), len(one.arguments))))
+    better = [
+        setting for setting in _tried(renderer, choices, _MOST_ARGUMENTS) if len(setting.append.broken) < most
+    ]
+    judged = [setting for setting in better if len(setting.append.refused) <= len(plain.refused)]
+    return tuple(
+        sorted(_simplest(judged), key=lambda setting: (len(setting.append.broken), len(setting.arguments)))
+    )
 
 
-def _simplest(found: Sequence[Setting]) -> Iterator[Setting]:
+def _simplest(settings_found: Sequence[Setting]) -> Iterator[Setting]:
     """The settings without those that set more than another and are no better."""
-    for one in found:
+    for setting in settings_found:
         if not any(
-            other is not one
-            and other.arguments.items() < one.arguments.items()
-            and len(other.append.broken) <= len(one.append.broken)
-            for other in found
+            other is not setting
+            and other.arguments.items() < setting.arguments.items()
+            and len(other.append.broken) <= len(setting.append.broken)
+            for other in settings_found
         ):
-            yield one
+            yield setting
 
 
 def _tried(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: int) -> Iterator[Setting]:
@@ -96,14 +100,14 @@ def _tried(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: in
 
 def _choices(renderer: Renderer) -> dict[str, list[object]]:
     """For each argument of the templates, the values worth trying that the renderer does not already pass."""
-    found: dict[str, list[object]] = {}
+    choices: dict[str, list[object]] = {}
     for template in (renderer.template(False), renderer.template(True)):
         for argument in template.arguments.arguments:
-            given = renderer.template_args.get(argument.name, argument)
-            values = [value for value in argument.values if value is not given and _is_plain(value)]
+            value_given = renderer.template_args.get(argument.name, argument)
+            values = [value for value in argument.values if value is not value_given and _is_plain(value)]
             if values:
-                found.setdefault(argument.name, values)
-    return found
+                choices.setdefault(argument.name, values)
+    return choices
 
 
 def _is_plain(value: object) -> bool:
@@ -115,11 +119,11 @@ def _with(renderer: Renderer, arguments: Mapping[str, object]) -> Renderer:
 
 
 def _changes(renderer: Renderer, other: Renderer) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    changes: dict[str, None] = {}
     for probe in _SHOWING:
         for name in _changed(renderer, other, probe):
-            found.setdefault(name)
-    return tuple(found)
+            changes.setdefault(name)
+    return tuple(changes)
 
 
 def _changed(renderer: Renderer, other: Renderer, probe: Probe) -> Iterator[str]:
@@ -210,7 +214,7 @@ class TemplateFacts:
     @property
     def rewritten(self) -> tuple[Returned, ...]:
         """The forms of sampled answers that it rewrites."""
-        return tuple(one for one in self.returned if one.outcome is Return.REWRITTEN)
+        return tuple(returned for returned in self.returned if returned.outcome is Return.REWRITTEN)
 
 
 def template_facts(
@@ -261,7 +265,9 @@ def _stops(renderer: Renderer, tokenizer: Tokenizer | None) -> Iterator[Stop]:
 
 def _bos(renderer: Renderer, tokenizer: Tokenizer | None, probes: Sequence[Probe]) -> Bos:
     text = renderer.special_tokens.get("bos_token", "")
-    begins = ((text_of(renderer, one.messages, one.tools, opens=True) or "").startswith(text) for one in probes)
+    begins = (
+        (text_of(renderer, probe.messages, probe.tools, opens=True) or "").startswith(text) for probe in probes
+    )
     added = None
     if tokenizer is not None:
         plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
@@ -271,6 +277,6 @@ def _bos(renderer: Renderer, tokenizer: Tokenizer | None, probes: Sequence[Probe
 
 def _clock_formats(renderer: Renderer) -> tuple[str, ...] | None:
     read = [renderer.template(with_tools).arguments for with_tools in (False, True)]
-    if not any(one.reads_clock for one in read):
+    if not any(arguments.reads_clock for arguments in read):
         return None
-    return tuple(dict.fromkeys(text for one in read for text in one.clock_formats))
+    return tuple(dict.fromkeys(text for arguments in read for text in arguments.clock_formats))

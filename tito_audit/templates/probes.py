@@ -61,10 +61,10 @@ def text_of(
     args: Mapping[str, object] | None = None,
 ) -> str | None:
     """What the template writes for these messages, `opens`: with a generation prompt; None if it refuses them."""
-    taken = as_messages(messages, "a case") if messages and not isinstance(messages[0], Message) else messages
+    chat = as_messages(messages, "a case") if messages and not isinstance(messages[0], Message) else messages
     try:
         return renderer.render(
-            cast("Sequence[Message]", taken), tools, add_generation_prompt=opens, template_kwargs=args
+            cast("Sequence[Message]", chat), tools, add_generation_prompt=opens, template_kwargs=args
         )
     except RenderError:
         return None
@@ -95,10 +95,10 @@ def call(arguments: object, number: int = 1, name: str = "get_weather") -> dict[
 
 def answering(content: str | None, reasoning: str | None = None, *calls: _Wire) -> dict[str, Any]:
     """An assistant message in OpenAI chat form."""
-    said: dict[str, Any] = {"role": "assistant", "content": content}
+    message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning is not None:
-        said["reasoning_content"] = reasoning
-    return {**said, "tool_calls": list(calls)} if calls else said
+        message["reasoning_content"] = reasoning
+    return {**message, "tool_calls": list(calls)} if calls else message
 
 
 def probe(name: str, wires: Sequence[_Wire], tools: Sequence[ToolSpec] = ()) -> Probe:
@@ -147,26 +147,26 @@ def result(number: int = 1, name: str = "get_weather") -> dict[str, Any]:
 
 
 def _of_answers() -> Iterator[Probe]:
-    for name, said in _ANSWERS.items():
-        yield probe(f"{name}, then the user", [_ASKED, said, _ASKED_AGAIN, said, _ASKED_LAST])
-    said = _ANSWERS["answer with reasoning"]
-    yield probe("a system prompt and two answers", [_SYSTEM, _ASKED, said, _ASKED_AGAIN, said, _ASKED_LAST])
+    for name, answer in _ANSWERS.items():
+        yield probe(f"{name}, then the user", [_ASKED, answer, _ASKED_AGAIN, answer, _ASKED_LAST])
+    answer = _ANSWERS["answer with reasoning"]
+    yield probe("a system prompt and two answers", [_SYSTEM, _ASKED, answer, _ASKED_AGAIN, answer, _ASKED_LAST])
 
 
 def _of_calls() -> Iterator[Probe]:
     last = answering(ANSWER, REASONING)
-    for name, said in _CALLS.items():
+    for name, answer in _CALLS.items():
         of = result(name="get_time") if "without arguments" in name else result()
-        again = {**said, "tool_calls": [{**said["tool_calls"][0], "id": "call00002"}]}
-        then = [said, of, again, {**of, "tool_call_id": "call00002"}, answering(ANSWER), _ASKED_AGAIN]
+        again = {**answer, "tool_calls": [{**answer["tool_calls"][0], "id": "call00002"}]}
+        then = [answer, of, again, {**of, "tool_call_id": "call00002"}, answering(ANSWER), _ASKED_AGAIN]
         yield probe(f"{name}, then its result", [_ASKED, *then], TOOLS)
-    for name, said in _SEVERAL.items():
-        then = [said, result(), result(2), last, _ASKED_AGAIN]
+    for name, answer in _SEVERAL.items():
+        then = [answer, result(), result(2), last, _ASKED_AGAIN]
         yield probe(f"{name}, then their results", [_SYSTEM, _ASKED, *then], TOOLS)
 
 
 def _of_mixtures() -> Iterator[Probe]:
-    said, thought = _ANSWERS["answer"], _ANSWERS["answer with reasoning"]
+    answer, thought = _ANSWERS["answer"], _ANSWERS["answer with reasoning"]
     called = _CALLS["tool call with reasoning"]
     plain = _CALLS["tool call"]
     again = answering("", REASONING, _CALL_AGAIN)
@@ -176,12 +176,12 @@ def _of_mixtures() -> Iterator[Probe]:
         TOOLS,
     )
     yield probe("an answer before a tool call", [_ASKED, thought, _ASKED_AGAIN, called, result(), thought], TOOLS)
-    yield probe("a tool call, then the user", [_ASKED, plain, result(), _ASKED_AGAIN, said, _ASKED_LAST], TOOLS)
-    yield probe("a system message in the middle", [_SYSTEM, _ASKED, said, _SYSTEM_AGAIN, _ASKED_AGAIN])
-    yield probe("a system message last", [_ASKED, said, _SYSTEM_AGAIN])
-    yield probe("two system messages", [_SYSTEM, _SYSTEM_AGAIN, _ASKED, said, _ASKED_AGAIN])
-    yield probe("two users in a row", [_ASKED, _ASKED_AGAIN, said, _ASKED_LAST, _ASKED_AGAIN, said, _ASKED])
-    yield probe("two answers in a row", [_ASKED, said, said, _ASKED_AGAIN])
+    yield probe("a tool call, then the user", [_ASKED, plain, result(), _ASKED_AGAIN, answer, _ASKED_LAST], TOOLS)
+    yield probe("a system message in the middle", [_SYSTEM, _ASKED, answer, _SYSTEM_AGAIN, _ASKED_AGAIN])
+    yield probe("a system message last", [_ASKED, answer, _SYSTEM_AGAIN])
+    yield probe("two system messages", [_SYSTEM, _SYSTEM_AGAIN, _ASKED, answer, _ASKED_AGAIN])
+    yield probe("two users in a row", [_ASKED, _ASKED_AGAIN, answer, _ASKED_LAST, _ASKED_AGAIN, answer, _ASKED])
+    yield probe("two answers in a row", [_ASKED, answer, answer, _ASKED_AGAIN])
 
 
 PROBES: tuple[Probe, ...] = (*_of_answers(), *_of_calls(), *_of_mixtures())

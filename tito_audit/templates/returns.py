@@ -76,8 +76,8 @@ def answer_form(renderer: Renderer) -> AnswerForm | None:
     if prompt is None or written is None or not written.startswith(prompt):
         return None
     rest = written[len(prompt) :]
-    before, found, ends = rest.partition(_CONTENT)
-    if not found:
+    before, content, ends = rest.partition(_CONTENT)
+    if not content:
         return None
     opens, thought, closes = before.partition(_THOUGHT)
     return AnswerForm(prompt, opens, closes, ends) if thought else AnswerForm(prompt, "", None, ends)
@@ -105,9 +105,9 @@ def _returned(
     written = _written(renderer, [answer], tools=bool(answer.get("tool_calls")))
     if written is None:
         return Returned(*what, Return.REFUSED, sampled, "")
-    kept = written.startswith(prompt + sampled)
+    unchanged = written.startswith(prompt + sampled)
     rendered = written[len(prompt) :] if written.startswith(prompt) else written
-    return Returned(*what, Return.KEPT if kept else Return.REWRITTEN, sampled, rendered)
+    return Returned(*what, Return.KEPT if unchanged else Return.REWRITTEN, sampled, rendered)
 
 
 # Answers and reasoning
@@ -151,11 +151,11 @@ def _of_answers(renderer: Renderer, form: AnswerForm) -> Iterator[Returned]:
         sampled = f"{opens}{text}{closes}{_CONTENT}{form.ends.rstrip()}"
         raw = opens.removeprefix(opening) + text + closes.partition(closing)[0]
         rest = closes.partition(closing)[2] + _CONTENT
-        for how, said in (
+        for how, answer in (
             ("as sampled", answering(rest, raw)),
             ("stripped", answering(rest.strip(), raw.strip())),
         ):
-            yield _returned(renderer, ("reasoning", case, how), form.prompt, sampled, said)
+            yield _returned(renderer, ("reasoning", case, how), form.prompt, sampled, answer)
 
 
 # Tool calls
@@ -195,23 +195,23 @@ def _of_calls(renderer: Renderer) -> Iterator[Returned]:
     if prompt is None:
         return
     for arguments, form in _FORMS:
-        told = replace(renderer, tool_arguments=arguments)  # type: ignore[arg-type]
-        found = call_text(told, prompt)
-        if found is None:
+        other = replace(renderer, tool_arguments=arguments)  # type: ignore[arg-type]
+        text_found = call_text(other, prompt)
+        if text_found is None:
             continue
-        text, quoted = found
+        text, quoted = text_found
         if quoted is not None:
             before, _, after = text.partition(quoted)
             for case, json_text in _JSON.items():
-                said = answering(None, None, call(json_text))
+                answer = answering(None, None, call(json_text))
                 sampled = f"{before}{json_text}{after}".rstrip()
-                yield _returned(told, ("tool call", case, form), prompt, sampled, said)
-            yield from _of_envelopes(told, prompt, form, text)
+                yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
+            yield from _of_envelopes(other, prompt, form, text)
         elif text.count(_CITY) == 1:
             for case, (written, value) in _VALUES.items():
-                said = answering(None, None, call(json.dumps({"city": value})))
+                answer = answering(None, None, call(json.dumps({"city": value})))
                 sampled = text.replace(_CITY, written).rstrip()
-                yield _returned(told, ("tool call", case, form), prompt, sampled, said)
+                yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
     yield from _of_text_before_calls(renderer, prompt)
 
 
@@ -239,23 +239,23 @@ def _of_envelopes(renderer: Renderer, prompt: str, form: str, text: str) -> Iter
     usual = f'{{"name": "get_weather", "arguments": {quoted}}}'
     if usual not in text:
         return
-    said = answering(None, None, call(quoted))
+    answer = answering(None, None, call(quoted))
     for case, other in (
         ("the call without spaces", f'{{"name":"get_weather","arguments":{quoted}}}'),
         ("arguments before the name", f'{{"arguments": {quoted}, "name": "get_weather"}}'),
     ):
-        yield _returned(renderer, ("tool call", case, form), prompt, text.replace(usual, other).rstrip(), said)
+        yield _returned(renderer, ("tool call", case, form), prompt, text.replace(usual, other).rstrip(), answer)
 
 
 def _of_text_before_calls(renderer: Renderer, prompt: str) -> Iterator[Returned]:
     """A text before a call; servers keep the white space between them as part of the text, or strip it."""
-    said = answering(_CONTENT, None, call(_NAMED))
-    written = _written(renderer, [said], tools=True)
+    with_text = answering(_CONTENT, None, call(_NAMED))
+    written = _written(renderer, [with_text], tools=True)
     bare = _written(renderer, [answering(None, None, call(_NAMED))], tools=True)
     if written is None or bare is None or not written.startswith(prompt) or _CITY not in written:
         return
-    before, found, after = written[len(prompt) :].partition(_CONTENT)
-    if not found:
+    before, content, after = written[len(prompt) :].partition(_CONTENT)
+    if not content:
         return
     space = after[: len(after) - len(after.lstrip())]
     for case, between in (("text before it", space), ("text and an empty line before it", "\n\n")):
@@ -327,6 +327,6 @@ def _prefilled(renderer: Renderer, form: AnswerForm) -> Iterator[Partial]:
         return
     cut = written[: written.rfind(_HALF) + len(_HALF)]
     whole = text_of(renderer, [_ASKED, answering(ANSWER)])
-    kept = _HALF in written and whole is not None and whole.startswith(cut)
+    unchanged = _HALF in written and whole is not None and whole.startswith(cut)
     before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
-    yield Partial("prefill: the beginning of an answer", Return.KEPT if kept else Return.REWRITTEN, before)
+    yield Partial("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)

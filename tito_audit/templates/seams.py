@@ -68,14 +68,14 @@ def seams(
     contents: Sequence[str] = CONTENTS,
 ) -> tuple[Seam, ...]:
     """What the template writes between each pair of messages that it renders."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    by_pair: dict[tuple[str, str], dict[str, int]] = {}
     ends = turn_ends(renderer)
     for pattern in patterns:
         for form in contents:
             for left, right, text in _between(renderer, pattern, form, ends):
-                counts = found.setdefault((left, right), {})
+                counts = by_pair.setdefault((left, right), {})
                 counts[text] = counts.get(text, 0) + 1
-    return tuple(_seam(left, right, counts, tokenizer) for (left, right), counts in found.items())
+    return tuple(_seam(left, right, counts, tokenizer) for (left, right), counts in by_pair.items())
 
 
 def _seam(left: str, right: str, counts: Mapping[str, int], tokenizer: Tokenizer | None) -> Seam:
@@ -85,11 +85,11 @@ def _seam(left: str, right: str, counts: Mapping[str, int], tokenizer: Tokenizer
     ids = _ids(tokenizer, texts[0])
     after_control = left.startswith((_START, _ANSWER, _CALL))
     before = tuple(
-        one
-        for one in (() if after_control else EDGES)
-        if _ids(tokenizer, one + texts[0]) != _ids(tokenizer, one) + ids
+        edge
+        for edge in (() if after_control else EDGES)
+        if _ids(tokenizer, edge + texts[0]) != _ids(tokenizer, edge) + ids
     )
-    after = tuple(one for one in _BEGINNINGS if _ids(tokenizer, texts[0] + one) != ids + _ids(tokenizer, one))
+    after = tuple(edge for edge in _BEGINNINGS if _ids(tokenizer, texts[0] + edge) != ids + _ids(tokenizer, edge))
     return Seam(left, right, texts, seen, ids, before, after)
 
 
@@ -102,7 +102,7 @@ def _between(
 ) -> Iterator[tuple[str, str, str]]:
     """Each pair of neighbours in a conversation with the text between them, and the generation prompt."""
     contents = [form.format(number) for number in range(len(pattern))]
-    messages = as_messages([wire(*one) for one in zip(pattern, contents, strict=True)], "a pattern")
+    messages = as_messages([wire(*message) for message in zip(pattern, contents, strict=True)], "a pattern")
     tools = TOOLS if "tool" in pattern else ()
     with_tools = " with tools" if tools else ""
     closed = text_of(renderer, messages, tools, opens=False)
@@ -136,7 +136,7 @@ def _between(
 
 def _end_after(text: str, at: int, ends: Sequence[str]) -> int:
     """Where the first end token after a place ends; -1 if there is none."""
-    return min((found + len(end) for end in ends if end and (found := text.find(end, at)) >= 0), default=-1)
+    return min((place + len(end) for end in ends if end and (place := text.find(end, at)) >= 0), default=-1)
 
 
 def wire(role: str, content: str) -> Mapping[str, Any]:
@@ -146,8 +146,8 @@ def wire(role: str, content: str) -> Mapping[str, Any]:
     if role in ("call", "calls"):
         calls = [call('{"city": "Oslo"}', 1), call('{"city": "Rome"}', 2)][: 2 if role == "calls" else 1]
         return answering(content, None, *calls)
-    said = {"role": role, "content": content}
-    return {**said, "tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else said
+    message = {"role": role, "content": content}
+    return {**message, "tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else message
 
 
 _PATTERNS: tuple[tuple[str, ...], ...] = (

@@ -40,11 +40,11 @@ class Claim:
 
 def verdict(facts: TemplateFacts) -> str:
     """One line: what the template appends to, what it changes, and what helps."""
-    kept = [_NAMES.get(name, name) for name, one in _in_order(facts.append.by_next()).items() if one.holds]
-    kept = [name for name in kept if name != _NAMES["assistant"]]
+    always = [_NAMES.get(name, name) for name, steps in _in_order(facts.append.by_next()).items() if steps.holds]
+    always = [name for name in always if name != _NAMES["assistant"]]
     head = title(facts.append)
-    if kept:
-        head += f"{'' if facts.append.holds else ', except'} for {_listed(kept)}"
+    if always:
+        head += f"{'' if facts.append.holds else ', except'} for {_listed(always)}"
     rest = "; ".join(_parts(facts))
     return f"{head}: {rest}." if rest else f"{head}."
 
@@ -69,7 +69,7 @@ def _parts(facts: TemplateFacts) -> Iterator[str]:
     if parts:
         some = "some answers" if append.holds or append.broken else "them"
         yield f"leaves out {_listed(list(parts))} of {some}"
-    refused = [_NAMES.get(name, name) for name, one in by_next.items() if len(one.refused) == len(one.steps)]
+    refused = [_NAMES.get(name, name) for name, steps in by_next.items() if len(steps.refused) == len(steps.steps)]
     if refused and len(refused) == len(by_next):
         yield (append.refused[0].refusal or "").rstrip(".")
     elif refused:
@@ -80,12 +80,12 @@ def _changes(breaks: Sequence[Break]) -> Iterator[str]:
     """What it changes, each with what follows and the lines of the template that decide it."""
     nexts: dict[Change, dict[str, None]] = {}
     lines: dict[Change, dict[int, None]] = {}
-    for one in breaks:
-        nexts.setdefault(one.change, {}).setdefault(one.step.next)
-        line = line_of(one)
+    for broken in breaks:
+        nexts.setdefault(broken.change, {}).setdefault(broken.step.next)
+        line = line_of(broken)
         if line is not None:
-            lines.setdefault(one.change, {}).setdefault(line)
-    for change, names in sorted(nexts.items(), key=lambda one: _CHANGES.index(one[0])):
+            lines.setdefault(broken.change, {}).setdefault(line)
+    for change, names in sorted(nexts.items(), key=lambda broken: _CHANGES.index(broken[0])):
         follows = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names), "or")
         at = list(lines.get(change, ()))
         lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
@@ -93,11 +93,11 @@ def _changes(breaks: Sequence[Break]) -> Iterator[str]:
         yield change + ("" if change in (Change.MOVED, Change.TOOLS) else f" when {follows} follows") + place
 
 
-def line_of(one: Break) -> int | None:
+def line_of(broken: Break) -> int | None:
     """The template's line that leads to a break: its condition, or else the tag that wrote the other text."""
-    if one.conditions:
-        return one.conditions[0].tag.line
-    return one.rendered.tag.line if one.rendered.tag is not None else None
+    if broken.conditions:
+        return broken.conditions[0].tag.line
+    return broken.rendered.tag.line if broken.rendered.tag is not None else None
 
 
 def helping(facts: TemplateFacts) -> str:
@@ -134,47 +134,47 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
 
 
 def _appends(steps: AppendOnly | None, what: str) -> Claim:
-    said = f"Sampled tokens stay where they are before {what}"
+    claim = f"Sampled tokens stay where they are before {what}"
     if steps is None or not any(step.outcome in (Outcome.KEPT, Outcome.BROKEN) for step in steps.steps):
-        return Claim(said, None, "the template refuses every such conversation or leaves the answer out")
+        return Claim(claim, None, "the template refuses every such conversation or leaves the answer out")
     return Claim(
-        said, steps.holds, "" if steps.holds else f"not in {len(steps.broken)} of {len(steps.steps)} answers"
+        claim, steps.holds, "" if steps.holds else f"not in {len(steps.broken)} of {len(steps.steps)} answers"
     )
 
 
 def _same_text(facts: TemplateFacts) -> Claim:
     after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call")]
     loose = [f"{seam.left} → {seam.right}" for seam in after if not seam.fixed]
-    said = "The text between an answer and the next message is always the same"
-    return Claim(said, not loose if after else None, f"not for {_listed(loose)}" if loose else "")
+    claim = "The text between an answer and the next message is always the same"
+    return Claim(claim, not loose if after else None, f"not for {_listed(loose)}" if loose else "")
 
 
 def _own_ids(facts: TemplateFacts) -> Claim:
-    said = "That text may be encoded by itself"
+    claim = "That text may be encoded by itself"
     after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call") and seam.ids is not None]
     if not after:
-        return Claim(said, None, "no tokenizer was given" if facts.bos.added is None else "there is no such text")
+        return Claim(claim, None, "no tokenizer was given" if facts.bos.added is None else "there is no such text")
     merging = dict.fromkeys(repr(text) for seam in after for text in seam.merges_after)
     because = f"encode it with the new message: a token reaches into one that begins with {_listed(list(merging))}"
-    return Claim(said, not merging, because if merging else "")
+    return Claim(claim, not merging, because if merging else "")
 
 
 def _same_opener(facts: TemplateFacts) -> Claim:
     texts = facts.generation_prompt.texts
-    said = "The generation prompt is the same after any message"
-    return Claim(said, len(texts) == 1 if texts else None, "" if len(texts) == 1 else f"{len(texts)} were found")
+    claim = "The generation prompt is the same after any message"
+    return Claim(claim, len(texts) == 1 if texts else None, "" if len(texts) == 1 else f"{len(texts)} were found")
 
 
 def _known_stops(facts: TemplateFacts) -> Claim:
-    said = "An answer ends with an end token of the tokenizer"
-    known = [stop for stop in facts.stops if stop.of_tokenizer]
+    claim = "An answer ends with an end token of the tokenizer"
+    stops = [stop for stop in facts.stops if stop.of_tokenizer]
     written = [stop for stop in facts.stops if stop.written]
-    if not known:
-        return Claim(said, None, "no end tokens are known")
+    if not stops:
+        return Claim(claim, None, "no end tokens are known")
     if not written:
-        return Claim(said, False, "the template ends answers without one")
+        return Claim(claim, False, "the template ends answers without one")
     other = [stop.text for stop in written if not stop.of_tokenizer]
-    return Claim(said, not other, f"it also ends them with {_listed(other)}" if other else "")
+    return Claim(claim, not other, f"it also ends them with {_listed(other)}" if other else "")
 
 
 def _in_order(steps: Mapping[str, AppendOnly]) -> dict[str, AppendOnly]:

@@ -121,20 +121,20 @@ class Store:
     @property
     def definition(self) -> bytes | None:
         """The tokenizer's definition in the notation that loads fastest; None if there is none."""
-        found = self._read("definition")
-        if found is None:
+        content = self._read("definition")
+        if content is None:
             self._lacks_definition = True
             return None
         with suppress(OSError):
             os.utime(self._path("definition"))
-        return found[1].get("json") or None
+        return content[1].get("json") or None
 
     def note(self, name: str) -> dict[str, Any] | None:
         """The note stored under a name, plain JSON, not to be modified; None if there is none."""
-        found = self._used.get(name, self._notes.get(name))
-        if found is not None:
-            self._used[name] = found
-        return found
+        note = self._used.get(name, self._notes.get(name))
+        if note is not None:
+            self._used[name] = note
+        return note
 
     def add_note(self, name: str, note: Mapping[str, Any]) -> None:
         """Store a note under a name, replacing the previous one; does nothing if it is not JSON."""
@@ -155,8 +155,8 @@ class Store:
         try:
             if self.tables is None:
                 self._write("tables", *_plain(tables()))
-            elif self._lacks_definition and (found := definition()) is not None:
-                self._write("definition", {}, {"json": found})
+            elif self._lacks_definition and (content := definition()) is not None:
+                self._write("definition", {}, {"json": content})
                 self._lacks_definition = False
             if self._noted:
                 notes = {**self._used, **self._notes} | self._used  # those of this run come first
@@ -231,8 +231,8 @@ def _plain(tables: Tables) -> tuple[dict[str, Any], dict[str, bytes]]:
         "eos_ids": tables.eos_ids,
         "bos_id": tables.bos_id,
     }
-    lengths, known = entries.lengths.astype("<i4").tobytes(), entries.known.astype(np.uint8).tobytes()
-    return values, {"lengths": lengths, "known": known, "data": entries.data}
+    lengths, flags = entries.lengths.astype("<i4").tobytes(), entries.known.astype(np.uint8).tobytes()
+    return values, {"lengths": lengths, "known": flags, "data": entries.data}
 
 
 def _tables(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> Tables:
@@ -271,10 +271,10 @@ def _tidy(folder: Path) -> None:
                 files.append((there.st_mtime, there.st_size, file))
             elif there.st_mtime < time.time() - _ABANDONED:
                 file.unlink(missing_ok=True)
-    held = 0
+    total = 0
     for _, size, file in sorted(files, reverse=True):
-        held += size
-        if held > FOLDER_BYTES:
+        total += size
+        if total > FOLDER_BYTES:
             with suppress(OSError):
                 file.unlink(missing_ok=True)
 
@@ -318,8 +318,8 @@ def definition_of(backend: object) -> bytes | None:
 
     try:
         own = backend.to_str()
-        found = compact(own)
-        return found if found is not None and Tokenizer.from_buffer(found).to_str() == own else b""
+        compacted = compact(own)
+        return compacted if compacted is not None and Tokenizer.from_buffer(compacted).to_str() == own else b""
     except Exception:  # tokenizers raises plain Exception, also for parts written in Python
         return b""
 

@@ -186,8 +186,8 @@ def _build(folder: Path) -> str:
     """The files of a library, each with its size and the time of its last change, as a hash."""
     with os.scandir(folder) as entries:
         files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
-    said = [f"{name} {there.st_size} {there.st_mtime_ns}\n" for name, there in files]
-    return sha256("".join(said).encode()).hexdigest()
+    listed = [f"{name} {there.st_size} {there.st_mtime_ns}\n" for name, there in files]
+    return sha256("".join(listed).encode()).hexdigest()
 
 
 def _frozen(values: list[int]) -> Ids:
@@ -263,10 +263,10 @@ def disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str
     """
     try:
         with on_one_processor():
-            found = fast.encode_batch(texts)
+            fast_batch = fast.encode_batch(texts)
     except Exception as error:  # it may raise anything
         return f"{fast.name} could not encode the texts of the self-check ({type(error).__name__}: {error})"
-    for text, fast_ids, ids in zip(texts, found, reference.encode_alone(texts), strict=True):
+    for text, fast_ids, ids in zip(texts, fast_batch, reference.encode_alone(texts), strict=True):
         if not np.array_equal(fast_ids, ids):
             return f"{fast.name} disagreed with {reference.name} at {shown(text)}"
     return None

@@ -103,11 +103,11 @@ def _not_here(name: str, hub: HubName, error: Exception) -> TokenizerError:
     """The hub cannot be asked, and the cache lacks these files."""
     from huggingface_hub import constants
 
-    asked = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-    held = cached_revisions(hub.repository)
-    here = f"; the cache has {hub.repository} at {_few(held)}" if held else ""
+    because = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    revisions = cached_revisions(hub.repository)
+    here = f"; the cache has {hub.repository} at {_few(revisions)}" if revisions else ""
     return TokenizerError(
-        f"{name}: no such folder, and the hub's cache does not have its files, while {asked}{here}; download it "
+        f"{name}: no such folder, and the hub's cache does not have its files, while {because}{here}; download it "
         f"where there is a network (`hf download {hub.repository}"
         f"{f' --revision {hub.revision}' if hub.revision else ''}`), or pass a folder with a tokenizer.json."
     )
@@ -118,17 +118,17 @@ def _other_revision(hub: HubName) -> str:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    asked = hub.revision or ""
+    revision = hub.revision or ""
     try:
         refs = huggingface_hub.HfApi().list_repo_refs(hub.repository)
     except (OSError, ValueError, RuntimeError, HfHubHTTPError):
         return "pass a branch, a tag or the whole hash of a commit."
     named = [*refs.branches, *refs.tags]
-    names = list(dict.fromkeys(one.name for one in named))
-    begun = {one.target_commit for one in named if len(asked) > 3 and one.target_commit.startswith(asked)}
+    names = list(dict.fromkeys(ref.name for ref in named))
+    begun = {ref.target_commit for ref in named if len(revision) > 3 and ref.target_commit.startswith(revision)}
     if begun:
         return f"the hash of a commit is given whole: {_few(sorted(begun))}."
-    close = close_names(asked, names)
+    close = close_names(revision, names)
     return f"did you mean {' or '.join(close)}?" if close else f"it has {_few(names)}, and commits by whole hash."
 
 
@@ -193,14 +193,14 @@ def hub_cache() -> Path:
 
 def cached_tokenizers() -> list[CachedTokenizer]:
     """The tokenizers in the hub's cache with a `tokenizer.json`, last used first, each set of files once."""
-    found: dict[tuple[Path | None, ...], CachedTokenizer] = {}
+    by_files: dict[tuple[Path | None, ...], CachedTokenizer] = {}
     for snapshot in sorted(_snapshots(), key=_last_used, reverse=True):
         key = tuple(_content(snapshot.folder / name) for name in _FILES)
-        first = found.get(key)
-        found[key] = (
+        first = by_files.get(key)
+        by_files[key] = (
             snapshot if first is None else CachedTokenizer(first.name, first.folder, (*first.same, snapshot.name))
         )
-    return list(found.values())
+    return list(by_files.values())
 
 
 def cached_tokenizer(name: str) -> CachedTokenizer | None:
@@ -232,8 +232,8 @@ def glance(folder: Path) -> Glance | None:
     try:
         whole = orjson.loads((folder / "tokenizer.json").read_bytes())
         added = whole.get("added_tokens") or []
-        ids = [int(one["id"]) for one in added] + [_last_id(whole["model"]["vocab"])]
-        control = frozenset(int(one["id"]) for one in added if one.get("special"))
+        ids = [int(token["id"]) for token in added] + [_last_id(whole["model"]["vocab"])]
+        control = frozenset(int(token["id"]) for token in added if token.get("special"))
         return Glance(max(ids) + 1, control)
     except (OSError, *ODD_VALUES):
         return None
@@ -254,7 +254,7 @@ def _snapshots() -> Iterator[CachedTokenizer]:
         repositories = sorted(hub_cache().glob(f"{_PREFIX}*"))
     except OSError:
         return
-    yield from (one for one in map(_snapshot, repositories) if one is not None)
+    yield from (snapshot for snapshot in map(_snapshot, repositories) if snapshot is not None)
 
 
 def _snapshot(repository: Path) -> CachedTokenizer | None:
@@ -281,8 +281,8 @@ def _content(file: Path) -> Path | None:
     return Path(stored.name) if stored.parent.name == "blobs" else stored
 
 
-def _last_used(one: CachedTokenizer) -> float:
-    return (one.folder / _FILES[0]).stat().st_atime
+def _last_used(tokenizer: CachedTokenizer) -> float:
+    return (tokenizer.folder / _FILES[0]).stat().st_atime
 
 
 def _text(file: Path) -> str:

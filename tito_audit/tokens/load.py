@@ -326,18 +326,18 @@ def _add_missing(
 
 def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name. Template files override the settings."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     default = path / "chat_template.jinja"
     try:
         if default.exists():
-            found["default"] = read_template(default)
+            templates["default"] = read_template(default)
         for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-            found[file.name.removesuffix(".jinja")] = read_template(file)
+            templates[file.name.removesuffix(".jinja")] = read_template(file)
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(
             f"{path}: a chat template cannot be read ({error}).\nThe messages are rendered with it."
         ) from error
-    return found or _named_templates(config.get("chat_template"), path)
+    return templates or _named_templates(config.get("chat_template"), path)
 
 
 def _named_templates(value: object, where: Path) -> dict[str, str]:
@@ -380,7 +380,7 @@ def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokeni
         for file in path.glob(pattern):
             check_file(file, DEFINITION_BYTES)
     try:
-        found = converted(path, code=trust_remote_code)
+        parts = converted(path, code=trust_remote_code)
     except OutOfLimits as error:  # old formats and remote code raise anything
         raise TokenizerError(
             f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({error}).\n"
@@ -388,10 +388,10 @@ def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokeni
             "pip install 'tito-audit[transformers]'.\n"
             "If the repository brings its own code and you trust it, allow remote code."
         ) from error
-    if found["definition"] is None:
+    if parts["definition"] is None:
         raise TokenizerError(
-            f"{name}: {found['kind']} is written in Python and has no fast form; its tokens cannot "
+            f"{name}: {parts['kind']} is written in Python and has no fast form; its tokens cannot "
             "be compared with recorded ones.\nPass a folder with a tokenizer.json."
         )
-    backend = _backend(path, found["definition"].encode(), {}, {})
-    return _tokenizer(name, path, backend, found["special"], _named_templates(found["chat_template"], path))
+    backend = _backend(path, parts["definition"].encode(), {}, {})
+    return _tokenizer(name, path, backend, parts["special"], _named_templates(parts["chat_template"], path))

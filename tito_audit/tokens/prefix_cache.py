@@ -108,15 +108,15 @@ class KnownTexts:
     def find(self, text: str) -> tuple[KnownText | None, int]:
         """The known text that shares the most with this one, and how many cuts; None and 0 if none shares any."""
         best, most = None, 0
-        for known in reversed(self._known):
-            shared = known.shared(text)
-            if known.up_to(shared) > (best.up_to(most) if best is not None else (0, 0)):
-                best, most = known, shared
+        for text_known in reversed(self._known):
+            shared = text_known.shared(text)
+            if text_known.up_to(shared) > (best.up_to(most) if best is not None else (0, 0)):
+                best, most = text_known, shared
         return best, most
 
     def ids_of(self, text: str) -> Ids | None:
         """The ids of exactly this text; None if it is not known."""
-        return next((known.ids for known in reversed(self._known) if known.text == text), None)
+        return next((earlier.ids for earlier in reversed(self._known) if earlier.text == text), None)
 
     def keep(self, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
         """Remember a text, replacing `base` if it continues all of it."""
@@ -143,14 +143,14 @@ class PrefixEncoder:
         same = self._known.ids_of(text)
         if same is not None:
             return same
-        known, shared = self._known.find(text)
-        characters, first = known.up_to(shared) if known is not None else (0, 0)
-        if known is not None and characters == len(text):
-            return known.ids[:first]
+        base, shared = self._known.find(text)
+        characters, first = base.up_to(shared) if base is not None else (0, 0)
+        if base is not None and characters == len(text):
+            return base.ids[:first]
         (rest,) = self._whole.encode_batch([text[characters:]])
         ids = rest
-        if known is not None:
-            ids = np.concatenate([known.ids[:first], rest])
+        if base is not None:
+            ids = np.concatenate([base.ids[:first], rest])
             ids.flags.writeable = False
-        self._known.keep(text, ids, known, shared)
+        self._known.keep(text, ids, base, shared)
         return ids

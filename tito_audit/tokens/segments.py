@@ -91,13 +91,13 @@ class Cuts:
         """Segments and control tokens alternating, a segment first and last; joined, they are the text."""
         return self._split(text) if self._split is not None else [text]
 
-    def join(self, pieces: Sequence[str], found: Mapping[str, Ids]) -> Ids:
+    def join(self, pieces: Sequence[str], ids_by_segment: Mapping[str, Ids]) -> Ids:
         """The ids of a split text, from the ids of its segments."""
         if len(pieces) == 1:
-            return found[pieces[0]]
+            return ids_by_segment[pieces[0]]
         # Between two adjacent control tokens there is no text, whatever an encoder makes of the empty one.
         arrays = self._arrays
-        parts = [arrays[piece] if i & 1 else found[piece] for i, piece in enumerate(pieces) if piece]
+        parts = [arrays[piece] if i & 1 else ids_by_segment[piece] for i, piece in enumerate(pieces) if piece]
         ids: Ids = np.concatenate(parts)
         ids.flags.writeable = False
         return ids
@@ -125,7 +125,7 @@ class Cuts:
         Control tokens are looked for one by one in the order of the ids, which is faster than finding all.
         """
         at = self.positions(ids).tolist()
-        found: list[tuple[str, bytes]] = []
+        parts: list[tuple[str, bytes]] = []
         wanted = iter([*numbers.tolist(), -1])
         number, begin, first = next(wanted), 0, 0
         for here, place in enumerate([*at, len(ids)]):
@@ -137,10 +137,10 @@ class Cuts:
                 segment = text[begin:end]
                 if len(self.split(segment)) > 1:
                     return None
-                found.append((segment, ids[first:place].tobytes()))
+                parts.append((segment, ids[first:place].tobytes()))
                 number = next(wanted) if here == number else number
             begin, first = end + len(content), place + 1
-        return found
+        return parts
 
     def parts(self, text: str, ids: Ids) -> list[tuple[str, Stretch]] | None:
         """Each segment of a text with its ids; None if text and ids do not have the same control tokens."""
@@ -175,14 +175,14 @@ class SegmentEncoder:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
         cut = {text: self.cuts.split(text) for text in dict.fromkeys(texts)}
-        found = self._look_up([piece for pieces in cut.values() for piece in pieces[::2]])
-        whole = {text: self.cuts.join(pieces, found) for text, pieces in cut.items()}
+        ids_by_segment = self._look_up([piece for pieces in cut.values() for piece in pieces[::2]])
+        whole = {text: self.cuts.join(pieces, ids_by_segment) for text, pieces in cut.items()}
         return [whole[text] for text in texts]
 
     def encode_segments(self, segments: Sequence[str]) -> list[Ids]:
         """The ids of texts that contain no control token at which to cut."""
-        found = self._look_up(segments)
-        return [found[segment] for segment in segments]
+        ids_by_segment = self._look_up(segments)
+        return [ids_by_segment[segment] for segment in segments]
 
     def unknown(self, text: str) -> list[str]:
         """The segments of a text that are not in the cache."""
@@ -198,7 +198,7 @@ class SegmentEncoder:
 
     def _look_up(self, segments: Iterable[str]) -> dict[str, Ids]:
         """The ids by segment, from the cache or newly encoded."""
-        found: dict[str, Ids] = {}
+        ids_by_segment: dict[str, Ids] = {}
         missing: list[str] = []
         cache = self.cache
         for segment in dict.fromkeys(segments):
@@ -207,13 +207,13 @@ class SegmentEncoder:
                 missing.append(segment)
             else:
                 cache.move_to_end(segment)
-                found[segment] = ids
+                ids_by_segment[segment] = ids
         if missing:
             encode = self._encode if max(map(len, missing)) <= LONG else self._in_parts  # a call less for each
             encoded = dict(zip(missing, encode(missing), strict=True))
-            found |= encoded
+            ids_by_segment |= encoded
             self._remember(encoded)
-        return found
+        return ids_by_segment
 
     def _remember(self, encoded: Mapping[str, Ids]) -> None:
         """Keep these segments and drop the least recently used ones."""
@@ -273,11 +273,11 @@ def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:
     pieces = [cuts.split(probe) for probe in probes]
     segments = list(dict.fromkeys(piece for cut in pieces for piece in cut[::2]))
     try:
-        found = dict(zip(segments, reference.encode_alone(segments), strict=True))
+        ids_by_segment = dict(zip(segments, reference.encode_alone(segments), strict=True))
         whole = reference.encode_alone(probes)
     except EncodeError:
         return False
-    return all(np.array_equal(cuts.join(cut, found), ids) for cut, ids in zip(pieces, whole, strict=True))
+    return all(np.array_equal(cuts.join(cut, ids_by_segment), ids) for cut, ids in zip(pieces, whole, strict=True))
 
 
 def pattern_of(words: list[str]) -> str:

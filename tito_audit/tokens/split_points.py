@@ -98,9 +98,9 @@ class SafeCuts:
         for start in range(place, len(text), max(_LOOKED_AT, around)):
             low, stop = max(start - around, 0), start + max(_LOOKED_AT, around)
             cuts = self.within(text[low : stop + around]) + low
-            found = cuts[(cuts >= start) & (cuts < stop)]
-            if len(found):
-                return int(found[0])
+            near = cuts[(cuts >= start) & (cuts < stop)]
+            if len(near):
+                return int(near[0])
         return None
 
     def _safe(
@@ -119,7 +119,7 @@ class SafeCuts:
         if self._words is None:
             return np.empty((0, 2), np.int64)
         group = 0 if self.apart else 1
-        return np.array([found.span(group) for found in self._words.finditer(text)], np.int64).reshape(-1, 2)
+        return np.array([match.span(group) for match in self._words.finditer(text)], np.int64).reshape(-1, 2)
 
     def _around(self, spans: Offsets, safe: NDArray[np.bool_]) -> None:
         """Remove cuts inside control tokens; where tokens cannot overlap, add cuts at both ends."""

@@ -88,12 +88,12 @@ def decoded(
     Control tokens are left out unless `special`. If the last id is an end token, it is not part of the text; the
     text ends before the stop text that is complete first, or after it with `keep_stop`.
     """
-    kept = np.asarray(ids, np.int32)
-    if len(kept) and int(kept[-1]) in end_ids:
-        kept = kept[:-1]
+    shown = np.asarray(ids, np.int32)
+    if len(shown) and int(shown[-1]) in end_ids:
+        shown = shown[:-1]
     if not special:
-        kept = kept[~vocabulary.control(kept)]
-    text = vocabulary.text(kept)
+        shown = shown[~vocabulary.control(shown)]
+    text = vocabulary.text(shown)
     return text[: _first_stop(text, stop, keep_stop)]
 
 
@@ -136,7 +136,7 @@ class _Stop:
 
     def __init__(self, stop: Sequence[str], keep: bool) -> None:
         self._keep = keep
-        self._stop = tuple(one for one in stop if one)
+        self._stop = tuple(text for text in stop if text)
         self._held = ""
         self.found = False
 
@@ -149,15 +149,19 @@ class _Stop:
         if at is not None:
             self.found, self._held = True, ""
             return text[:at]
-        held = 0 if last else max(overlap(text, one) for one in self._stop)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        back = 0 if last else max(overlap(text, mark) for mark in self._stop)
+        self._held = text[len(text) - back :]
+        return text[: len(text) - back]
 
 
 def _first_stop(text: str, stop: Sequence[str], keep: bool) -> int | None:
     """Where a text with a stop text ends: at the stop text that is complete first, as a sampler sees it."""
-    found = [(at + len(one), at) for one in stop if one and (at := text.find(one)) >= 0]
-    return min(found)[not keep] if found else None
+    places = [
+        (at + len(text_of_stop), at)
+        for text_of_stop in stop
+        if text_of_stop and (at := text.find(text_of_stop)) >= 0
+    ]
+    return min(places)[not keep] if places else None
 
 
 def overlap(text: str, mark: str) -> int:

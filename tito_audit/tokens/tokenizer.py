@@ -191,9 +191,9 @@ class Tokenizer:
         if fast is None:
             return True
         with on_one_processor():
-            found = fast.encode_batch(texts)
+            fast_batch = fast.encode_batch(texts)
         whole = self.encode_alone(texts) if reference_ids is None else reference_ids
-        for text, fast_ids, ids in zip(texts, found, whole, strict=True):
+        for text, fast_ids, ids in zip(texts, fast_batch, whole, strict=True):
             if not np.array_equal(fast_ids, ids):
                 self._give_up(text)
                 return False
@@ -229,13 +229,13 @@ class Tokenizer:
         What the text shares with an earlier one that led to recorded ids is not encoded again; on a sample of the
         rest the reference has to agree.
         """
-        known, shared = self._known.find(text)
-        characters, first = known.up_to(shared) if known is not None else (0, 0)
-        begun = known.ids[:first] if known is not None else empty_ids()
+        base, shared = self._known.find(text)
+        characters, first = base.up_to(shared) if base is not None else (0, 0)
+        begun = base.ids[:first] if base is not None else empty_ids()
         if not np.array_equal(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
             return False
         rest, left = text[characters:], recorded_ids[first:]
-        if rest or not known:  # an empty text may have ids too
+        if rest or not base:  # an empty text may have ids too
             (fast,) = self.encode_fast_batch([rest])
             if not np.array_equal(fast[: len(left)] if goes_on else fast, left):
                 return False
@@ -244,7 +244,7 @@ class Tokenizer:
         elif len(left):
             return False
         if not goes_on:
-            self._known.keep(text, recorded_ids.copy(), known, shared)
+            self._known.keep(text, recorded_ids.copy(), base, shared)
         return True
 
     def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = _ONE_IN) -> bool:
@@ -319,8 +319,8 @@ class Tokenizer:
 
     def _confirmed(self, segments: Sequence[tuple[str, bytes]]) -> bool:
         """Whether the reference gives every segment these ids; if not, the fast encoder is dropped."""
-        found = self._reference.encode_segments([segment for segment, _ in segments])
-        for (segment, data), ids in zip(segments, found, strict=True):
+        batch = self._reference.encode_segments([segment for segment, _ in segments])
+        for (segment, data), ids in zip(segments, batch, strict=True):
             if ids.tobytes() != data:
                 self._give_up(segment)
                 return False
@@ -330,8 +330,8 @@ class Tokenizer:
         """Whether the reference gives every piece of a text these ids."""
         rest = iter(pieces)
         while some := list(islice(rest, _AT_ONCE)):
-            found = self.encode_batch([piece for piece, _ in some])
-            if not all(np.array_equal(ids, own) for (_, own), ids in zip(some, found, strict=True)):
+            batch = self.encode_batch([piece for piece, _ in some])
+            if not all(np.array_equal(ids, own) for (_, own), ids in zip(some, batch, strict=True)):
                 return False
         return True
 

@@ -70,12 +70,16 @@ def pieces_to_prove(
         # The control tokens around it must be in the text too: it may only be cut there.
         low, high = max(start - 1, 0), min(stop + 1, len(fast))
         around = data[int(ends[low - 1]) if low else 0 : int(ends[high - 1])]
-        mine = slice(int(token_at[first]) + 1, int(token_at[last]) + 1 if last < recorded_ends[-1] else None)
+        stretch_recorded = slice(
+            int(token_at[first]) + 1, int(token_at[last]) + 1 if last < recorded_ends[-1] else None
+        )
         stretch = data[first:last]
-        if vocabulary.data(fast[low:high]) != around or not stretch.startswith(vocabulary.data(recorded[mine])):
+        if vocabulary.data(fast[low:high]) != around or not stretch.startswith(
+            vocabulary.data(recorded[stretch_recorded])
+        ):
             return None
-        asked = differing[stretch_of == number] - start
-        pieces.append(_cells(stretch, fast[start:stop], ends[start:stop] - first, asked, safe))
+        tokens_asked = differing[stretch_of == number] - start
+        pieces.append(_cells(stretch, fast[start:stop], ends[start:stop] - first, tokens_asked, safe))
     return chain.from_iterable(pieces)
 
 
@@ -121,8 +125,8 @@ class _Cells:
                 yield self.data[first:last].decode("utf-8"), self.ids[start:stop]
 
 
-def _cells(data: bytes, ids: Ids, ends: Offsets, asked: Offsets, safe: SafeCuts) -> _Cells:
-    """The pieces between safe cuts that contain the `asked` tokens; only cuts at the end of a token count."""
+def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts) -> _Cells:
+    """The pieces between safe cuts that contain these `tokens`; only cuts at the end of a token count."""
     text = data.decode("utf-8")
     cuts = safe.within(text)
     if len(text) != len(data):
@@ -131,10 +135,10 @@ def _cells(data: bytes, ids: Ids, ends: Offsets, asked: Offsets, safe: SafeCuts)
     is_cut[cuts] = True
     is_cut[-1] = True
     stops = np.flatnonzero(is_cut[ends]) + 1  # tokens up to each cut
-    found = np.unique(np.searchsorted(stops, asked, side="right"))
+    numbers = np.unique(np.searchsorted(stops, tokens, side="right"))
     bounds = np.concatenate(([0], stops))
     at = np.concatenate(([0], ends[stops - 1]))
-    return _Cells(data, ids, np.column_stack((at[found], at[found + 1], bounds[found], bounds[found + 1])))
+    return _Cells(data, ids, np.column_stack((at[numbers], at[numbers + 1], bounds[numbers], bounds[numbers + 1])))
 
 
 def _character_starts(data: bytes) -> Offsets:

@@ -67,8 +67,8 @@ class _Search:
             self._filter(node)
         for call in tree.find_all(nodes.Call):
             self._call(call)
-        for asked in tree.find_all(nodes.Test):
-            self._test(asked)
+        for test_node in tree.find_all(nodes.Test):
+            self._test(test_node)
         for item in tree.find_all(nodes.Getitem):
             if isinstance(item.arg, nodes.Slice) and not self._values.is_list(item.node):
                 raise Unknown
@@ -230,12 +230,12 @@ class Values:
         self.elements = {name for name, said in loops.items() if all(said)} - self._set.keys()
         """Names that only ever hold elements of lists."""
 
-    def _all_from(self, *given: str) -> set[str]:
+    def _all_from(self, *lists: str) -> set[str]:
         """The names that only ever hold these lists or parts of them."""
-        found = {*given, *self._set}
-        while wrong := {name for name in found if not self._all_in(name, found)}:
-            found -= wrong
-        return found
+        names_left = {*lists, *self._set}
+        while wrong := {name for name in names_left if not self._all_in(name, names_left)}:
+            names_left -= wrong
+        return names_left
 
     def _all_in(self, name: str, lists: set[str]) -> bool:
         return all(_is_list(value, lists) for value in self._set.get(name, ()))
@@ -286,17 +286,17 @@ def _is_list(node: nodes.Node | None, lists: set[str]) -> bool:
 
 def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
     """The values assigned to each name and each attribute of a namespace."""
-    found: dict[str, list[nodes.Node]] = {}
+    assigned: dict[str, list[nodes.Node]] = {}
 
     def put(target: nodes.Node, value: nodes.Node) -> None:
         for name in names(target):
-            found.setdefault(name, []).append(value)
+            assigned.setdefault(name, []).append(value)
 
     for node in tree.find_all(nodes.Assign):
         put(node.target, node.node if place(node.target) else _ANYTHING)
         if isinstance(node.node, nodes.Call) and getattr(node.node.node, "name", "") == "namespace":
             for pair in node.node.kwargs:
-                found.setdefault(f"{place(node.target)}.{pair.key}", []).append(pair.value)
+                assigned.setdefault(f"{place(node.target)}.{pair.key}", []).append(pair.value)
     for block in tree.find_all(nodes.AssignBlock):
         put(block.target, _ANYTHING)
     for target in (name for macro in tree.find_all(nodes.Macro) for name in macro.args):
@@ -304,7 +304,7 @@ def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
     for scope in tree.find_all(nodes.With):
         for named in scope.targets:
             put(named, _ANYTHING)
-    return found
+    return assigned
 
 
 def names(target: nodes.Node) -> Iterator[str]:
@@ -441,7 +441,7 @@ def _among(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
 
 def _is_place(node: nodes.Node) -> bool:
     """Whether a value is made from the place of an element."""
-    return any((place(one) or "").startswith("loop.") for one in (node, *node.find_all(nodes.Getattr)))
+    return any((place(part) or "").startswith("loop.") for part in (node, *node.find_all(nodes.Getattr)))
 
 
 def _is_neighbour(node: nodes.Getattr) -> bool:

@@ -56,8 +56,8 @@ def is_proven_safe(tree: nodes.Template) -> bool:
 
 def longest_constant(tree: nodes.Template) -> int:
     """The length of the longest text in the template itself."""
-    data = (len(found.data) for found in tree.find_all(nodes.TemplateData))
-    texts = (len(found.value) for found in tree.find_all(nodes.Const) if isinstance(found.value, str))
+    data = (len(node.data) for node in tree.find_all(nodes.TemplateData))
+    texts = (len(node.value) for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
     return max([1, *data, *texts])
 
 
@@ -177,7 +177,9 @@ class _Reader:
         """Check the names in an expression."""
         parts = [node, *node.find_all(nodes.Node)]
         called = {id(part.node) for part in parts if isinstance(part, nodes.Call)}
-        held = {id(part.node) for part in parts if isinstance(part, nodes.Getattr | nodes.Getitem) and place(part)}
+        owners = {
+            id(part.node) for part in parts if isinstance(part, nodes.Getattr | nodes.Getitem) and place(part)
+        }
         for part in parts:
             if isinstance(part, _UNPROVEN) or (isinstance(part, nodes.Test) and part.name not in _TESTS):
                 raise Unproven
@@ -187,7 +189,7 @@ class _Reader:
                 self._call(part)
             elif isinstance(part, nodes.Name):
                 # A namespace with a second name could grow unnoticed.
-                if part.name in _FORBIDDEN or (part.name in self._spaces and id(part) not in held):
+                if part.name in _FORBIDDEN or (part.name in self._spaces and id(part) not in owners):
                     raise Unproven
             elif isinstance(part, nodes.Getattr) and id(part) not in called:
                 self._attribute(part.attr)
@@ -236,8 +238,8 @@ class _Reader:
 
     def _pass(self, call: nodes.Call, macro: nodes.Macro) -> None:
         names = [argument.name for argument in macro.args]
-        given = [*zip(names, call.args, strict=False), *((pair.key, pair.value) for pair in call.kwargs)]
-        for name, value in given:
+        arguments = [*zip(names, call.args, strict=False), *((pair.key, pair.value) for pair in call.kwargs)]
+        for name, value in arguments:
             self._weights.put(name, value)
 
     def _short(self, values: list[nodes.Expr]) -> None:
@@ -254,8 +256,10 @@ def _size(value: object) -> int:
 
 def _is_space(node: nodes.Assign) -> bool:
     """Whether the node is `{% set name = namespace(…) %}`."""
-    made = node.node.node if isinstance(node.node, nodes.Call) else None
-    return isinstance(made, nodes.Name) and made.name == "namespace" and isinstance(node.target, nodes.Name)
+    function = node.node.node if isinstance(node.node, nodes.Call) else None
+    return (
+        isinstance(function, nodes.Name) and function.name == "namespace" and isinstance(node.target, nodes.Name)
+    )
 
 
 def _added_to(node: nodes.Assign) -> list[nodes.Node] | None:
@@ -312,14 +316,14 @@ class Weights:
         """Record that a name is assigned a value, or one `times` as heavy."""
         self._set.append((name, value, times))
 
-    def settle(self, given: Set[str]) -> None:
-        """Compute all weights; `given` are the parameters of macros.
+    def settle(self, parameters: Set[str]) -> None:
+        """Compute all weights; `parameters` are those of macros.
 
         Attributes of namespaces and parameters of macros may be read by a later iteration or call, so their
         weights are computed until none gets heavier. Other names end with their scope, so each of their
         assignments counts once, in order.
         """
-        scoped = {name for name in self.names if "." not in name} - given
+        scoped = {name for name in self.names if "." not in name} - parameters
         for _ in range(_MOST):
             changed = False
             self._weights |= dict.fromkeys(scoped, 1)
@@ -367,7 +371,7 @@ class Weights:
         name = place(node)
         if name is not None and name in self._weights:
             return self._weights[name]
-        if not isinstance(node, nodes.Name) and any(name == known for known, _, _ in self._set):
+        if not isinstance(node, nodes.Name) and any(name == assigned for assigned, _, _ in self._set):
             return 0  # an attribute of a namespace whose weight is not known yet
         return 1 if isinstance(node, nodes.Name) else self.weigh(node.node)  # type: ignore[attr-defined]
 

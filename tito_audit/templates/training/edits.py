@@ -77,35 +77,35 @@ def _tags(pieces: Sequence[tuple[int, Token]]) -> Iterator[Tag]:
 
 def depths(tokens: Sequence[Token]) -> list[int]:
     """How many brackets are open around each token; a bracket itself counts as outside."""
-    found, depth = [], 0
+    levels, depth = [], 0
     for token in tokens:
         closes = token.kind == "operator" and token.text in _CLOSES
         depth -= closes
-        found.append(depth)
+        levels.append(depth)
         depth += token.kind == "operator" and token.text in _OPENS
-    return found
+    return levels
 
 
 def conditions(tag: Tag) -> list[tuple[Token, ...]]:
     """Everything boolean in a tag: whole conditions and their parts; the longer first."""
     tokens = tag.tokens
-    found: dict[tuple[int, int], tuple[Token, ...]] = {}
+    runs: dict[tuple[int, int], tuple[Token, ...]] = {}
     if tag.word in ("if", "elif"):
         tokens = tokens[1:]
-        _add(found, tokens)
+        _add(runs, tokens)
     elif tag.word == "set":
         after = next((i for i, token in enumerate(tokens) if token.text == "="), len(tokens))
         tokens = tokens[after + 1 :]
     elif tag.word not in ("", "for"):
         return []
     for run in _runs(tokens, truths=tag.word in ("if", "elif")):
-        _add(found, run)
-    return sorted(found.values(), key=lambda run: run[0].start - run[-1].end)
+        _add(runs, run)
+    return sorted(runs.values(), key=lambda run: run[0].start - run[-1].end)
 
 
-def _add(found: dict[tuple[int, int], tuple[Token, ...]], run: Sequence[Token]) -> None:
+def _add(runs: dict[tuple[int, int], tuple[Token, ...]], run: Sequence[Token]) -> None:
     if run:
-        found[run[0].start, run[-1].end] = tuple(run)
+        runs[run[0].start, run[-1].end] = tuple(run)
 
 
 def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...]]:
@@ -116,7 +116,7 @@ def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...
         run = tuple(tokens[begin + 1 : end])
         around = {tokens[i].text for i in (begin, end) if 0 <= i < len(tokens)}
         boolean = bool(around & {"and", "or", "not"}) or (begin >= 0 and tokens[begin].text == "if")
-        compares = any(one.text in _COMPARES for one, level in zip(run, depths(run), strict=True) if not level)
+        compares = any(token.text in _COMPARES for token, level in zip(run, depths(run), strict=True) if not level)
         if run and (compares or boolean or truths):
             yield run
     yield from _ternaries(tokens, levels)
@@ -210,7 +210,7 @@ def plain_newlines(source: str) -> str:
 
 def apply_edits(source: str, edits: Sequence[Edit]) -> str:
     """The template with these edits, none of which overlap."""
-    for edit in sorted(edits, key=lambda one: one.start, reverse=True):
+    for edit in sorted(edits, key=lambda each: each.start, reverse=True):
         source = source[: edit.start] + edit.new + source[edit.end :]
     return source
 
@@ -218,9 +218,9 @@ def apply_edits(source: str, edits: Sequence[Edit]) -> str:
 def possible_edits(source: str) -> list[Edit]:
     """Every edit worth a try, the most promising first."""
     tags = read_tags(source)
-    found = [*_dropped(source, tags), *_conditions(source, tags), *_cuts(source, tags)]
+    edits = [*_dropped(source, tags), *_conditions(source, tags), *_cuts(source, tags)]
     unique: dict[tuple[int, int, str], Edit] = {}
-    for edit in found:
+    for edit in edits:
         unique.setdefault((edit.start, edit.end, edit.new), edit)
     answers = _answers(tags)
     placed = (
@@ -232,17 +232,17 @@ def possible_edits(source: str) -> list[Edit]:
 
 def _answers(tags: Sequence[Tag]) -> list[tuple[int, int]]:
     """Where the branches for assistant messages begin and end."""
-    found: list[tuple[int, int]] = []
+    loops: list[tuple[int, int]] = []
     opened: list[int | None] = []
     for tag in tags:
         if tag.word in ("elif", "else", "endif") and opened:
             begin = opened.pop()
             if begin is not None:
-                found.append((begin, tag.start))
+                loops.append((begin, tag.start))
         if tag.word in ("if", "elif", "else"):
             names_it = any(token.kind == "string" and token.text[1:-1] == "assistant" for token in tag.tokens)
             opened.append(tag.end if names_it else None)
-    return found
+    return loops
 
 
 def _dropped(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
@@ -341,19 +341,19 @@ def _base(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | 
 
 def _ends(tokens: Sequence[Token], levels: Sequence[int], at: int) -> Iterator[int]:
     """The last token of a cut, and of the cuts that follow it at once, the longest first."""
-    found: list[int] = []
+    places: list[int] = []
     i = at
     while True:
         if i + 1 < len(tokens) and tokens[i + 1].text == "(":
             i = _closing(levels, i + 1)
         while i + 1 < len(tokens) and tokens[i + 1].text == "[":
             i = _closing(levels, i + 1)
-        found.append(i)
+        places.append(i)
         following = tokens[i + 1].text if i + 1 < len(tokens) else ""
         if following not in (".", "|") or i + 2 >= len(tokens) or tokens[i + 2].text not in _CUTS:
             break
         i += 2
-    return reversed(found)
+    return reversed(places)
 
 
 def _closing(levels: Sequence[int], opening: int) -> int:

@@ -100,9 +100,9 @@ class Judged:
     def faulty(self, renderer: Renderer) -> list[tuple[Probe, str | None]]:
         """A conversation for each kind of answer that does not come back, up to the next prompt, with that."""
         steps = {step.kind: step for step in self.steps if _name(step) in self.lost}
-        found = [replace(step.probe, messages=step.probe.messages[: step.until]) for step in steps.values()]
-        found += [_spaced_probe(space) for space in _SPACES[:2] if self.trimmed]
-        return [(one, rendered(renderer, one)) for one in found]
+        probes = [replace(step.probe, messages=step.probe.messages[: step.until]) for step in steps.values()]
+        probes += [_spaced_probe(space) for space in _SPACES[:2] if self.trimmed]
+        return [(case, rendered(renderer, case)) for case in probes]
 
 
 def alone(renderer: Renderer, source: str, where: str) -> Renderer:
@@ -114,20 +114,20 @@ def judge(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool = True) -
     """What becomes of the answers of some conversations; `spaces`: also of whitespace at their ends."""
     steps = append_only(renderer, probes).steps
     has_field = _writes_field(renderer)
-    kept: set[str] = set()
+    names: set[str] = set()
     lost: set[str] = set()
     trimmed: set[str] = set()
     unsampled: set[str] = set()
-    sets = {_Becomes.KEPT: kept, _Becomes.LOST: lost, _Becomes.NOT_SAMPLED: unsampled}
+    sets = {_Becomes.KEPT: names, _Becomes.LOST: lost, _Becomes.NOT_SAMPLED: unsampled}
     for step in steps:
         becomes = _becomes(step, has_field=has_field)
         if becomes is not None:
             sets[becomes].add(_name(step))
-    for name, held in _spaced(renderer) if spaces else ():
-        (kept if held else trimmed).add(name)
+    for name, unchanged in _spaced(renderer) if spaces else ():
+        (names if unchanged else trimmed).add(name)
     of_tools = {_name(step) for step in steps if step.probe.tools} & lost
     return Judged(
-        frozenset(kept), frozenset(lost), frozenset(of_tools), frozenset(trimmed), frozenset(unsampled), steps
+        frozenset(names), frozenset(lost), frozenset(of_tools), frozenset(trimmed), frozenset(unsampled), steps
     )
 
 
@@ -184,39 +184,47 @@ def _spaced(renderer: Renderer) -> Iterable[tuple[str, bool]]:
     if plain is None:
         return
     for space in _SPACES:
-        said = space.format(_SAID)
-        leads, trails = not said.startswith(_SAID), not said.endswith(_SAID)
+        content = space.format(_SAID)
+        leads, trails = not content.startswith(_SAID), not content.endswith(_SAID)
         prompt, after = plain
         # The template may add text after a generation prompt, such as an empty thought.
         if leads and not after.startswith(prompt + _SAID):
             continue
-        sampled = after[: after.index(_SAID, len(prompt))] + said if _SAID in after[len(prompt) :] else None
+        sampled = after[: after.index(_SAID, len(prompt))] + content if _SAID in after[len(prompt) :] else None
         texts = _texts(renderer, _spaced_probe(space))
         if sampled is not None and texts is not None and (leads or trails):
-            yield f"an answer as {said!r}", texts[1].startswith(sampled)
+            yield f"an answer as {content!r}", texts[1].startswith(sampled)
 
 
 def _spaced_probe(space: str) -> Probe:
     return probe("", [_ASK, answering(space.format(_SAID)), _ASK])
 
 
-def rendered(renderer: Renderer, one: Probe) -> str | None:
+def rendered(renderer: Renderer, case: Probe) -> str | None:
     """A prompt that ends with a generation prompt; None if the template refuses it."""
-    return part_text(renderer, one, len(one.messages), opens=True)
+    return part_text(renderer, case, len(case.messages), opens=True)
 
 
-def _texts(renderer: Renderer, one: Probe) -> tuple[str, str] | None:
+def _texts(renderer: Renderer, case: Probe) -> tuple[str, str] | None:
     """The prompt of a probe's answer, and the prompt after it; None if the template refuses them."""
-    first, second = (text_of(renderer, messages, opens=True) for messages in (one.messages[:1], one.messages))
+    first, second = (text_of(renderer, messages, opens=True) for messages in (case.messages[:1], case.messages))
     return None if first is None or second is None else (first, second)
 
 
-def argument_sets(template: Template, given: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
+def argument_sets(template: Template, stated: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
     """The arguments to prove first prompts with: the given ones, and each value that the template
     distinguishes.
     """
-    found = template.arguments.arguments
-    return ({}, *({one.name: value} for one in found if one.name not in given for value in one.values))
+    arguments = template.arguments.arguments
+    return (
+        {},
+        *(
+            {argument.name: value}
+            for argument in arguments
+            if argument.name not in stated
+            for value in argument.values
+        ),
+    )
 
 
 class Original:
@@ -239,7 +247,7 @@ class Original:
 
     def writes_same(self, variant: Renderer, *, all_of_them: bool = False) -> bool:
         """Whether first prompts are byte for byte the same; a few of them, or all."""
-        return all(self._same(variant, *one) for one in (self._many if all_of_them else self._few))
+        return all(self._same(variant, *case) for case in (self._many if all_of_them else self._few))
 
     @property
     def firsts_of_log(self) -> int:
@@ -248,35 +256,35 @@ class Original:
 
     def same_in_log(self, variant: Renderer) -> int:
         """How many first prompts of the log are unchanged."""
-        return sum(self._same(variant, *one) for one in self._log)
+        return sum(self._same(variant, *case) for case in self._log)
 
     def compare(self, variant: Renderer, probes: Sequence[Probe]) -> tuple[bool, bool]:
         """Whether answers and what follows them are unchanged, except for history; and whether anything
         changed.
         """
-        turns = [(self._answers[id(one)], list(_turns(variant, one))) for one in probes]
+        turns = [(self._answers[id(case)], list(_turns(variant, case))) for case in probes]
         pairs = [pair for before, after in turns for pair in zip(before, after, strict=True)]
         return all(_agree(*pair) for pair in pairs), any(before != after for before, after in pairs)
 
-    def _same(self, variant: Renderer, one: Probe, args: Mapping[str, object]) -> bool:
-        key = id(one), repr(args)
+    def _same(self, variant: Renderer, case: Probe, args: Mapping[str, object]) -> bool:
+        key = id(case), repr(args)
         if key not in self._texts:
-            self._texts[key] = _first(self.renderer, one, args)
-        return _first(variant, one, args) == self._texts[key]
+            self._texts[key] = _first(self.renderer, case, args)
+        return _first(variant, case, args) == self._texts[key]
 
 
 def _heads(probes: Iterable[Probe]) -> list[Probe]:
     """The messages before the first answer of each."""
-    found = []
-    for one in probes:
-        count = next((i for i, message in enumerate(one.messages) if message.sampled), len(one.messages))
+    heads = []
+    for case in probes:
+        count = next((i for i, message in enumerate(case.messages) if message.sampled), len(case.messages))
         if count:
-            found.append(replace(one, messages=one.messages[:count]))
-    return found
+            heads.append(replace(case, messages=case.messages[:count]))
+    return heads
 
 
-def _first(renderer: Renderer, one: Probe, args: Mapping[str, object]) -> str | None:
-    return text_of(renderer, one.messages, one.tools, opens=True, args={**one.template_args, **args})
+def _first(renderer: Renderer, case: Probe, args: Mapping[str, object]) -> str | None:
+    return text_of(renderer, case.messages, case.tools, opens=True, args={**case.template_args, **args})
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,16 +299,16 @@ class _Turn:
     """That prompt."""
 
 
-def _turns(renderer: Renderer, one: Probe) -> Iterator[_Turn]:
+def _turns(renderer: Renderer, case: Probe) -> Iterator[_Turn]:
     """The answers of a probe, each with what follows it."""
-    answers = [i for i, message in enumerate(one.messages) if message.sampled]
-    for answer, until in pairwise([*answers, len(one.messages)]):
-        prompt, after = (part_text(renderer, one, count, opens=True) for count in (answer, until))
-        closed = part_text(renderer, one, answer + 1, opens=False)
+    answers = [i for i, message in enumerate(case.messages) if message.sampled]
+    for answer, until in pairwise([*answers, len(case.messages)]):
+        prompt, after = (part_text(renderer, case, count, opens=True) for count in (answer, until))
+        closed = part_text(renderer, case, answer + 1, opens=False)
         last = None
         if prompt is not None and closed is not None and closed.startswith(prompt):
             last = closed[len(prompt) :]
-        if closed is None or last is None or unwritten(one.messages[answer], last):
+        if closed is None or last is None or unwritten(case.messages[answer], last):
             yield _Turn(None, None, after)
         else:
             whole = closed.rstrip()
@@ -377,11 +385,11 @@ def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float =
     original = Original(alone(renderer, source, "the template"), log)
     search = _Search(original, source, monotonic() + seconds)
     edits = search.run()
-    both = [search.renderer(one) or original.renderer for one in ((), edits)]
-    before, after = (judge(one, PROBES) for one in both)
+    both = [search.renderer(chosen) or original.renderer for chosen in ((), edits)]
+    before, after = (judge(chosen, PROBES) for chosen in both)
     of_log = None
     if log:
-        of_log = OfLog(original.firsts_of_log, *(judge(one, log, spaces=False) for one in both))
+        of_log = OfLog(original.firsts_of_log, *(judge(chosen, log, spaces=False) for chosen in both))
     arguments = tuple(f"{name}={value!r}" for argument in original.arguments for name, value in argument.items())
     return Variant(source, edits, before, after, original.firsts, arguments, of_log, search.rejected())
 
@@ -406,7 +414,7 @@ class _Search:
         edits = possible_edits(self._source) if self._now.faults else []
         # Where answers are written first: what is found there changes nothing else.
         for pool in ([edit for edit in edits if edit.in_answer], edits):
-            useful = [(one,) for one in pool if self._is_useful((one,))]
+            useful = [(single,) for single in pool if self._is_useful((single,))]
             self._combine(useful)
             if self._best[1].lost_without_tools:
                 self._combine([*useful, *(pair for pair in self._pairs(pool) if self._is_useful(pair))])
@@ -432,7 +440,7 @@ class _Search:
 
     def rejected(self) -> tuple[tuple[Edit, str], ...]:
         """The edits that would have kept more but changed something that must stay; the best first."""
-        ranked = sorted(self._rejected.items(), key=lambda one: (-one[1][0], one[0].kind))
+        ranked = sorted(self._rejected.items(), key=lambda entry: (-entry[1][0], entry[0].kind))
         return tuple((edit, why) for edit, (_, why) in ranked[:3])
 
     def _combine(self, useful: Sequence[_Set]) -> None:
@@ -442,8 +450,8 @@ class _Search:
         while ahead and self._best[1].faults:
             if len(tried) >= (_MOST_SETS if self._best[1].lost else _MOST_FOR_SPACES):
                 break
-            *_, found = heappop(ahead)
-            for more in _added(found, useful):
+            *_, edits = heappop(ahead)
+            for more in _added(edits, useful):
                 if frozenset(more) in tried or monotonic() > self._deadline:
                     continue
                 tried.add(frozenset(more))
@@ -493,7 +501,7 @@ class _Search:
         """
         if monotonic() > self._deadline or (variant := self.renderer(edits)) is None:
             return False
-        return any(rendered(variant, one) != text for one, text in self._watched)
+        return any(rendered(variant, case) != text for case, text in self._watched)
 
     def _is_proved(self, edits: _Set, judged: Judged) -> bool:
         """Whether everything but history is unchanged."""
@@ -522,19 +530,19 @@ class _Search:
             why = "first prompts of the log change"
         return why
 
-    def _needed(self, found: _Set, now: Judged) -> _Set:
+    def _needed(self, edits: _Set, now: Judged) -> _Set:
         """The edits without those that others made needless."""
-        for edit in found:
-            fewer = tuple(one for one in found if one != edit)
+        for edit in edits:
+            fewer = tuple(other for other in edits if other != edit)
             judged = self._tried(fewer)
             if judged is not None and judged.faults <= now.faults and self._is_proved(fewer, judged):
-                found = fewer
-        return found
+                edits = fewer
+        return edits
 
 
-def _added(found: _Set, useful: Sequence[_Set]) -> Iterator[_Set]:
+def _added(edits: _Set, useful: Sequence[_Set]) -> Iterator[_Set]:
     """A set of edits with one more of those that are useful."""
     for more in useful:
-        whole = (*found, *more)
+        whole = (*edits, *more)
         if len(whole) <= _MOST_EDITS and not any(a.overlaps(b) for a, b in combinations(whole, 2)):
             yield whole
