@@ -9,6 +9,7 @@ import pytest
 
 from tests.test_render_fast import OWN, SHARED, TOYS, cases
 from tests.tiers import some
+from tests.toy import spans_fast
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render import facts
@@ -16,7 +17,7 @@ from tito_audit.render.facts import Facts, read_facts
 from tito_audit.render.limits import Budget
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.sandbox import ChatEnvironment
-from tito_audit.render.spans import spans, spans_fast
+from tito_audit.render.spans import spans
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template
 from tito_audit.tokens.load import load_tokenizer
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import examples, some
+from tests.toy import spans_fast
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render.fast.render import GivenUp
 from tito_audit.render.renderer import make_renderer
-from tito_audit.render.spans import spans, spans_fast
+from tito_audit.render.spans import spans
 from tito_audit.tokens.load import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -282,22 +282,6 @@ def written_fast(
     return WrittenFast(renderer, messages, chat, variables, add_generation_prompt, text)
 
 
-def spans_fast(
-    renderer: Renderer,
-    messages: Sequence[Message],
-    tools: Sequence[ToolSpec] = (),
-    template_kwargs: Mapping[str, object] | None = None,
-    *,
-    add_generation_prompt: bool = False,
-) -> Rendering | None:
-    """What `spans` returns, by a faster engine; None if it does not know.
-
-    It equals what `spans` returns if its text is right, which the caller must verify.
-    """
-    written = written_fast(renderer, messages, tools, template_kwargs, add_generation_prompt=add_generation_prompt)
-    return written.spans() if written is not None else None
-
-
 def _answers(messages: Sequence[Message]) -> frozenset[int]:
     return frozenset(index for index, message in enumerate(messages) if message.sampled)
 
