@@ -29,7 +29,6 @@ from tito_audit.formats._columns import (
     is_messages,
     parsed,
 )
-from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.unknown import did_you_mean
@@ -559,9 +558,8 @@ def _is_part(value: Any, rollouts: Sequence[Rollout]) -> bool:
     sequences += [turn.completion_ids for one in rollouts for turn in one.turns]
     sequences += [turn.seen_ids for one in rollouts for turn in one.turns]
     sequences += [one.training_row.token_ids for one in rollouts if one.training_row is not None]
-    return any(ids is not None and (part.tobytes() in ids.tobytes() or _is_next(part, ids)) for ids in sequences)
-
-
-def _is_next(part: Ids, ids: Ids) -> bool:
-    """Whether these are loss targets: the sequence shifted by one token."""
-    return len(part) == len(ids) and bool((part[:-1] == ids[1:]).all())
+    return any(
+        ids is not None
+        and (part.tobytes() in ids.tobytes() or (len(part) == len(ids) and bool((part[:-1] == ids[1:]).all())))
+        for ids in sequences
+    )

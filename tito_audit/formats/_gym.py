@@ -103,7 +103,9 @@ def layout_of(row: Row) -> GymLayout:
         messages, calls = _transitions(before, output)
     else:
         messages, calls = _conversation([*before, *steps(output, "response.output")], len(before))
-        calls = _captured(calls)
+        # The calls from the first one with token fields on; all calls if none has any
+        first = next((i for i, call in enumerate(calls) if call.token_item is not None), 0)
+        calls = calls[first:] if calls and holds_tokens(calls[first].token_item or {}) else calls
     return GymLayout(messages, tuple(calls), bool(before))
 
 
@@ -156,16 +158,6 @@ def _conversation(
         if i >= first and step.is_call
     ]
     return messages, calls
-
-
-def _captured(calls: list[GymCall]) -> list[GymCall]:
-    """The calls from the first one with token fields on; all calls if none has any.
-
-    Earlier answers are history, as in a row that holds the later part of a rollout: the first prompt repeats
-    them, and training on the row skips them.
-    """
-    first = next((i for i, call in enumerate(calls) if call.token_item is not None), 0)
-    return calls[first:] if calls and holds_tokens(calls[first].token_item or {}) else calls
 
 
 def _transitions(

@@ -345,7 +345,10 @@ def packed(row: Row) -> Samples | None:
         {
             **rest,
             **{name: row[name][start:end] for name, ranges in parts.items() for start, end in (ranges[number],)},
-            **{name: _entries(row, there)[number] for name, there in places.items()},
+            **{
+                name: plain(parsed(row, there) if there in _CONVERSATIONS else row[there])[number]
+                for name, there in places.items()
+            },
         }
         for number in range(len(cuts))
     )
@@ -395,10 +398,6 @@ def _is_per_sample(value: Any, name: str, count: int) -> bool:
     if name in (*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS):
         return all(entry is None or is_list(entry) for entry in value)
     return True
-
-
-def _entries(row: Row, name: str) -> Sequence[Any]:
-    return plain(parsed(row, name) if name in _CONVERSATIONS else row[name])
 
 
 def _applies_to_all(name: str, value: Any) -> bool:

@@ -139,7 +139,9 @@ def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> d
     wire = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in message.items()
-        if key not in dropped and value is not None and not _is_empty_list(value)
+        if key not in dropped
+        and value is not None
+        and not (isinstance(value, list | np.ndarray) and len(value) == 0)
     }
     # A template may read the content of a message that has none, and Parquet keeps no nulls.
     wire.setdefault("content", None)
@@ -263,10 +265,6 @@ def _is_answer(item: Item) -> bool:
 def _holds_generation(item: Item) -> bool:
     generated = item.get("generation_token_ids")
     return isinstance(generated, list | tuple | np.ndarray) and len(generated) > 0
-
-
-def _is_empty_list(value: object) -> bool:
-    return isinstance(value, list | np.ndarray) and len(value) == 0
 
 
 FLOOR = -9999.0

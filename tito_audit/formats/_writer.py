@@ -21,7 +21,7 @@ from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, TrainingRow, Turn
-from tito_audit.record.sources import CallSource, Counter, Sources
+from tito_audit.record.sources import CallSource, Sources
 
 Read = Callable[[Row, Place], Sequence[Rollout]]
 
@@ -249,7 +249,12 @@ def rewritten_calls(
             if only_numbers:
                 _refuse_unknown(change)
             for edit in _call_edits(row, where[item].calls[number], change, gone):
-                _add(edits, edit)
+                # Add an edit; RecordError if another call needs a different value at its path
+                if edit.path in edits and not _same_value(edits[edit.path], edit.value):
+                    raise RecordError(
+                        f"{path_text(edit.path)} belongs to several choices, which would need different values"
+                    )
+                edits[edit.path] = edit.value
     if not changed:
         return row
     after = [one.rollout for one in chosen]
@@ -265,13 +270,6 @@ def lengths_of(turns: Sequence[Turn]) -> tuple[int, int]:
     """The number of tokens in all prompts and in all completions."""
     prompts = sum(len(turn.prompt_ids) for turn in turns if turn.prompt_ids is not None)
     return prompts, sum(len(turn.completion_ids) for turn in turns if turn.completion_ids is not None)
-
-
-def _add(edits: dict[Path, Any], edit: Edit) -> None:
-    """Add an edit; RecordError if another call needs a different value at its path."""
-    if edit.path in edits and not _same_value(edits[edit.path], edit.value):
-        raise RecordError(f"{path_text(edit.path)} belongs to several choices, which would need different values")
-    edits[edit.path] = edit.value
 
 
 def _call_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iterator[Edit]:
@@ -299,17 +297,13 @@ def _prompt_edits(row: Row, source: CallSource, change: Change, gone: Any) -> It
         if at(row, path) is not None:
             yield Edit(path, gone)
     for counter in source.counters:
-        yield from _count_edits(row, counter, change)
+        prefix, held = counter.prefix, at(row, counter.path)
+        counts = {name[len(prefix) :]: value for name, value in held.items() if str(name).startswith(prefix)}
+        for name, value in recounted(counts, [lengths_of([change.before])], [lengths_of([change.after])]).items():
+            yield Edit((*counter.path, prefix + name), value)
     for turn, earlier in source.retries:
         again = replace(turn, prompt_ids=change.prompt_ids)
         yield from _call_edits(row, earlier, Change(turn, again, change.prompt_ids, None, {}), gone)
-
-
-def _count_edits(row: Row, counter: Counter, change: Change) -> Iterator[Edit]:
-    prefix, held = counter.prefix, at(row, counter.path)
-    counts = {name[len(prefix) :]: value for name, value in held.items() if str(name).startswith(prefix)}
-    for name, value in recounted(counts, [lengths_of([change.before])], [lengths_of([change.after])]).items():
-        yield Edit((*counter.path, prefix + name), value)
 
 
 def _logprob_edits(row: Row, source: CallSource, change: Change, new: Logprobs) -> Iterator[Edit]:

@@ -67,7 +67,16 @@ def _read_one(row: Row, place: Place) -> Rollout:
     trained: TrainingRow | None = None
     calls = _calls_name(row)
     if calls is not None:
-        turns = _call_turns(parsed(row, calls), calls, conversation.messages)
+        entries = parsed(row, calls)
+        for i, entry in enumerate(entries):
+            if not isinstance(entry, Mapping):
+                raise RecordError(f"{calls}[{i}] is not a call (an object)")
+        turns = tuple(
+            call_turn(entry, f"{calls}[{i}]", message_index=index)
+            for i, (entry, index) in enumerate(
+                zip(entries, answer_indices(conversation.messages, len(entries)), strict=True)
+            )
+        )
     elif _holds_a_call(row):
         trained = split_row(row)
         turns = () if trained is not None else (_single_turn(row, conversation),)
@@ -191,16 +200,6 @@ def _single_turn(row: Row, conversation: _Conversation) -> Turn:
         return call_turn(plain, prompt_messages=messages)
     (index,) = answer_indices(messages, 1)
     return call_turn(plain, message_index=index)
-
-
-def _call_turns(entries: Sequence[Any], name: str, messages: Sequence[Message]) -> tuple[Turn, ...]:
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, dict | Mapping):
-            raise RecordError(f"{name}[{i}] is not a call (an object)")
-    return tuple(
-        call_turn(entry, f"{name}[{i}]", message_index=index)
-        for i, (entry, index) in enumerate(zip(entries, answer_indices(messages, len(entries)), strict=True))
-    )
 
 
 def _calls_name(row: Row) -> str | None:

@@ -67,7 +67,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
     if turns and cut_by_length(response):
         turns = (*turns[:-1], replace(turns[-1], finish_reason="length"))
-    unread = _unread(response["output"])
+    output = response["output"]
+    inner = output if len(output) and isinstance(output[0], list | tuple) else [output]
+    unread = tuple(sorted({kind for items in inner for kind in unread_types(items)}))
     if unread:
         stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
     if unread or not (layout.has_request or starts_conversation(messages)):
@@ -141,11 +143,6 @@ def _is_numbers(value: object) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.dtype.kind in "iufb"
     return isinstance(value, list) and len(value) > 1 and all(isinstance(x, int | float) for x in value)
-
-
-def _unread(output: Sequence[Any]) -> tuple[str, ...]:
-    inner = output if len(output) and isinstance(output[0], list | tuple) else [output]
-    return tuple(sorted({kind for items in inner for kind in unread_types(items)}))
 
 
 def _any_holds_ids(values: object) -> bool:

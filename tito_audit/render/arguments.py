@@ -163,7 +163,14 @@ class _Reader:
         self._literals = dict(_literals(tree))
         self._carried: dict[str, frozenset[str]] = {}
         """Variables that hold the value of arguments, by name; those of namespaces as `ns.name`."""
-        self._follow()
+        # Find the variables that hold the value of an argument, until no more are found
+        before = None
+        while before != self._carried:
+            before = dict(self._carried)
+            for target, value in _assigned(self._tree):
+                sources = self._sources(value) | self._carried.get(target, frozenset())
+                if sources:
+                    self._carried[target] = sources
         for node in tree.find_all(nodes.Node):
             self._look(node)
 
@@ -181,16 +188,6 @@ class _Reader:
         return Argument(name, _distinct(values), seen.written, default, seen.clock_format)
 
     # Where values go
-
-    def _follow(self) -> None:
-        """Find the variables that hold the value of an argument, until no more are found."""
-        before = None
-        while before != self._carried:
-            before = dict(self._carried)
-            for target, value in _assigned(self._tree):
-                sources = self._sources(value) | self._carried.get(target, frozenset())
-                if sources:
-                    self._carried[target] = sources
 
     def _sources(self, node: nodes.Node | None) -> frozenset[str]:
         """The arguments whose value an expression may have or include."""

@@ -29,7 +29,7 @@ from tito_audit.tokens.bounds import (
     reading_definition,
 )
 from tito_audit.tokens.cache import LazyBackend, Store, cache_folder, open_store
-from tito_audit.tokens.hub import FILES, Snapshot, snapshot_of
+from tito_audit.tokens.hub import FILES, snapshot_of
 from tito_audit.tokens.limited import (
     OutOfLimits,
     converted,
@@ -62,23 +62,20 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False, commit:
     the name is that of a repository whose files are those of this commit, wherever its branch is now.
     """
     with reading_definition(name_or_dir):
-        return _found(name_or_dir, trust_remote_code, commit)
-
-
-def _found(name_or_dir: str, trust_remote_code: bool, commit: str | None) -> Tokenizer:
-    if commit is not None:
-        return _of_snapshot(snapshot_of(name_or_dir, commit), name_or_dir, trust_remote_code)
-    path = user_path(name_or_dir)
-    if os.path.isfile(path):  # noqa: PTH113  pathlib's raises if the name is too long
-        raise TokenizerError(
-            f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
-            f"tokenizer_config.json).\nPass the folder it is in: {path.parent}"
-        )
-    if not os.path.isdir(path):  # noqa: PTH112
-        return _of_snapshot(snapshot_of(name_or_dir), name_or_dir, trust_remote_code)
-    tokenizer = _loaded(path, name_or_dir, trust_remote_code)
-    tokenizer.folder = path
-    return tokenizer
+        path = user_path(name_or_dir)
+        if commit is None and os.path.isfile(path):  # noqa: PTH113  pathlib's raises if the name is too long
+            raise TokenizerError(
+                f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
+                f"tokenizer_config.json).\nPass the folder it is in: {path.parent}"
+            )
+        if commit is None and os.path.isdir(path):  # noqa: PTH112
+            tokenizer = _loaded(path, name_or_dir, trust_remote_code)
+            tokenizer.folder = path
+            return tokenizer
+        snapshot = snapshot_of(name_or_dir, commit)
+        tokenizer = _loaded(snapshot.folder, name_or_dir, trust_remote_code)
+        tokenizer.folder, tokenizer.commit = snapshot.folder, snapshot.commit
+        return tokenizer
 
 
 def digest_of(tokenizer: Tokenizer) -> str:
@@ -92,13 +89,6 @@ def digest_of(tokenizer: Tokenizer) -> str:
             continue  # too large to be read as part of a tokenizer
         digest.update(f"{file.relative_to(folder or file)}\n".encode() + _digest(file))
     return digest.hexdigest()
-
-
-def _of_snapshot(snapshot: Snapshot, name: str, trust_remote_code: bool) -> Tokenizer:
-    """The tokenizer of one commit of a repository."""
-    tokenizer = _loaded(snapshot.folder, name, trust_remote_code)
-    tokenizer.folder, tokenizer.commit = snapshot.folder, snapshot.commit
-    return tokenizer
 
 
 def _loaded(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
@@ -129,11 +119,8 @@ def _from_files(path: Path, name: str) -> Tokenizer:
         return _tokenizer(name, path, backend, special, templates)
     digest = _digest(file)
 
+    @reading_definition(file)
     def load() -> tokenizers.Tokenizer:
-        with reading_definition(file):
-            return defined()
-
-    def defined() -> tokenizers.Tokenizer:
         stored = store.definition if store is not None else None
         if stored is not None:
             return _backend(file, stored, config, special, checked=True)
@@ -145,7 +132,8 @@ def _from_files(path: Path, name: str) -> Tokenizer:
             )
         return _backend(file, content, config, special, checked=store is not None and store.tables is not None)
 
-    store = open_store(tokenizers.__version__, [(file.name, digest), *_settings(path)])
+    beside = [(name, read_file(path / name, SETTINGS_BYTES)) for name in _SETTINGS if (path / name).is_file()]
+    store = open_store(tokenizers.__version__, [(file.name, digest), *beside])
     if store is None or store.tables is None:
         backend = load()
         # What is not known to be quick is checked again in each run.
@@ -201,12 +189,6 @@ def _digest(file: Path) -> bytes:
         raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
 
 
-def _settings(path: Path) -> list[tuple[str, bytes]]:
-    """The files next to tokenizer.json that affect its tokens, by name and content."""
-    files = [path / name for name in _SETTINGS]
-    return [(file.name, read_file(file, SETTINGS_BYTES)) for file in files if file.is_file()]
-
-
 def _tokenizer(
     name: str,
     path: Path,
@@ -217,7 +199,9 @@ def _tokenizer(
 ) -> Tokenizer:
     bos = special.get("bos_token")
     vocabulary = Vocabulary(backend)
-    _check_ids(backend, vocabulary, path)
+    entries = vocabulary.entries
+    if int(entries.known.sum()) < backend.get_vocab_size(with_added_tokens=True) or len(entries.far_ids):
+        _check_highest(backend, path)
     return Tokenizer(
         name=name,
         backend=backend,
@@ -230,14 +214,8 @@ def _tokenizer(
     )
 
 
-def _check_ids(backend: tokenizers.Tokenizer, vocabulary: Vocabulary, path: Path) -> None:
-    """TokenizerError for ids so high that tables of them would fill the memory."""
-    count = backend.get_vocab_size(with_added_tokens=True)
-    if int(vocabulary.entries.known.sum()) < count or len(vocabulary.entries.far_ids):
-        _check_highest(backend, path)
-
-
 def _check_highest(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """TokenizerError for ids so high that tables of them would fill the memory."""
     count = backend.get_vocab_size(with_added_tokens=True)
     highest = max(backend.get_vocab(with_added_tokens=True).values())
     if highest > count * 2 + _SPARE_IDS:

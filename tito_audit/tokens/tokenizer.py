@@ -218,7 +218,11 @@ class Tokenizer:
                 return fast_ids
         parts = self.cuts.parts(text, fast_ids)
         if parts is None:
-            return self._checked_whole(text, fast_ids)
+            # The ids of a whole text by the reference; the fast encoder is dropped if its ids differ
+            ids = self.encode(text)
+            if not np.array_equal(ids, fast_ids):
+                self._give_up(text)
+            return ids
         recorded = set(self.cuts.divide(recorded_ids))
         doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
         return fast_ids if self._confirmed(doubtful) else self.encode(text)
@@ -334,13 +338,6 @@ class Tokenizer:
             if not all(np.array_equal(ids, own) for (_, own), ids in zip(some, batch, strict=True)):
                 return False
         return True
-
-    def _checked_whole(self, text: str, fast_ids: Ids) -> Ids:
-        """The ids of a whole text by the reference; the fast encoder is dropped if its ids differ."""
-        ids = self.encode(text)
-        if not np.array_equal(ids, fast_ids):
-            self._give_up(text)
-        return ids
 
     def _give_up(self, text: str) -> None:
         self.disagreements += 1

@@ -53,7 +53,10 @@ class _Search:
     def found(self) -> _Found:
         tree = self._tree
         for compare in tree.find_all(nodes.Compare):
-            self._compare(compare)
+            left: nodes.Expr = compare.expr
+            for operand in compare.ops:
+                self._pair(left, operand.op, operand.expr)
+                left = operand.expr
         tests: list[nodes.Node] = [node.test for node in tree.find_all(nodes.If)]
         tests += [node.test for node in tree.find_all(nodes.CondExpr)]
         tests += [node.node for node in tree.find_all(nodes.Not)]
@@ -68,7 +71,12 @@ class _Search:
         for call in tree.find_all(nodes.Call):
             self._call(call)
         for test_node in tree.find_all(nodes.Test):
-            self._test(test_node)
+            if test_node.name in _TEXT_TESTS and not self._values.counts(test_node.node):
+                raise Unknown
+            for argument in test_node.args:
+                if test_node.name == "in" and not isinstance(argument, nodes.List | nodes.Tuple):
+                    raise Unknown
+                self._is_one_of(argument)
         for item in tree.find_all(nodes.Getitem):
             if isinstance(item.arg, nodes.Slice) and not self._values.is_list(item.node):
                 raise Unknown
@@ -109,20 +117,6 @@ class _Search:
         if not texts or not all(isinstance(text, str) and text for text in texts):
             raise Unknown
         self._inside.update(text for text in texts if isinstance(text, str))
-
-    def _test(self, node: nodes.Test) -> None:
-        if node.name in _TEXT_TESTS and not self._values.counts(node.node):
-            raise Unknown
-        for argument in node.args:
-            if node.name == "in" and not isinstance(argument, nodes.List | nodes.Tuple):
-                raise Unknown
-            self._is_one_of(argument)
-
-    def _compare(self, node: nodes.Compare) -> None:
-        left: nodes.Expr = node.expr
-        for operand in node.ops:
-            self._pair(left, operand.op, operand.expr)
-            left = operand.expr
 
     def _pair(self, left: nodes.Expr, op: str, right: nodes.Expr) -> None:
         if op in ("in", "notin"):

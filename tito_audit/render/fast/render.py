@@ -83,7 +83,12 @@ class FastTemplate:
         if self._off:
             raise GivenUp
         messages, tools = variables["messages"], variables["tools"]
-        self._keep(tools)
+        # Keep the tools alive: their JSON is written in every rendering and cached by their ids
+        if tools is not self._tools:
+            self._tools = tools
+            self._tool_texts = {}
+            for tool in tools if isinstance(tools, list) else ():
+                self._tool_texts[id(tool)] = ""
         self._left = _SIZE_LIMIT
         self._shown = set()
         self._absent = False
@@ -117,14 +122,6 @@ class FastTemplate:
             self._off |= not isinstance(error, GivenUp | UnicodeError)
             raise GivenUp from None
         raise error
-
-    def _keep(self, tools: object) -> None:
-        """Keep the tools alive: their JSON is written in every rendering and cached by their ids."""
-        if tools is not self._tools:
-            self._tools = tools
-            self._tool_texts = {}
-            for tool in tools if isinstance(tools, list) else ():
-                self._tool_texts[id(tool)] = ""
 
     # What the template calls
 

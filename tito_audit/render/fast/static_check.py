@@ -118,7 +118,13 @@ class _Reader:
             self._target(node.target, nodes.Const(""), WRITTEN)
             self._statements(node.body, loops)
         elif isinstance(node, nodes.Macro):
-            self._macro(node)
+            for argument in node.args:
+                self._weights.put(argument.name, nodes.Const(""))
+            for default in node.defaults:
+                self._expression(default)
+                for argument in node.args:
+                    self._weights.put(argument.name, default)
+            self._statements(node.body, loops=9)
         elif isinstance(node, nodes.With):
             for target, value in zip(node.targets, node.values, strict=True):
                 self._expression(value)
@@ -134,15 +140,6 @@ class _Reader:
         self._target(node.target, node.iter)
         counted = isinstance(node.iter, nodes.Call)
         self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
-
-    def _macro(self, node: nodes.Macro) -> None:
-        for argument in node.args:
-            self._weights.put(argument.name, nodes.Const(""))
-        for default in node.defaults:
-            self._expression(default)
-            for argument in node.args:
-                self._weights.put(argument.name, default)
-        self._statements(node.body, loops=9)
 
     def _assign(self, node: nodes.Assign, loops: int) -> None:
         self._expression(node.node)
@@ -192,14 +189,10 @@ class _Reader:
                 if part.name in _FORBIDDEN or (part.name in self._spaces and id(part) not in owners):
                     raise Unproven
             elif isinstance(part, nodes.Getattr) and id(part) not in called:
-                self._attribute(part.attr)
+                if part.attr.startswith("_") or part.attr in _OF_DICTS:
+                    raise Unproven
             elif isinstance(part, nodes.Getitem) and constant(part.arg) in _CHANGING:
                 raise Unproven
-
-    def _attribute(self, name: str) -> None:
-        # On a dict, jinja2 finds the method and minijinja the value stored under its name.
-        if name.startswith("_") or name in _OF_DICTS:
-            raise Unproven
 
     def _filter(self, node: nodes.Filter) -> None:
         if node.name not in _FILTERS or node.dyn_args is not None or node.dyn_kwargs is not None:
@@ -234,13 +227,11 @@ class _Reader:
         elif node.node.name == "namespace" and id(node) not in self._made:
             raise Unproven
         elif node.node.name in self._macros:
-            self._pass(node, self._macros[node.node.name])
-
-    def _pass(self, call: nodes.Call, macro: nodes.Macro) -> None:
-        names = [argument.name for argument in macro.args]
-        arguments = [*zip(names, call.args, strict=False), *((pair.key, pair.value) for pair in call.kwargs)]
-        for name, value in arguments:
-            self._weights.put(name, value)
+            macro = self._macros[node.node.name]
+            names = [argument.name for argument in macro.args]
+            arguments = [*zip(names, node.args, strict=False), *((pair.key, pair.value) for pair in node.kwargs)]
+            for name, value in arguments:
+                self._weights.put(name, value)
 
     def _short(self, values: list[nodes.Expr]) -> None:
         for value in values:

@@ -113,7 +113,9 @@ def alone(renderer: Renderer, source: str, where: str) -> Renderer:
 def judge(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool = True) -> Judged:
     """What becomes of the answers of some conversations; `spaces`: also of whitespace at their ends."""
     steps = append_only(renderer, probes).steps
-    has_field = _writes_field(renderer)
+    # Whether it writes the field `reasoning_content` of a message
+    text = text_of(renderer, [_ASK, answering(ANSWER, REASONING)])
+    has_field = text is None or REASONING in text
     names: set[str] = set()
     lost: set[str] = set()
     trimmed: set[str] = set()
@@ -154,12 +156,6 @@ def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
 
 def _name(step: Step) -> str:
     return f"{step.probe.name}, answer {step.answer}"
-
-
-def _writes_field(renderer: Renderer) -> bool:
-    """Whether it writes the field `reasoning_content` of a message."""
-    text = text_of(renderer, [_ASK, answering(ANSWER, REASONING)])
-    return text is None or REASONING in text
 
 
 def _cuts_thought(step: Step) -> bool:
