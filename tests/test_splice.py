@@ -25,9 +25,8 @@ from tito_audit.run.repair import repair_rollouts
 from tito_audit.run.rows import LogGroup
 from tito_audit.run.scan import read_rollouts, scan_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.storage import number_arrays, number_text, open_log
-from tito_audit.storage.number_arrays import Splicer
-from tito_audit.storage.number_text import numbers_of
+from tito_audit.storage import number_arrays, open_log
+from tito_audit.storage.number_arrays import Splicer, numbers_of
 from tito_audit.storage.row import RawRow, parse_row, parses
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "formats"
@@ -544,7 +543,7 @@ def test_a_long_array_read_in_parts_is_what_it_is_as_a_whole(
 ):
     text = comma.join(values) + more
     whole = numbers(text)
-    monkeypatch.setattr(number_text, "_AT_ONCE", 16)
+    monkeypatch.setattr(number_arrays, "_AT_ONCE", 16)
     parts = numbers(text)
     monkeypatch.undo()
     assert parts is None or (whole is not None and parts.dtype == whole.dtype and np.array_equal(parts, whole))
@@ -554,7 +553,7 @@ def test_a_long_array_read_in_parts_is_what_it_is_as_a_whole(
     "numbers_of_one_kind", [range(100, 90_000), [-0.5, -1e-7, 0.0] * 50_000, [True, False] * 90_000]
 )
 def test_a_long_array_is_read_in_parts(monkeypatch: pytest.MonkeyPatch, numbers_of_one_kind: Any):
-    monkeypatch.setattr(number_text, "_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(number_arrays, "_AT_ONCE", 1 << 14)
     assert np.array_equal(numbers(json.dumps([*numbers_of_one_kind])[1:-1]), numbers_of_one_kind)
 
 
