@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -384,24 +385,37 @@ def test_a_frame_of_python_objects_holds_columns_of_several_types() -> None:
     assert repaired["mixed"].tolist()[:3] == ["a", [1], {"b": None}]
 
 
-def test_a_polars_frame_may_have_python_objects() -> None:
+def test_a_polars_column_of_a_type_that_arrow_does_not_have_is_refused_by_name() -> None:
     polars = pytest.importorskip("polars")
-    frame = polars.DataFrame([CLEAN, BROKEN]).with_columns(polars.Series("any", [{1}, "x"], polars.Object))
-    assert [raw.value["any"] for raw in open_log(given(frame).names[0])] == [[1], "x"]  # type: ignore
-    repaired = repair_rollouts(frame, None, Settings()).repaired
-    assert repaired["any"].to_list() == [{1}, "x"]
-    assert repaired["loss_mask"].to_list() == [[0, 0, 1, 1], [0, 0, 0, 1]]
+    frame = polars.DataFrame([CLEAN, BROKEN])
+    columns = {
+        "Object": polars.Series([{1}, "x"], dtype=polars.Object),
+        "Int128": polars.Series([1, 2**100], dtype=polars.Int128),
+        "List(Array(Int128, shape=(1,)))": polars.Series(
+            [[[1]], [[2**100]]], dtype=polars.List(polars.Array(polars.Int128, 1))
+        ),
+    }
+    for kind, column in columns.items():
+        said = f"the column 'extra' has the type {kind}, which Arrow does not have"
+        with pytest.raises(SetupError, match=re.escape(said)):
+            scan_rollouts(frame.with_columns(extra=column), Settings())
 
 
-def test_a_polars_frame_may_have_integers_that_arrow_does_not_have() -> None:
-    polars = pytest.importorskip("polars")
-    large = {"a": polars.Series([1, 2**100], dtype=polars.Int128)}
-    nested = {"b": polars.Series([[[1]], [[2**100]]], dtype=polars.List(polars.Array(polars.Int128, 1)))}
-    frame = polars.DataFrame([CLEAN, BROKEN]).with_columns(**large, **nested)
-    assert [raw.value["a"] for raw in open_log(given(frame).names[0])] == [1, 2**100]  # type: ignore
+def test_whole_numbers_stay_whole_where_a_frame_lacks_some() -> None:
+    pandas = pytest.importorskip("pandas")
+    for more in ({}, {"turn": {"id": 2}}):
+        frame = pandas.DataFrame([{"text": "a", "step": 3, **more}, {"text": "b", "part": 0.5}])
+        rows = [raw.value or {} for raw in open_log(given(frame).names[0])]  # type: ignore[arg-type]
+        assert (type(rows[0]["step"]), rows[1].get("step"), rows[1]["part"]) == (int, None, 0.5)
+
+
+def test_a_frame_with_columns_of_several_types_is_read_and_repaired() -> None:
+    pandas = pytest.importorskip("pandas")
+    arrays = [{name: np.array(values) for name, values in row.items()} for row in (CLEAN, BROKEN)]
+    frame = pandas.DataFrame([{**arrays[0], "mixed": "a"}, {**arrays[1], "mixed": 2**70}])
     repaired = repair_rollouts(frame, None, Settings()).repaired
-    assert repaired.select("a", "b").equals(frame.select("a", "b"))
-    assert repaired["loss_mask"].to_list() == [[0, 0, 1, 1], [0, 0, 0, 1]]
+    assert [mask.tolist() for mask in repaired["loss_mask"]] == [[0, 0, 1, 1], [0, 0, 0, 1]]
+    assert repaired["mixed"].tolist() == ["a", 2**70]
 
 
 # Settings

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.documents import cut_values
-from tito_audit.storage.in_memory import RowsInMemory
-from tito_audit.storage.in_memory_chunks import chunks_in_memory
+from tito_audit.storage.held import Part
+from tito_audit.storage.in_memory import RowsInMemory, seed_of_rows, spans
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, opened, unreadable
@@ -37,7 +37,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
             yield _Inside(chunk.path, chunk.limit, chunk.done, chunk, log.inside, share=log.share)
         return
     if isinstance(log.path, RowsInMemory):
-        yield from chunks_in_memory(log, log.path, size)
+        yield from _of_memory(log, log.path, size)
         return
     try:
         with opened(log.path) as raw:
@@ -192,6 +192,40 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
         yield chunk
     if damage is not None:
         yield Broken(log.path, log.max_row_bytes, log.size, damage)
+
+
+def _of_memory(log: Log, path: RowsInMemory, size: int) -> Iterator[Chunk]:
+    content, limit = path.content, log.max_row_bytes
+    seed = seed_of_rows(content) if log.share is not None else 0
+    for start, stop in spans(content, size):
+        done = log.size * stop // len(content)
+        if log.share is None:
+            yield _Memory(path, limit, done, content.part(start, stop), stop - start)
+            continue
+        taken = Sample(log.share).among(seed, start, stop - start)
+        part, numbers = content.part(start, stop, taken), taken.tolist()
+        yield _Memory(path, limit, done, part, stop - start, numbers, share=log.share)
+
+
+@dataclass(slots=True)
+class _Memory(Chunk):
+    """Consecutive rows in memory, or those of them that a sample takes; carries them to other processes."""
+
+    part: Part
+    size: int
+    numbers: list[int] | None = None
+    """The numbers of the sampled rows; None: all rows."""
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """The rows."""
+        numbers = range(self.size) if self.numbers is None else self.numbers
+        for passed, row in enumerate(self.part.rows(numbers, self.limit)):
+            if reading.sample is not None:
+                reading.sample.left_out = row.index - passed
+            yield row
+        reading.size = self.size
+        if reading.sample is not None:
+            reading.sample.left_out, reading.sample.last = self.size - len(numbers), self.size - 1
 
 
 @dataclass(slots=True)

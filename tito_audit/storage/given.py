@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tito_audit.errors import SetupError
-from tito_audit.record.edits import ABSENT
-from tito_audit.storage.held import ArrowRows, Columns, Content, Objects, arrow_cells, cells, weight
+from tito_audit.storage.held import ArrowRows, Content, Objects, OnceRead, SpooledObjects, spooled_table
 from tito_audit.storage.in_memory import NAME, RowsInMemory
-from tito_audit.storage.once_read import OnceRead, spooled_objects, spooled_table
+from tito_audit.storage.plain import MISSING
 
 Logs: TypeAlias = str | Path | Sequence[str | Path] | Any
 """A path, several paths, or rows: a list of dicts, a pandas or polars DataFrame, a pyarrow Table, RecordBatch or
@@ -68,14 +67,13 @@ def given(logs: Logs) -> Given:
     if all(isinstance(entry, str | os.PathLike) for entry in entries):
         return Given([_path_name(entry) for entry in entries])
     contents = [None if isinstance(entry, Sequence) else content_of(entry) for entry in entries]
-    known = [content for content in contents if content is not None]
-    if len(known) < len(contents):
+    if None in contents:
         raise _refused(_described_list(logs, entries[contents.index(None)]))
-    pairs = enumerate(zip(known, entries, strict=True))
-    return Given(
-        [RowsInMemory.of(f"<rows {number}>", *pair) for number, pair in pairs],
-        tuple if isinstance(logs, tuple) else list,
-    )
+    names: list[Name] = []
+    for number, (content, entry) in enumerate(zip(contents, entries, strict=True)):
+        assert content is not None, "refused above"
+        names.append(RowsInMemory.of(f"<rows {number}>", content, entry))
+    return Given(names, tuple if isinstance(logs, tuple) else list)
 
 
 def names_of(logs: Logs) -> list[Name]:
@@ -125,10 +123,11 @@ def _named(logs: Mapping[Any, Any]) -> Given:
 
 def _once(logs: Any, entries: Iterable[Any], first: Any) -> Given:
     """Rows of an iterator, which is read once."""
-    if not isinstance(first, Mapping):
+    if isinstance(first, Mapping):
+        content = OnceRead("objects", lambda: Objects(SpooledObjects(entries)))
+    else:
         _refuse_same_names(first.schema.names)
-    read = spooled_objects if isinstance(first, Mapping) else spooled_table
-    content = OnceRead("objects" if isinstance(first, Mapping) else "frame", lambda: read(entries))
+        content = OnceRead("frame", lambda: spooled_table(entries))
     return Given([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
 
 
@@ -140,29 +139,43 @@ def content_of(value: Any) -> Content | None:
     if is_a(value, "pyarrow", "Table", "RecordBatch"):
         return arrow_rows(value)
     if is_a(value, "datasets", "Dataset"):
-        return _of_dataset(value)
+        # As it is stored: its format and transform are not applied.
+        stored, data = value.with_format("arrow"), value.data
+        size = data.nbytes * len(value) // max(len(data), 1)
+        return ArrowRows(len(value), size, lambda start, stop: stored[start:stop])
     if is_a(value, "datasets", "IterableDataset"):
-        return _of_stream(value)
+        if value.features is None:
+            return OnceRead("objects", lambda: Objects(SpooledObjects(value)))
+        batches = value.with_format("arrow").iter
+        return OnceRead("frame", lambda: spooled_table(batches(_STREAMED), value.features.arrow_schema))
     if is_a(value, "pandas", "DataFrame"):
         return _of_pandas(value)
     if is_a(value, "polars", "DataFrame"):
-        return of_polars(value)
+        unknown = next((name for name, kind in value.schema.items() if _is_of_polars(kind)), None)
+        if unknown is not None:
+            raise SetupError(
+                f"logs: the column {unknown!r} has the type {value.schema[unknown]}, which Arrow does not have.\n"
+                "Drop or cast it, or pass frame.to_dicts()."
+            )
+        return ArrowRows(
+            len(value), value.estimated_size(), lambda start, stop: value.slice(start, stop - start).to_arrow()
+        )
     if is_a(value, "polars", "LazyFrame"):
         raise SetupError("logs: a polars LazyFrame is not computed yet.\nPass frame.collect().")
     if isinstance(value, RowsInMemory):
         return value.content
     rows = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-    return Objects(value) if rows and any(isinstance(one, Mapping) for one in islice(value, _LOOKED_AT)) else None
+    return Objects(value) if rows and any(isinstance(row, Mapping) for row in islice(value, _LOOKED_AT)) else None
 
 
 def is_a(value: Any, package: str, *names: str) -> bool:
     """Whether a value is of one of these types; the package is not imported to find out."""
-    return any(one.__name__ in names and one.__module__.split(".")[0] == package for one in type(value).__mro__)
+    return any(base.__name__ in names and base.__module__.split(".")[0] == package for base in type(value).__mro__)
 
 
 def _iterable(value: Any) -> bool:
     """Whether the entries of a value may be logs or rows."""
-    of_torch = any(one.__module__.split(".")[0] == "torch" for one in type(value).__mro__)
+    of_torch = any(base.__module__.split(".")[0] == "torch" for base in type(value).__mro__)
     bare = isinstance(value, str | bytes | bytearray) or hasattr(value, "dtype")
     return isinstance(value, Iterable) and not of_torch and not bare
 
@@ -178,52 +191,40 @@ def _refuse_same_names(names: Iterable[Any]) -> None:
 
 def arrow_rows(table: Any) -> ArrowRows:
     """An Arrow table or record batch; SetupError if two columns have the same name."""
+    import pyarrow as pa
+
     _refuse_same_names(table.schema.names)
-    if is_a(table, "pyarrow", "RecordBatch"):
-        import pyarrow as pa
-
-        table = pa.Table.from_batches([table])
-    return ArrowRows(len(table), table.nbytes, lambda start, stop: table.slice(start, stop - start))
+    return ArrowRows.of(pa.Table.from_batches([table]) if is_a(table, "pyarrow", "RecordBatch") else table)
 
 
-def _of_dataset(dataset: Any) -> ArrowRows:
-    """A `datasets` Dataset as it is stored: its format and transform are not applied."""
-    stored, data = dataset.with_format("arrow"), dataset.data
-    size = data.nbytes * len(dataset) // max(len(data), 1)
-    return ArrowRows(len(dataset), size, lambda start, stop: stored[start:stop])
-
-
-def _of_stream(dataset: Any) -> OnceRead:
-    """A `datasets` IterableDataset, which is read once."""
-    if dataset.features is None:
-        return OnceRead("objects", lambda: spooled_objects(dataset))
-    batches = dataset.with_format("arrow").iter
-    return OnceRead("frame", lambda: spooled_table(batches(_STREAMED), dataset.features.arrow_schema))
-
-
-def _of_pandas(frame: Any) -> Columns:
-    """A pandas frame: as JSON objects if it has Python's lists or objects, else as a table.
+def _of_pandas(frame: Any) -> Content:
+    """A pandas frame: as objects if it has Python's lists or objects, or columns of several types, else as Arrow.
 
     A frame that was read from a table has its lists as arrays.
     """
+    import pyarrow as pa
+
     _refuse_same_names(frame.columns)
-    size = int(frame.memory_usage(index=False).sum())
-    objects = [frame.iloc[:, number].array for number in range(frame.shape[1]) if is_object(frame, number)]
-    size += sum(map(weight, objects))
-    some = [cell for column in objects for cell in column[:_LOOKED_AT]]
-    lean = any(map(_has_array, some))
-    lean |= not any(isinstance(cell, list | tuple | Mapping) for cell in some)
-    lean |= any(str(dtype).endswith("[pyarrow]") for dtype in frame.dtypes)
-
-    whole = [_is_whole(frame.iloc[:, number]) for number in range(frame.shape[1])]
-
-    def columns(start: int, stop: int) -> Mapping[str, Sequence[Any]]:
-        part, found = frame.iloc[start:stop], {}
-        for number, name in enumerate(frame.columns):
-            found[str(name)] = _pandas_cells(part.iloc[:, number], lean=lean, whole=whole[number])
-        return found
-
-    return Columns(len(frame), size, columns)
+    columns = [frame.iloc[:, number] for number in range(frame.shape[1])]
+    some = [cell for column in columns if column.dtype == object for cell in column.array[:_LOOKED_AT]]
+    of_arrow = any(map(_has_array, some)) or any(str(dtype).endswith("[pyarrow]") for dtype in frame.dtypes)
+    if of_arrow or not any(isinstance(cell, list | tuple | Mapping) for cell in some):
+        try:
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+        except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+            pass  # a column of several types
+        else:
+            for place, column in enumerate(columns):
+                if str(column.dtype) in ("object", "float64", "float32"):
+                    whole = _whole(table.column(place).combine_chunks())
+                    table = table.set_column(place, table.column_names[place], whole)
+            return ArrowRows.of(table)
+    whole_columns = {column.name for column in columns if _is_whole(column)}
+    rows = [
+        {name: int(cell) if name in whole_columns else cell for name, cell in row.items() if not _is_missing(cell)}
+        for row in frame.to_dict("records")
+    ]
+    return Objects(rows, "frame")
 
 
 def _has_array(cell: Any) -> bool:
@@ -238,52 +239,34 @@ def _is_whole(column: Any) -> bool:
     return bool((column.dropna() % 1 == 0).all())
 
 
-def is_object(frame: Any, number: int) -> bool:
-    """Whether a column of a pandas frame holds Python objects."""
-    return str(frame.dtypes.iloc[number]) == "object"
-
-
-def _pandas_cells(column: Any, *, lean: bool, whole: bool) -> Sequence[Any]:
-    """The values of a column; what is missing is None in a table, and absent from an object.
-
-    `whole`: they are whole numbers, which pandas holds as floats because some are missing.
-    """
+def _whole(array: Any) -> Any:
+    """An Arrow array in which floats, those of objects too, are integers if all are whole and some are missing."""
     import pyarrow as pa
 
-    missing = None if lean else ABSENT
-    if str(column.dtype) == "object":
-        return cells(column.tolist(), missing, lean=lean)
-    try:
-        values = arrow_cells(pa.Array.from_pandas(column))
-    except (pa.ArrowException, TypeError):  # a type of pandas alone, such as Period
-        values = [None if gone else str(one) for one, gone in zip(column, column.isna(), strict=True)]
-    return [missing if value is None else int(value) if whole else value for value in values]
+    kind = array.type
+    if pa.types.is_floating(kind) and array.null_count:
+        try:
+            return array.cast(pa.int64())
+        except pa.ArrowInvalid:  # there are fractions
+            return array
+    if pa.types.is_struct(kind) and kind.num_fields:
+        fields = [_whole(array.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, [field.name for field in kind], mask=array.is_null())
+    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
+        return pa.ListArray.from_arrays(array.offsets, _whole(array.values), mask=array.is_null())
+    return array
 
 
-def is_of_polars(kind: Any) -> bool:
+def _is_missing(cell: Any) -> bool:
+    """Whether a frame has no value here, not even None."""
+    return (isinstance(cell, float) and cell != cell) or type(cell).__name__ in MISSING
+
+
+def _is_of_polars(kind: Any) -> bool:
     """Whether polars has values of this type and Arrow does not: Python objects and integers of 128 bits."""
-    inside = [field.dtype for field in getattr(kind, "fields", ())] or (
-        [kind.inner] if hasattr(kind, "inner") else []
-    )
-    return kind.base_type().__name__ in _OF_POLARS or any(map(is_of_polars, inside))
-
-
-def of_polars(frame: Any) -> Content:
-    """A polars frame: as Arrow, unless it has columns that Arrow cannot hold."""
-    objects = [name for name, kind in frame.schema.items() if is_of_polars(kind)]
-    if not objects:
-        return ArrowRows(
-            len(frame), frame.estimated_size(), lambda start, stop: frame.slice(start, stop - start).to_arrow()
-        )
-
-    def columns(start: int, stop: int) -> Mapping[str, Sequence[Any]]:
-        part = frame.slice(start, stop - start)
-        typed = part.drop(objects).to_arrow()
-        found = {name: arrow_cells(typed[name]) for name in typed.column_names}
-        found |= {name: cells(part[name].to_list()) for name in objects}
-        return {name: found[name] for name in frame.columns}
-
-    return Columns(len(frame), frame.estimated_size(), columns)
+    inside = [field.dtype for field in getattr(kind, "fields", ())]
+    inside += [kind.inner] if hasattr(kind, "inner") else []
+    return kind.base_type().__name__ in _OF_POLARS or any(map(_is_of_polars, inside))
 
 
 def _described(value: Any) -> str:

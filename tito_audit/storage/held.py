@@ -1,21 +1,25 @@
-"""Content: rows that a program holds in memory, read in parts."""
+"""Content: rows that a program holds in memory, or gives once, read in parts."""
 
 from __future__ import annotations
 
+import pickle
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.errors import StorageError
 from tito_audit.format import Row
-from tito_audit.record.edits import ABSENT
-from tito_audit.storage.plain import MISSING, NotPlain, plain_row, plain_value
+from tito_audit.storage.plain import NotPlain, plain_row, plain_value
 from tito_audit.storage.row import RawRow, not_an_object
-from tito_audit.storage.table_rows import plain_values, rows_of_batch, take_rows
+from tito_audit.storage.spool import Spool, unpacked
+from tito_audit.storage.table_rows import first_line, rows_of_batch, take_rows
 
 Kind: TypeAlias = Literal["objects", "frame"]
 """Objects, as in JSON, or a table with typed columns."""
@@ -69,6 +73,51 @@ class PlainRows(Part):
                 yield RawRow(number, value, open=self.open)
 
 
+class Objects(Content):
+    """A sequence of objects, read as JSONL with one of them a line; as a `frame`, only its columns can change."""
+
+    def __init__(self, values: Sequence[Any], kind: Kind = "objects") -> None:
+        self.values = values
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def size(self) -> int:
+        """About how many bytes the rows would be as JSONL."""
+        count = len(self.values)
+        some = [self.values[number * count // _WEIGHED] for number in range(_WEIGHED)] if count else []
+        return sum(map(_weight, some)) * count // _WEIGHED
+
+    def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
+        """The rows, with what is plain already shared."""
+        numbers = range(start, stop) if taken is None else (start + taken).tolist()
+        return PlainRows([_row(self.values[number]) for number in numbers], open=self.kind == "objects")
+
+
+def _row(value: Any) -> Row | str:
+    if isinstance(value, Mapping):
+        return plain_row(value)
+    try:
+        return not_an_object(plain_value(value))
+    except NotPlain:
+        return not_an_object(value)
+
+
+def _weight(value: Any) -> int:
+    """About how many bytes a value is as JSON."""
+    if isinstance(value, str | bytes):
+        return len(value) + 2
+    if isinstance(value, Mapping):
+        return sum(len(str(name)) + 4 + _weight(entry) for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        if not value or isinstance(value[0], int | float):
+            return 6 * len(value)
+        return sum(map(_weight, value))
+    return 6 * int(getattr(value, "size", 1)) if isinstance(getattr(value, "size", 1), int) else 6
+
+
 class TableRows(Part):
     """Rows as an Arrow record batch."""
 
@@ -98,55 +147,25 @@ def _table_rows(data: bytes) -> TableRows:
         return TableRows(stream.read_next_batch())
 
 
-class Objects(Content):
-    """A sequence of objects, read as JSONL with one of them a line."""
-
-    kind: Kind = "objects"
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @cached_property
-    def size(self) -> int:
-        """About how many bytes the rows would be as JSONL."""
-        return weight(self.values)
-
-    def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
-        """The rows, with what is plain already shared."""
-        numbers = range(start, stop) if taken is None else (start + taken).tolist()
-        return PlainRows([_row(self.values[number]) for number in numbers], open=True)
-
-
-def _row(value: Any) -> Row | str:
-    if isinstance(value, Mapping):
-        return plain_row(value)
-    try:
-        return not_an_object(plain_value(value))
-    except NotPlain:
-        return not_an_object(value)
-
-
 class ArrowRows(Content):
     """A table of which each part can be had as an Arrow table."""
 
     kind: Kind = "frame"
+    size = 0
 
     def __init__(self, count: int, size: int, table: Callable[[int, int], Any]) -> None:
         self._count = count
-        self._size = size
+        self.size = size
         self.table = table
         """The rows from one number to another, as an Arrow table."""
 
+    @classmethod
+    def of(cls, table: Any) -> ArrowRows:
+        """The rows of an Arrow table."""
+        return cls(len(table), table.nbytes, lambda start, stop: table.slice(start, stop - start))
+
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self._size
 
     def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
         """The rows as one record batch."""
@@ -162,84 +181,91 @@ def batch_of(table: Any) -> Any:
     return next(iter(table.to_batches()), None) or pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-class Columns(Content):
-    """A table of which each column can be had as a list: a pandas frame, a polars frame with Python objects."""
+class OnceRead(Content):
+    """Rows that come only once, kept in a temporary file when they are first needed, and read from there."""
 
-    kind: Kind = "frame"
+    def __init__(self, kind: Kind, read: Callable[[], Content]) -> None:
+        self.kind = kind
+        self._read = read
+        self._failed: BaseException | None = None
+        """Why the rows could not be read: a second try would miss those that have come already."""
 
-    def __init__(self, count: int, size: int, columns: Callable[[int, int], Mapping[str, Sequence[Any]]]) -> None:
-        self._count = count
-        self._size = size
-        self._columns = columns
+    @cached_property
+    def rows(self) -> Content:
+        """The rows; StorageError if they cannot be kept, each time."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._read()
+        except BaseException as error:
+            self._failed = error
+            raise
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.rows)
 
     @property
     def size(self) -> int:
         """Bytes, about."""
-        return self._size
+        return self.rows.size
 
     def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
-        """The rows, each with the value that every column has for it."""
-        columns = self._columns(start, stop)
-        numbers = range(stop - start) if taken is None else taken.tolist()
-        return PlainRows([_of_columns(columns, number) for number in numbers], open=False)
+        """The rows from the file."""
+        return self.rows.part(start, stop, taken)
 
 
-def _of_columns(columns: Mapping[str, Sequence[Any]], number: int) -> Row | str:
-    row: dict[str, Any] = {}
-    for name, column in columns.items():
-        value = column[number]
-        if isinstance(value, NotPlain):
-            return f"column {name!r} holds {value}"
-        if value is not ABSENT:
-            row[name] = value
-    return row
+class SpooledObjects(Sequence[Any]):
+    """Python objects in a temporary file, each read when it is asked for."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._spool = Spool()
+        self._starts = array("q")
+        for number, value in enumerate(values):
+            try:
+                data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            except (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+                raise StorageError(
+                    f"logs: row {number} comes only once and cannot be kept in a file ({error}).\n"
+                    "Pass the rows as a list."
+                ) from error
+            self._starts.append(self._spool.add(data))
+        self._spool.flush()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        return pickle.loads(unpacked(self._spool.packed(self._starts[index])))  # written by this process
 
 
-def cells(values: Sequence[Any], missing: Any = None, *, lean: bool = True) -> list[Any]:
-    """Python objects of one column as a log's values; a NotPlain in the place of one that no log can hold.
-
-    `missing` is put where a frame has no value; None stays. `lean`: objects lose keys without a value.
-    """
-    return [missing if is_missing(value) else _cell(value, lean) for value in values]
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a frame has no value here, not even None."""
-    return (isinstance(value, float) and value != value) or type(value).__name__ in MISSING
-
-
-def _cell(value: Any, lean: bool) -> Any:
-    try:
-        return plain_value(value, lean=lean)
-    except NotPlain as error:
-        return error
-
-
-def arrow_cells(values: Any) -> Sequence[Any]:
-    """An Arrow array, chunked or not, as a table's values."""
+def spooled_table(batches: Iterable[Any], schema: Any = None) -> ArrowRows:
+    """Record batches or tables of an iterator, all with the same columns, as a table in a temporary file."""
     import pyarrow as pa
 
-    return plain_values(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
-
-
-def weight(values: Sequence[Any]) -> int:
-    """About how many bytes values are as JSON, judged by some of them."""
-    count = len(values)
-    some = [values[number * count // _WEIGHED] for number in range(_WEIGHED)] if count else []
-    return sum(map(_weight, some)) * count // _WEIGHED
-
-
-def _weight(value: Any) -> int:
-    """About how many bytes a value is as JSON."""
-    if isinstance(value, str | bytes):
-        return len(value) + 2
-    if isinstance(value, Mapping):
-        return sum(len(str(name)) + 4 + _weight(entry) for name, entry in value.items())
-    if isinstance(value, list | tuple):
-        if not value or isinstance(value[0], int | float):
-            return 6 * len(value)
-        return sum(map(_weight, value))
-    return 6 * int(getattr(value, "size", 1)) if isinstance(getattr(value, "size", 1), int) else 6
+    try:
+        with tempfile.NamedTemporaryFile(prefix="tito-audit-") as file:
+            writer = None
+            for batch in batches:
+                writer = writer or pa.ipc.new_stream(file, batch.schema)
+                writer.write(batch)
+            if writer is None:
+                writer = pa.ipc.new_stream(file, schema if schema is not None else pa.schema([]))
+            writer.close()
+            file.flush()
+            return ArrowRows.of(pa.ipc.open_stream(pa.memory_map(file.name)).read_all())
+    except OSError as error:
+        raise StorageError(
+            f"{tempfile.gettempdir()}: rows that can be read only once cannot be kept there "
+            f"({error.strerror or error}).\nMake room, name another folder with TMPDIR, or write them to a file."
+        ) from error
+    except pa.ArrowException as error:
+        raise StorageError(
+            f"logs: the batches cannot be read as one table ({first_line(error)}).\n"
+            "Give each batch the same columns, or pass the rows as a list of dicts."
+        ) from error

@@ -25,65 +25,57 @@ class NotPlain(ValueError):
     """A value that no log can hold; the message names its type."""
 
 
-def plain_row(row: Mapping[Any, Any], *, lean: bool = False) -> Row | str:
+def plain_row(row: Mapping[Any, Any]) -> Row | str:
     """The row as a log holds it, or the reason why it cannot be read; `row` itself is not changed.
 
     Arrays and tensors become numpy arrays, other numbers Python's, times text, missing values None. What is plain
-    already is shared, not copied. `lean`: objects lose keys without a value, as tables do.
+    already is shared, not copied.
     """
     plain: dict[str, Any] = {}
     for name, value in row.items():
         try:
-            plain[str(name)] = plain_value(value, lean=lean)
+            plain[str(name)] = plain_value(value)
         except NotPlain as error:
             return f"column {str(name)!r} holds {error}"
     return plain
 
 
-def plain_value(value: Any, *, lean: bool = False) -> Any:
+def plain_value(value: Any) -> Any:
     """One value as a log holds it; NotPlain if no log can."""
     try:
-        return _plain(value, lean)
+        return _plain(value)
     except RecursionError:
         raise NotPlain("values nested too deeply to be read") from None
 
 
-def _plain(value: Any, lean: bool) -> Any:
+def _plain(value: Any) -> Any:
     kind = type(value)
     if kind in _SIMPLE:
         return value
     if isinstance(value, Mapping):
-        plain = {str(key): _plain(entry, lean) for key, entry in value.items()}
-        return {key: _whole(entry) for key, entry in plain.items() if entry is not None} if lean else plain
+        return {str(key): _plain(entry) for key, entry in value.items()}
     if kind is list:
-        return value if set(map(type, value)) <= _SIMPLE else [_plain(entry, lean) for entry in value]
+        return value if set(map(type, value)) <= _SIMPLE else [_plain(entry) for entry in value]
     if isinstance(value, np.ndarray):
-        return _of_array(value, lean)
-    if isinstance(value, np.generic):
-        return _of_array(np.asarray(value), lean)
+        return _of_array(value)
     if _is_tensor(value):
-        return _of_array(_of_tensor(value), lean)
+        return _of_array(_of_tensor(value))
     if hasattr(value, "as_py"):
-        return _plain(value.as_py(), lean)
+        return _plain(value.as_py())
     if hasattr(value, "__array__"):
-        return _of_array(np.asarray(value), lean)
+        return _of_array(np.asarray(value))
     if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray | memoryview):
-        return _plain(list(value), lean)
-    return _single(value, lean)
+        return _plain(list(value))
+    return _single(value)
 
 
-def _whole(value: Any) -> Any:
-    """A number without a fraction as a whole number, which it was before a value next to it was missing."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _single(value: Any, lean: bool) -> Any:
+def _single(value: Any) -> Any:
     """A value that holds no others."""
     kind = type(value)
     if kind.__name__ in MISSING and kind.__module__.startswith("pandas."):
         return None
     if isinstance(value, enum.Enum):
-        return _plain(value.value, lean)
+        return _plain(value.value)
     for base in (str, int, float):
         if isinstance(value, base):
             return base(value)
@@ -102,7 +94,7 @@ def _single(value: Any, lean: bool) -> Any:
     raise NotPlain(f"a value of type {kind.__module__}.{kind.__qualname__}, which no log can hold")
 
 
-def _of_array(values: np.ndarray[Any, Any], lean: bool) -> Any:
+def _of_array(values: np.ndarray[Any, Any]) -> Any:
     """An array of numbers as it is, if it has one dimension; anything else as a list or a single value."""
     kind = values.dtype.kind
     if kind == "c":
@@ -110,18 +102,18 @@ def _of_array(values: np.ndarray[Any, Any], lean: bool) -> Any:
     if values.ndim == 0:
         if kind == "f":
             return float(values)
-        return str(values) if kind in "mM" else _plain(values.item(), lean)
+        return str(values) if kind in "mM" else _plain(values.item())
     if kind in "mM":
         return values.astype(str).tolist()
     if kind in "biuf":
-        return values if values.ndim == 1 else [_of_array(entry, lean) for entry in values]
+        return values if values.ndim == 1 else [_of_array(entry) for entry in values]
     if kind in "OUS":
-        return _plain(values.tolist(), lean)
+        return _plain(values.tolist())
     raise NotPlain(f"an array of {values.dtype}, which no log can hold")
 
 
 def _is_tensor(value: Any) -> bool:
-    return any(one.__module__ == "torch" and one.__name__ == "Tensor" for one in type(value).__mro__)
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
 
 
 def _of_tensor(value: Any) -> np.ndarray[Any, Any]:
