@@ -27,8 +27,7 @@ from tito_audit.record.column import MaskEncoding, mask_encoding
 from tito_audit.record.nesting import DEEPEST, TooDeep, is_too_deep, parsed_by_python, parsed_json
 from tito_audit.record.rollout import Place
 from tito_audit.storage import open_log
-from tito_audit.storage.row import parse_row, parses
-from tito_audit.storage.row_text import dump_row
+from tito_audit.storage.row import dump_row, parse_row, parses
 from tito_audit.storage.table_rows import plain_decimal, plain_values, take_rows
 
 FORMATS = Path(__file__).resolve().parents[1] / "fixtures" / "formats"

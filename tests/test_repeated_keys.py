@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
-from tito_audit.storage.repeated_keys import may_repeat_keys, repeated_key
-from tito_audit.storage.row import parse_row
+from tito_audit.storage.row import may_repeat_keys, parse_row, repeated_key
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

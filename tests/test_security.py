@@ -35,7 +35,7 @@ OWN_PICKLES = {
     "run/ray_tasks.py": "answers of this run's own cluster",
     "run/ray_worker.py": "work of this run, from its own cluster",
     "run/workers.py": "work and answers of this run's own processes",
-    "storage/held.py": "rows in a temporary file without a name",
+    "storage/in_memory.py": "rows in a temporary file without a name",
     "storage/spool.py": "rows in a temporary file without a name",
 }
 """Modules that load pickles, and whose."""

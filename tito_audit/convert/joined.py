@@ -24,7 +24,7 @@ from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.storage import RawRow
 from tito_audit.storage.inside import wrapper_keys
-from tito_audit.storage.row_text import dump_row
+from tito_audit.storage.row import dump_row
 
 _MISSING: Any = object()
 

@@ -15,8 +15,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, pick_format
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.storage.row import RawRow, parse_json
-from tito_audit.storage.row_text import dump_row
+from tito_audit.storage.row import RawRow, dump_row, parse_json
 from tito_audit.unknown import unknown
 
 GROUPS = ("group_id", "group", "group_index", "_ng_task_index")

@@ -8,8 +8,7 @@ from typing import Any, BinaryIO
 
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.documents import cut_values
-from tito_audit.storage.held import Part
-from tito_audit.storage.in_memory import RowsInMemory, seed_of_rows, spans
+from tito_audit.storage.in_memory import Part, RowsInMemory, seed_of_rows, spans
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, opened, unreadable
@@ -168,7 +167,7 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
         parse = log.parse if lines else parse_row
         return Pieces(log.path, log.max_row_bytes, log.size, parse=parse, share=log.share)
 
-    chunk, held, damage = empty(), 0, None
+    chunk, size_so_far, damage = empty(), 0, None
     at = start or 0
     try:
         for piece in pieces:
@@ -181,13 +180,13 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
                     chunk.left_out += 1
             at += piece.size + 1 if lines else 1
             chunk.size += 1
-            held += len(piece.data or b"") + 1
-            if held >= size:
+            size_so_far += len(piece.data or b"") + 1
+            if size_so_far >= size:
                 chunk.done = raw.tell() if raw.seekable() else 0
                 yield chunk
-                chunk, held = empty(), 0
-    except Damaged as found:
-        damage = str(found)
+                chunk, size_so_far = empty(), 0
+    except Damaged as error:
+        damage = str(error)
     if chunk.size:
         yield chunk
     if damage is not None:

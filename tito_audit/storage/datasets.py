@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -50,16 +51,16 @@ def dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[
     Only of folders in `logs`, or below one of them.
     """
     named = [Path(log) for log in logs if Path(log).is_dir()]
-    found: dict[Path, Path] = {}
+    metadata: dict[Path, Path] = {}
     for folder in dict.fromkeys(file.parent for file in targets):
         places = _target_folder(folder, targets) if any(map(folder.is_relative_to, named)) else None
         if places is None:
             continue
-        found |= {folder / name: places / name for name in (_STATE, _INFO) if (folder / name).is_file()}
+        metadata |= {folder / name: places / name for name in (_STATE, _INFO) if (folder / name).is_file()}
         above = folder.parent / _DICT
         if above.is_file() and any(map(folder.parent.is_relative_to, named)):
-            found[above] = places.parent / _DICT
-    return found
+            metadata[above] = places.parent / _DICT
+    return metadata
 
 
 def write_dataset_metadata(
@@ -78,7 +79,7 @@ def write_dataset_metadata(
     for file, place in dataset_metadata(logs, targets).items():
         data = file.read_bytes()
         pairs = [(shard, targets[shard]) for shard in _shards(file.parent)] if file.name != _DICT else []
-        if any(_differ(*pair) for pair in pairs):
+        if not all(filecmp.cmp(*pair, shallow=False) for pair in pairs):
             about = _object(file)
             changed = _new_state(about, pairs) if file.name == _STATE else _new_info(about, file.parent, pairs)
             data = json.dumps(changed, indent=2).encode("utf-8")
@@ -118,10 +119,10 @@ def _is_name(name: object) -> bool:
 def _object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if there is none."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _bad_folder(path: Path, why: str, way_out: str = "") -> StorageError:
@@ -143,23 +144,11 @@ _Pairs = Sequence[tuple[Path, Path]]
 """Pairs of a shard and the file written for it."""
 
 
-def _differ(one: Path, other: Path) -> bool:
-    if one.stat().st_size != other.stat().st_size:
-        return True
-    with one.open("rb") as first, other.open("rb") as second:
-        blocks = zip(_blocks(first), _blocks(second), strict=True)
-        return any(a != b for a, b in blocks)
-
-
-def _blocks(file: Any) -> Iterator[bytes]:
-    return iter(lambda: file.read(1 << 20), b"")
-
-
 def _new_state(state: Mapping[str, Any], pairs: _Pairs) -> dict[str, Any]:
     seen = blake2b(str(state.get("_fingerprint")).encode(), digest_size=8)
     for _, written in pairs:
         with written.open("rb") as file:
-            for block in _blocks(file):
+            for block in iter(lambda: file.read(1 << 20), b""):
                 seen.update(block)
     return {**state, "_fingerprint": seen.hexdigest()}
 
@@ -173,12 +162,12 @@ def _new_info(info: Mapping[str, Any], folder: Path, pairs: _Pairs) -> dict[str,
     split = splits.get(name) if isinstance(splits, dict) else None
     # A data set saved after rows were selected still states the row count of its source: leave that alone.
     if isinstance(splits, dict) and isinstance(split, dict) and split.get("num_examples") == sum(before):
-        said = {**split, "num_examples": sum(after)}
+        counts = {**split, "num_examples": sum(after)}
         if split.get("shard_lengths") == before:
-            said["shard_lengths"] = after
+            counts["shard_lengths"] = after
         if isinstance(split.get("num_bytes"), int):
-            said["num_bytes"] = split["num_bytes"] + more
-        new["splits"] = {**splits, name: said}
+            counts["num_bytes"] = split["num_bytes"] + more
+        new["splits"] = {**splits, name: counts}
         for total in ("dataset_size", "size_in_bytes"):
             if isinstance(info.get(total), int):
                 new[total] = info[total] + more

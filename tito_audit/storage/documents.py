@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from tito_audit.errors import StorageError
 from tito_audit.storage.lines import Between, Piece, PieceBuffer
-from tito_audit.storage.row import RawRow, parse_row, too_long
+from tito_audit.storage.number_arrays import Splicer
+from tito_audit.storage.row import RawRow, parse_row, parses, too_long
 from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sniff import refuse_binary, text_error
+from tito_audit.storage.streams import ByteStream, Damaged
 
 _BRACKET = re.compile(rb'["\[\]{}]')
 _BRACKET_OR_COMMA = re.compile(rb'["\[\]{},]')
@@ -96,17 +102,17 @@ class _Cutter:
                 position, self._depth = _passed(block, position, self._depth, int(self._array))
                 many = 0
             commas = self._array and self._depth == 1
-            found = (_BRACKET_OR_COMMA if commas else _BRACKET).search(block, position)
-            if found is None:
+            bracket = (_BRACKET_OR_COMMA if commas else _BRACKET).search(block, position)
+            if bracket is None:
                 break
-            position = found.end()
-            cut = self._step(block[found.start()])
+            position = bracket.end()
+            cut = self._step(block[bracket.start()])
             if cut is None:
                 many += 1
                 continue
             many = 0
             # A document includes its closing bracket; an element ends before the comma or bracket after it.
-            end = found.start() if self._array else position
+            end = bracket.start() if self._array else position
             self._gathered.add(block[start:end])
             piece = self._gathered.take(mark=block[end:position])
             start = position
@@ -175,3 +181,84 @@ def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, i
 
 def _blank(piece: Piece) -> bool:
     return piece.data is not None and not piece.data.strip()
+
+
+_HEAD = 1 << 16
+_LONG = 1 << 20
+"""From this many bytes on, a line is looked at without making an object for each of its numbers."""
+_NUMBERS = Splicer({}, every="ifb")
+
+
+def json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lines", "values", "array"]:
+    """How a text holds its rows, without consuming it; StorageError if it is not JSON."""
+    head = stream.peek(_HEAD)
+    refuse_binary(path, head)
+    first = head.lstrip()[:1]
+    if first == b"[":
+        # Nothing follows an array of rows: it is JSONL if a line that is a list is not the last.
+        lines = _first_lines(stream, 2, min(limit, 16 * _HEAD))
+        if not (len(lines) == 2 and parses(lines[0])):
+            return "array"
+    if first == b"{" and _is_document(path, stream, limit):
+        return "values"
+    # A text that starts differently may still have lines that look like rows.
+    if not head or first in b"[{" or any(line.lstrip().startswith(b"{") for line in head.split(b"\n")):
+        return "lines"
+    raise text_error(path, head)
+
+
+def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
+    """The first `count` complete lines that are not blank; fewer if the file or the limit ends first."""
+    size = min(_HEAD, limit)
+    while True:
+        head = stream.peek(size + 1)
+        at_end = len(head) <= size
+        end = len(head) if at_end else head.rfind(b"\n") + 1
+        lines = [line for line in head[:end].split(b"\n") if line.strip()]
+        if len(lines) >= count or at_end or size >= limit:
+            return lines[:count]
+        head, size = b"", min(2 * size, limit)  # a long first line is not held twice
+
+
+def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
+    """Whether the file's first object spans several lines.
+
+    If the first line parses, it is JSONL. If not, it may be a broken line, so the first complete object is tried,
+    and finally the second line.
+    """
+    first = _first_lines(stream, 1, limit)
+    if not first or (_NUMBERS.parses if len(first[0]) > _LONG else parses)(first[0]):
+        return False
+    piece = _first_object(stream, limit)
+    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and parses(piece.data):
+        return True
+    lines = _first_lines(stream, 2, limit)
+    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and parses(lines[1]):
+        return False
+    if piece is not None and piece.data is None:
+        raise StorageError(
+            f"{path}: this is one JSON document of more than {limit:,} bytes, which has to fit in memory "
+            "while it is read.\nWrite its rollouts as JSONL, one per line, or raise --max-row-bytes."
+        )
+    return True
+
+
+def _first_object(stream: ByteStream, limit: int) -> Piece | None:
+    """The first object of the stream as text, without consuming it; its data is None past the limit."""
+    seen: list[bytes] = []
+
+    def watched() -> Iterator[bytes]:
+        size = 0
+        for block in stream:
+            seen.append(block)
+            yield block
+            size += len(block)
+            if size > limit:
+                return
+
+    try:
+        return next(cut_values(watched(), array=False, limit=limit), None)
+    except Damaged:
+        return None
+    finally:
+        stream.unread(seen)

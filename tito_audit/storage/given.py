@@ -13,8 +13,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tito_audit.errors import SetupError
-from tito_audit.storage.held import ArrowRows, Content, Objects, OnceRead, SpooledObjects, spooled_table
-from tito_audit.storage.in_memory import NAME, RowsInMemory
+from tito_audit.storage.in_memory import (
+    NAME,
+    ArrowRows,
+    Content,
+    Objects,
+    OnceRead,
+    RowsInMemory,
+    SpooledObjects,
+    spooled_table,
+)
 from tito_audit.storage.plain import MISSING
 
 Logs: TypeAlias = str | Path | Sequence[str | Path] | Any

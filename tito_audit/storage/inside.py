@@ -10,8 +10,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
-from tito_audit.storage.row import RawRow, Within
-from tito_audit.storage.row_text import dump_row
+from tito_audit.storage.row import RawRow, Within, dump_row
 from tito_audit.storage.sampling import Sample
 
 _ANY = "*"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._json_kind import json_kind
 from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
-from tito_audit.storage.documents import rows_of_values, sampled_values
+from tito_audit.storage.documents import json_kind, rows_of_values, sampled_values
 from tito_audit.storage.in_memory import RowsInMemory, rows_in_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
-from tito_audit.storage.large_rows import LARGE, give_memory_back
 from tito_audit.storage.lines import Between, ParseRow, rows_of_lines, sampled_lines
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.parquet import open_parquet, rows_of_parquet
@@ -315,3 +316,26 @@ def lost_row(path: Path, last: int, damage: str) -> RawRow:
 def unreadable(path: Path, error: OSError) -> StorageError:
     """The error for a file that the system does not let us read."""
     return StorageError(f"{path}: the file cannot be read ({error.strerror or error}).")
+
+
+LARGE = 8 << 20
+"""From this many bytes on, a log may hold large rows."""
+_OWN_PAGES = 4 << 20
+"""Blocks of memory of this size have pages of their own, which are given back when the block is freed."""
+_KEPT = 32 << 20
+"""How much free memory is kept for smaller blocks."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""What `mallopt` calls the two."""
+
+
+@cache
+def give_memory_back() -> None:
+    """Have the C library give large blocks back, where it can be told to.
+
+    Left alone, glibc keeps blocks of up to 32 MB for later ones, which rarely fit into their places: the arrays of
+    one row then take several times their size.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, _OWN_PAGES)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT)

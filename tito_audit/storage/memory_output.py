@@ -17,8 +17,7 @@ from tito_audit.storage._arrow_edit import Change, changes_between
 from tito_audit.storage._table_edit import Copies, TableEdit, as_text
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.given import arrow_rows, is_a
-from tito_audit.storage.held import ArrowRows, Objects, OnceRead, batch_of
-from tito_audit.storage.in_memory import RowsInMemory, spans
+from tito_audit.storage.in_memory import ArrowRows, Objects, OnceRead, RowsInMemory, batch_of, spans
 from tito_audit.storage.log import Log
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, writer_of
 from tito_audit.storage.output import Output, nested_output

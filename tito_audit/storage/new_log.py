@@ -15,7 +15,7 @@ from tito_audit.format import Row
 from tito_audit.storage.atomic import draft_of, new_file
 from tito_audit.storage.output import Compressor
 from tito_audit.storage.parquet import parquet_writer
-from tito_audit.storage.row_text import dump_row
+from tito_audit.storage.row import dump_row
 from tito_audit.storage.streams import Compression
 
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}

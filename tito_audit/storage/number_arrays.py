@@ -21,8 +21,7 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.record.nesting import parsed_json
-from tito_audit.storage.repeated_keys import may_repeat_keys
-from tito_audit.storage.row import RawRow, parse_row, parses
+from tito_audit.storage.row import RawRow, may_repeat_keys, parse_row, parses
 
 _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""

@@ -15,8 +15,7 @@ from tito_audit.record.edits import Edit
 from tito_audit.record.json_text import rewrite_json
 from tito_audit.record.rollout import Place
 from tito_audit.storage.atomic import Sealed, new_file
-from tito_audit.storage.row import RawRow
-from tito_audit.storage.row_text import dump_row, json_form
+from tito_audit.storage.row import RawRow, dump_row, json_form
 
 
 class Quarantine:
@@ -33,13 +32,13 @@ class Quarantine:
         with new_file(path, overwrite=overwrite, sealed=sealed) as out:
             yield cls(out)
 
-    def add(self, raw: RawRow, place: Place, said: Mapping[str, Mapping[str, Any]]) -> bytes:
+    def add(self, raw: RawRow, place: Place, columns: Mapping[str, Mapping[str, Any]]) -> bytes:
         """Write a row as it was, plus one column; a row that is not an object goes into that column as `text`,
         and as `base64` if it is not UTF-8.
 
         Returns what was written.
         """
-        (column, about), *_ = said.items()
+        (column, about), *_ = columns.items()
         about = {**about, "file": place.file, "row": place.row}
         if raw.value is None:
             line = orjson.dumps({column: {**about, **_as_text(raw.text or b"")}})

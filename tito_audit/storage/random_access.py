@@ -143,13 +143,13 @@ class RandomAccess:
     def _packed(self, size: int) -> Iterator[Packed]:
         self._log.keep_text, self._log.parse = self._log.kind == "lines", _unparsed
         rows: list[bytes] = []
-        held = 0
+        total = 0
         for raw in self._log:
             rows.append(row_bytes(raw))
-            held += len(rows[-1])
-            if held >= size:
+            total += len(rows[-1])
+            if total >= size:
                 yield Packed(rows)
-                rows, held = [], 0
+                rows, total = [], 0
         if rows:
             yield Packed(rows)
 
@@ -180,6 +180,6 @@ def _after_line(file: BinaryIO, at: int) -> int:
     """Where the first line after a place starts; past the end of the file if there is none."""
     file.seek(at - 1)
     while block := file.read(_BLOCK):
-        if (found := block.find(b"\n")) >= 0:
-            return file.tell() - len(block) + found + 1
+        if (end := block.find(b"\n")) >= 0:
+            return file.tell() - len(block) + end + 1
     return file.tell() + 1

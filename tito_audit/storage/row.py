@@ -1,18 +1,20 @@
-"""RawRow: one row as storage found it, and how bytes become one."""
+"""RawRow: one row as storage found it, how bytes become one, and how a row becomes a line of JSON."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import orjson
 
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
 from tito_audit.record.nesting import TooDeep, parsed_by_python, parsed_json
-from tito_audit.storage.repeated_keys import repeated_key
 
 _NEAR = 24
 """Bytes shown on each side of the place where JSON is invalid."""
@@ -85,16 +87,15 @@ def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
         return RawRow(index, None, str(error))
     if not isinstance(value, dict):
         return RawRow(index, None, not_an_object(value))
-    twice = repeated_key(data, value)
-    return RawRow(index, value) if twice is None else RawRow(index, None, _unclear(twice))
-
-
-def _unclear(key: str) -> str:
-    """Why a row with the same key twice is not read."""
+    key = repeated_key(data, value)
+    if key is None:
+        return RawRow(index, value)
     shown = key if len(key) <= _NEAR else f"{key[:_NEAR]}…"
-    return (
+    return RawRow(
+        index,
+        None,
         f"the key {shown!r} is there twice in one object, and a reader sees only one of the two values; "
-        "write each key once"
+        "write each key once",
     )
 
 
@@ -132,10 +133,10 @@ def parses(data: bytes) -> bool:
 def _closes(data: bytes) -> bool:
     """Whether the first bracket of a text is closed at its end."""
     depth = 0
-    for found in _BRACKET.finditer(data):
-        depth += _DEEPER.get(found[0], 0)
+    for bracket in _BRACKET.finditer(data):
+        depth += _DEEPER.get(bracket[0], 0)
         if depth <= 0:
-            return not data[found.end() :].strip()
+            return not data[bracket.end() :].strip()
     return False
 
 
@@ -160,3 +161,104 @@ def not_an_object(value: object) -> str:
         return "the row is a list, not an object with named columns"
     kind = "null" if value is None else type(value).__name__
     return f"the row is {kind}, not an object with named columns"
+
+
+_NAMED = b'":'
+"""The end of a key. Inside a string the quote is escaped, so the pair is there however the string is spelled."""
+_APART = re.compile(rb'"[ \t\n\r]+:')
+_OTHER_SPELLING = re.compile(rb"\\u00(?:22|3[aA])")
+"""A quote or a colon by its number."""
+
+
+def may_repeat_keys(text: bytes, value: Any) -> bool:
+    """Whether a key may be there twice in the text of a value; False is certain.
+
+    `text` is JSON and `value` what orjson makes of it. Written again, the value has as many ends of keys as the
+    text, unless one was dropped.
+    """
+    return (
+        text.count(_NAMED) != orjson.dumps(value).count(_NAMED)
+        or _APART.search(text) is not None
+        or (b"\\u00" in text and _OTHER_SPELLING.search(text) is not None)
+    )
+
+
+def repeated_key(text: bytes, value: Any) -> str | None:
+    """A key that is there twice in one object of the text, the innermost first; None if there is none."""
+    try:
+        if not may_repeat_keys(text, value):
+            return None
+    except TypeError:
+        pass  # orjson did not read it
+    try:
+        json.loads(text, object_pairs_hook=_refuse_repeated)
+    except _Repeated as error:
+        return error.key
+    return None
+
+
+class _Repeated(Exception):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise _Repeated(key)
+        seen.add(key)
+
+
+_SIMPLE = {int, float, bool, str, type(None)}
+
+
+def dump_row(row: Row) -> bytes:
+    """A row as one line of JSON; NaN becomes null, infinity is written as Python writes it, bytes as base64."""
+    try:
+        data = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS, default=json_form)
+    except (TypeError, ValueError):
+        return _dump_slowly(row)
+    # orjson writes infinity as null, which would say "not recorded".
+    return _dump_slowly(row) if _holds_infinity(row) else data
+
+
+def json_form(value: object) -> object:
+    """The JSON form of a value that JSON has no place for: lists of arrays, base64 of bytes, else text."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Set) else str(value)
+
+
+def _dump_slowly(row: Row) -> bytes:
+    """The row as the standard library writes it: lone surrogates, huge integers and infinity included."""
+    return json.dumps(_plain(row), separators=(",", ":"), default=json_form).encode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _holds_infinity(value: Any) -> bool:
+    if isinstance(value, float):
+        return value in (np.inf, -np.inf)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind == "f" and bool(np.isinf(value).any())
+    if isinstance(value, Mapping):
+        return any(map(_holds_infinity, value.values()))
+    if isinstance(value, list | tuple) and value:
+        if {*map(type, value)} <= _SIMPLE:
+            return np.inf in value or -np.inf in value
+        return any(map(_holds_infinity, value))
+    return False

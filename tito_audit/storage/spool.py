@@ -31,7 +31,7 @@ class Spool:
     def __init__(self) -> None:
         self._file: Any = None
         self._waiting: list[bytes] = []
-        self._held = 0
+        self._buffered = 0
         self._written = 0
 
     def add(self, data: bytes) -> int:
@@ -40,10 +40,10 @@ class Spool:
 
     def append(self, entry: bytes) -> int:
         """Keep an entry that `entry_of` made; returns where it begins."""
-        start = self._written + self._held
+        start = self._written + self._buffered
         self._waiting.append(entry)
-        self._held += len(entry)
-        if self._held >= _BLOCK:
+        self._buffered += len(entry)
+        if self._buffered >= _BLOCK:
             self.flush()
         return start
 
@@ -66,7 +66,7 @@ class Spool:
 
     def flush(self) -> None:
         """Write what is buffered, so processes forked later can read it."""
-        if not self._held:
+        if not self._buffered:
             return
         try:
             if self._file is None:
@@ -81,8 +81,8 @@ class Spool:
                 "Make room, name another folder with TMPDIR, or write the log as uncompressed JSONL, which needs "
                 "none of it."
             ) from error
-        self._written += self._held
-        self._waiting, self._held = [], 0
+        self._written += self._buffered
+        self._waiting, self._buffered = [], 0
 
 
 def entry_of(data: bytes) -> bytes:
@@ -115,8 +115,8 @@ def row_bytes(raw: RawRow) -> bytes:
 
 def row_of(data: bytes, parse: ParseRow) -> RawRow:
     """The row that `row_bytes` packed; the pickle is this run's own and was never in a named file."""
-    held = pickle.loads(data)
-    if isinstance(held, RawRow):
-        return held
-    index, text, cut_off = held
+    row = pickle.loads(data)
+    if isinstance(row, RawRow):
+        return row
+    index, text, cut_off = row
     return replace(parse(index, text, cut_off=cut_off), text=text)

@@ -22,7 +22,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Copy:
     """What was read from one stream."""
 
     stream: Any
@@ -32,14 +32,14 @@ class _Kept:
     path: str
 
 
-_kept: _Kept | None = None
+_copy: _Copy | None = None
 
 
 class StandardInput(type(Path())):  # type: ignore[misc]
     """A path that is shown as `-` and opens the file that keeps standard input."""
 
     def __fspath__(self) -> str:
-        return _kept.path if _kept is not None else NAME
+        return _copy.path if _copy is not None else NAME
 
 
 def standard_input() -> Path:
@@ -47,12 +47,12 @@ def standard_input() -> Path:
 
     A file that the shell opened is read in place, anything else is copied to a temporary file first.
     """
-    global _kept
-    if _kept is None or (_kept.stream is not sys.stdin and _kept.process == os.getpid()):
+    global _copy
+    if _copy is None or (_copy.stream is not sys.stdin and _copy.process == os.getpid()):
         read = _read()
-        if _kept is not None:
-            _kept.file.close()
-        _kept = read
+        if _copy is not None:
+            _copy.file.close()
+        _copy = read
     path: Path = StandardInput(NAME)
     return path
 
@@ -64,7 +64,7 @@ def path_of(name: str) -> Path:
     return remote_file(name) if is_url(name) else Path(name)
 
 
-def _read() -> _Kept:
+def _read() -> _Copy:
     if sys.stdin is None or sys.stdin.closed:
         raise StorageError("-: standard input is closed.\nPipe a log into it, or name a file.")
     if sys.stdin.isatty():
@@ -76,7 +76,7 @@ def _read() -> _Kept:
     if (file := _in_place(raw)) is None:
         file = _copied(raw)
     path = f"{_DESCRIPTORS}/{file.fileno()}" if Path(_DESCRIPTORS).is_dir() else str(file.name)
-    return _Kept(sys.stdin, os.getpid(), file, path)
+    return _Copy(sys.stdin, os.getpid(), file, path)
 
 
 def _in_place(raw: BinaryIO) -> Any:
