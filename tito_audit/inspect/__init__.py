@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from tito_audit.inspect.columns import Column
-from tito_audit.inspect.facts import Facts, Look
+from tito_audit.inspect.columns import Column, Facts, Look
 from tito_audit.inspect.logprobs import Author, LogprobChoice, LogprobColumn
 from tito_audit.inspect.look import Inspection, MaskNote, Sentinel, TakenFor, inspect_log
-from tito_audit.inspect.mapping import as_flags, as_toml, by_their_names
-from tito_audit.inspect.packed import Packed
+from tito_audit.inspect.mapping import Packed, Scanned, Trial, as_flags, as_toml, by_their_names
 from tito_audit.inspect.relations import Relation, RelationKind
 from tito_audit.inspect.roles import Guess, Role
-from tito_audit.inspect.trial import Scanned, Trial
 
 __all__ = [
     "Author",

@@ -18,10 +18,9 @@ from tito_audit.formats import (
     no_loss_mask_by_name,
     no_tokens_by_name,
 )
-from tito_audit.inspect.columns import Column, Numbers
-from tito_audit.inspect.facts import Facts
+from tito_audit.inspect.columns import Column, Facts, Numbers
 
-Known = Callable[[Numbers], Numbers]
+InVocabulary = Callable[[Numbers], Numbers]
 """Which of these ids are in the vocabulary."""
 
 _NAMED = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
@@ -59,14 +58,16 @@ class Beside:
     """Whether another column differs from row to row."""
     texts: Sequence[int] = ()
     """Characters of text by row; () where objects are not rows."""
-    known: Known | None = None
+    in_vocabulary: InVocabulary | None = None
 
 
 def no_tokens(column: Column, facts: Facts, beside: Beside) -> str:
     """Why a list of integers does not hold tokens, in a few words; "" if it may."""
     lists = [array for array in column.arrays if len(array)]
-    if beside.known is not None and (share := _share_unknown(lists, beside.known)) > _UNKNOWN:
-        return f"{share:.0%} of its numbers are not in the vocabulary"
+    if beside.in_vocabulary is not None and lists:
+        share = 1 - float(beside.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
+        if share > _UNKNOWN:
+            return f"{share:.0%} of its numbers are not in the vocabulary"
     by_name = no_tokens_by_name(column.name)
     if by_name == PARAMETER:
         return by_name
@@ -107,7 +108,9 @@ def _by_rows(lists: Sequence[Numbers], beside: Beside) -> str:
     lengths = [len(array) for array in lists]
     if max(lengths, default=0) <= _SHORT:
         return f"at most {max(lengths, default=0)} numbers per list"
-    if len(lists) >= _SEVERAL_ROWS and len(set(lengths)) == 1 and not _padded(lists):
+    # Lists that mostly begin or end with a run of one number are padded to one length.
+    padded = 2 * sum(len(_without_ends(array)) < len(array) - 2 for array in lists) > len(lists)
+    if len(lists) >= _SEVERAL_ROWS and len(set(lengths)) == 1 and not padded:
         return f"always {lengths[0]:,} numbers"
     texts = [count for count in beside.texts if count]
     if texts and np.median(texts) > _CHARACTERS * np.median(lengths):
@@ -135,18 +138,15 @@ def no_loss_mask(name: str, lists: Sequence[Numbers], ids: Sequence[Numbers | No
         return "marks only the last token"
     if 2 * sum(bool(array[0]) and not array[-1] for array in filled) > len(filled):
         return "marks the beginning, not what was sampled"
-    return "marks everything but one token: padding" if _hides_padding(lists, ids) else ""
-
-
-def _hides_padding(lists: Sequence[Numbers], ids: Sequence[Numbers | None]) -> bool:
-    pairs = [(flags, one) for flags, one in zip(lists, ids, strict=True) if one is not None]
+    pairs = [(flags, tokens) for flags, tokens in zip(lists, ids, strict=True) if tokens is not None]
     hidden = [tokens[flags == 0] for flags, tokens in pairs if len(flags) == len(tokens)]
-    return max(map(len, hidden), default=0) > 2 and len(np.unique(np.concatenate(hidden))) == 1
+    padding = max(map(len, hidden), default=0) > 2 and len(np.unique(np.concatenate(hidden))) == 1
+    return "marks everything but one token: padding" if padding else ""
 
 
 def is_constant(lists: Sequence[Numbers]) -> bool:
     """Whether all lists are the same."""
-    return all(len(one) == len(lists[0]) and bool((one == lists[0]).all()) for one in lists[1:])
+    return all(len(array) == len(lists[0]) and bool((array == lists[0]).all()) for array in lists[1:])
 
 
 def varies(columns: Iterable[Column]) -> bool:
@@ -155,41 +155,36 @@ def varies(columns: Iterable[Column]) -> bool:
         lists = column.arrays
         if len(lists) > 1 and not is_constant(lists):
             return True
-        if len(column.samples) > 1 and any(_differ(one, column.samples[0]) for one in column.samples[1:]):
+        if len(column.samples) > 1 and any(_differ(value, column.samples[0]) for value in column.samples[1:]):
             return True
     return False
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(value: Any, other: Any) -> bool:
     """Whether two values differ; lists of numbers may be arrays."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return not np.array_equal(one, other)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() != other.keys() or any(_differ(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) != len(other) or any(map(_differ, one, other))
-    return bool(one != other)
+    if isinstance(value, np.ndarray) or isinstance(other, np.ndarray):
+        return not np.array_equal(value, other)
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return value.keys() != other.keys() or any(_differ(value[key], other[key]) for key in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) != len(other) or any(map(_differ, value, other))
+    return bool(value != other)
 
 
 def characters(row: Mapping[str, Any]) -> int:
     """Characters of the texts with spaces in a row: prose and code, not names or encoded images."""
-    found, left = 0, [row]
+    count, left = 0, [row]
     for _ in range(10_000):
         if not left:
             break
         value: Any = left.pop()
         if isinstance(value, str):
-            found += len(value) if " " in value[:256] else 0
+            count += len(value) if " " in value[:256] else 0
         elif isinstance(value, Mapping):
             left += value.values()
         elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
             left += value
-    return found
-
-
-def _share_unknown(lists: Sequence[Numbers], known: Known) -> float:
-    every = np.concatenate(lists) if lists else np.empty(0)
-    return 0.0 if not len(every) else 1 - float(known(every.astype(np.int64)).mean())
+    return count
 
 
 def _without_ends(array: Numbers) -> Numbers:
@@ -198,8 +193,3 @@ def _without_ends(array: Numbers) -> Numbers:
         return array
     differs = np.flatnonzero(np.diff(array))
     return array[:0] if not len(differs) else array[differs[0] + 1 : differs[-1] + 1]
-
-
-def _padded(lists: Sequence[Numbers]) -> bool:
-    """Whether most lists begin or end with a run of one number."""
-    return 2 * sum(len(_without_ends(array)) < len(array) - 2 for array in lists) > len(lists)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 
 import numpy as np
 
 from tito_audit.formats import LOGPROBS, STALE, in_snake_case
-from tito_audit.inspect.columns import Column, Item, Numbers
-from tito_audit.inspect.facts import Facts, Look
+from tito_audit.inspect.columns import Column, Facts, Item, Look, Numbers
 from tito_audit.inspect.roles import Guess, Role
 from tito_audit.record.column import MaskEncoding, trained_of
 
@@ -89,22 +88,25 @@ def choices_of(
     """The choice among the logprob columns of one scope; None if there are fewer than two. `read` is what a scan
     reads today.
     """
-    found = [column for column in columns if is_candidate(column, facts, roles)][:_MOST]
-    mask = _mask_of(columns, roles)
-    compared = _Compared(found, items, mask, roles)
-    if len(found) < 2:
+    candidates = [column for column in columns if is_candidate(column, facts, roles)][:_MOST]
+    mask = next((column.path for column in columns if roles[column.path].role is Role.MASK), None)
+    compared = _Compared(candidates, items, mask, roles)
+    if len(candidates) < 2:
         return None
-    first = next((column for column in found if column.path == read), compared.ranked[0])
+    first = next((column for column in candidates if column.path == read), compared.ranked[0])
     # Columns of other tokens or rows are not alternatives.
-    found = [one for one in found if one is first or compared.describe_the_same(one, first)]
-    if len(found) < 2:
+    candidates = [column for column in candidates if column is first or compared.describe_the_same(column, first)]
+    if len(candidates) < 2:
         return None
-    compared = _Compared(found, items, mask, roles)
-    taken, because, sure = compared.taken()
-    if read is not None and read != taken.path and (other := next((c for c in found if c.path == read), None)):
-        because, sure, taken = _read_instead(compared, taken, other)
-    listed = [taken, *(column for column in found if column is not taken)]
-    return LogprobChoice(scope, tuple(compared.column(one, taken) for one in listed), because, sure)
+    compared = _Compared(candidates, items, mask, roles)
+    chosen, because, sure = compared.choice()
+    other = next((column for column in candidates if column.path == read and column is not chosen), None)
+    if other is not None:
+        sure = compared.difference(chosen, other) == 0
+        but = "; {} has the same values" if sure else ", but {} looks more like the sampler's"
+        because, chosen = f"a scan reads it by its name{but.format(chosen.path)}", other
+    listed = [chosen, *(column for column in candidates if column is not chosen)]
+    return LogprobChoice(scope, tuple(compared.column(column, chosen) for column in listed), because, sure)
 
 
 def is_candidate(column: Column, facts: Mapping[str, Facts], roles: Mapping[str, Guess]) -> bool:
@@ -129,17 +131,6 @@ def author_of(name: str) -> Author:
     return Author.TRAINER if _TRAINER.search(words) or name in STALE else Author.UNKNOWN
 
 
-def _mask_of(columns: Sequence[Column], roles: Mapping[str, Guess]) -> str | None:
-    return next((column.path for column in columns if roles[column.path].role is Role.MASK), None)
-
-
-def _read_instead(compared: _Compared, taken: Column, read: Column) -> tuple[str, bool, Column]:
-    """The reason shown if a scan reads another column than names and values suggest."""
-    if compared.difference(taken, read) == 0:
-        return f"a scan reads it by its name; {taken.path} has the same values", True, read
-    return f"a scan reads it by its name, but {taken.path} looks more like the sampler's", False, read
-
-
 @dataclass(frozen=True, slots=True)
 class _Compared:
     """Columns of logprobs, compared with each other."""
@@ -149,20 +140,20 @@ class _Compared:
     mask: str | None
     roles: Mapping[str, Guess]
 
-    def taken(self) -> tuple[Column, str, bool]:
+    def choice(self) -> tuple[Column, str, bool]:
         """The sampler's column, why, and whether that is sure."""
         ranked = self.ranked
         first, author = ranked[0], author_of(ranked[0].name)
         if author in (Author.TRAINER, Author.REFERENCE):
             return first, "by their names all are a trainer's or another model's", False
-        alike = [one for one in ranked if author_of(one.name) is author and self.difference(one, first) != 0]
-        if alike:
-            return self._by_values(first, [first, *(one for one in alike if one is not first)], author)
+        rivals = [c for c in ranked if author_of(c.name) is author and self.difference(c, first) != 0]
+        if rivals:
+            return self._by_values(first, [first, *(c for c in rivals if c is not first)], author)
         if (why := self._contradiction(first)) is not None:
             return first, why, False
         if author is Author.SAMPLER:
             return first, "the sampler's by its name", True
-        if all(self.difference(one, first) == 0 for one in ranked):
+        if all(self.difference(column, first) == 0 for column in ranked):
             return first, "all have the same values", True
         return first, "the others are a trainer's or another model's by their names", True
 
@@ -171,9 +162,9 @@ class _Compared:
         """The columns, the likeliest to be the sampler's by its name first."""
         return sorted(self.columns, key=self._rank)
 
-    def describe_the_same(self, one: Column, other: Column) -> bool:
+    def describe_the_same(self, column: Column, other: Column) -> bool:
         """Whether the two have values of the same tokens in any object."""
-        return bool(self._pairs(one, other))
+        return bool(self._pairs(column, other))
 
     def _rank(self, column: Column) -> tuple[int, ...]:
         known = LOGPROBS.index(column.name) if column.name in LOGPROBS else len(LOGPROBS)
@@ -182,8 +173,8 @@ class _Compared:
 
     def _by_values(self, first: Column, alike: Sequence[Column], author: Author) -> tuple[Column, str, bool]:
         """The choice among columns with equivalent names."""
-        inside = [one for one in alike if self.everywhere(one) is False]
-        if len(inside) == 1 and all(self.everywhere(one) for one in alike if one is not inside[0]):
+        inside = [column for column in alike if self.everywhere(column) is False]
+        if len(inside) == 1 and all(self.everywhere(column) for column in alike if column is not inside[0]):
             return inside[0], "only it has no values at untrained tokens, which a sampler does not score", True
         names = (
             "the names say that each is the sampler's"
@@ -192,7 +183,7 @@ class _Compared:
         )
         far = self._farthest(alike)
         if far is not None:
-            near = next(one for one in alike if one is not far)
+            near = next(column for column in alike if column is not far)
             return near, f"{names}; {far.path} is the farthest from the others, as a reference model's is", False
         return first, f"{names}, and the values do not decide it", False
 
@@ -201,50 +192,51 @@ class _Compared:
         if len(alike) < 3:
             return None
         apart = {(a.path, b.path): self.difference(a, b) for a, b in combinations(alike, 2)}
-        for one in alike:
-            own = [value for pair, value in apart.items() if one.path in pair and value is not None]
-            rest = [value for pair, value in apart.items() if one.path not in pair and value is not None]
+        for column in alike:
+            own = [value for pair, value in apart.items() if column.path in pair and value is not None]
+            rest = [value for pair, value in apart.items() if column.path not in pair and value is not None]
             if own and rest and min(own) > _FARTHER * max(rest):
-                return one
+                return column
         return None
 
-    def _contradiction(self, taken: Column) -> str | None:
+    def _contradiction(self, chosen: Column) -> str | None:
         """The reason if values contradict names: a reference model's are closer to the sampler's than a
         trainer's.
         """
         by = {author: [c for c in self.columns if author_of(c.name) is author] for author in Author}
         for trainer in by[Author.TRAINER]:
             for reference in by[Author.REFERENCE]:
-                far, near = self.difference(taken, trainer), self.difference(taken, reference)
+                far, near = self.difference(chosen, trainer), self.difference(chosen, reference)
                 if far is not None and near is not None and far > _FARTHER * near:
                     return (
                         f"by its name, but {reference.path} is closer to it than {trainer.path}: are they swapped?"
                     )
         return None
 
-    def column(self, one: Column, taken: Column) -> LogprobColumn:
-        found = LogprobColumn(one.path, author_of(one.name), one is taken, everywhere=self.everywhere(one))
-        return found if one is taken else replace(found, difference=self.difference(one, taken))
+    def column(self, column: Column, chosen: Column) -> LogprobColumn:
+        difference = None if column is chosen else self.difference(column, chosen)
+        everywhere = self.everywhere(column)
+        return LogprobColumn(column.path, author_of(column.name), column is chosen, difference, everywhere)
 
-    def difference(self, one: Column, other: Column) -> float | None:
+    def difference(self, column: Column, other: Column) -> float | None:
         """The mean distance of two columns where both have values; 0 if they are equal."""
-        apart = [np.abs(a - b) for a, b in self._pairs(one, other)]
+        apart = [np.abs(a - b) for a, b in self._pairs(column, other)]
         every = np.concatenate(apart) if apart else np.empty(0)
         if not len(every):
             return None
         return 0.0 if every.max() <= _SAME else float(every.mean())
 
-    def _pairs(self, one: Column, other: Column) -> list[tuple[Numbers, Numbers]]:
-        found = []
+    def _pairs(self, column: Column, other: Column) -> list[tuple[Numbers, Numbers]]:
+        pairs = []
         for item in self.items:
-            a, b = self._at_sampled(item, one.path), self._at_sampled(item, other.path)
+            a, b = self._at_sampled(item, column.path), self._at_sampled(item, other.path)
             if a is None or b is None or len(a) != len(b):
-                a, b = item.lists.get(one.path), item.lists.get(other.path)
+                a, b = item.lists.get(column.path), item.lists.get(other.path)
             if a is not None and b is not None and len(a) == len(b):
                 a, b = a.astype(np.float64), b.astype(np.float64)
                 both = _real(a) & _real(b)
-                found.append((a[both], b[both]))
-        return found
+                pairs.append((a[both], b[both]))
+        return pairs
 
     def _at_sampled(self, item: Item, path: str) -> Numbers | None:
         """The values at trained tokens; None if the mask does not say where."""
@@ -262,11 +254,11 @@ class _Compared:
         labels = flags.dtype.kind != "b" and bool((flags == -100).any())
         return trained_of(flags, MaskEncoding.LABELS if labels else MaskEncoding.BINARY)
 
-    def everywhere(self, one: Column) -> bool | None:
+    def everywhere(self, column: Column) -> bool | None:
         """Whether a column has values at untrained tokens; None if the two never line up."""
         outside = []
         for item in self.items:
-            values, trained = item.lists.get(one.path), self._trained(item)
+            values, trained = item.lists.get(column.path), self._trained(item)
             if values is not None and trained is not None and len(values) == len(trained):
                 outside.append(_real(values.astype(np.float64))[~trained])
         every = np.concatenate(outside) if outside else np.empty(0)

@@ -13,15 +13,21 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import Near, all_formats, format_named, map_columns, near_formats, pick_format, told_by
-from tito_audit.inspect.columns import Column, Columns, Item
+from tito_audit.inspect.columns import Column, Columns, Facts, Item, facts_of
 from tito_audit.inspect.decoys import characters
-from tito_audit.inspect.facts import Facts, facts_of
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
-from tito_audit.inspect.mapping import proposed
-from tito_audit.inspect.packed import Packed, packed_by
+from tito_audit.inspect.mapping import (
+    Packed,
+    Trial,
+    misfits_of,
+    packed_by,
+    proposed,
+    read_logprobs,
+    scanned,
+    tried,
+)
 from tito_audit.inspect.relations import Relation, relations_of
 from tito_audit.inspect.roles import Role, Roles, roles_of
-from tito_audit.inspect.trial import Trial, misfits_of, read_logprobs, scanned, tried
 from tito_audit.join import CallsSeen, calls_seen
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
 from tito_audit.run.auditor import Loader
@@ -131,84 +137,80 @@ def inspect_log(
     """
     settings = (settings or Settings()).at(path)
     log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
-    found = Inspection(str(path), "")
+    result = Inspection(str(path), "")
     read: list[tuple[int, Row]] = []
     for raw in log:
-        if found.rows >= rows or log.position > _MOST_BYTES:
-            found.stopped = True
+        if result.rows >= rows or log.position > _MOST_BYTES:
+            result.stopped = True
             break
-        found.rows += 1
+        result.rows += 1
         if raw.value is None:
-            found.unreadable[raw.index] = raw.error or "the row cannot be read"
+            result.unreadable[raw.index] = raw.error or "the row cannot be read"
         else:
             read.append((raw.index, raw.value))
-    found.kind = log.kind if path.is_file() else "lines"
+    result.kind = log.kind if path.is_file() else "lines"
     with np.errstate(invalid="ignore", over="ignore"):  # of columns that hold infinity
-        _look_at_columns(found, read, vocabulary)
-    if found.kind in ("parquet", "arrow"):
-        _name_storage_types(found, log.schema())
-    found.taken = _taken_for(read, settings)
-    _choose_logprobs(found, read_logprobs(read, settings))
-    _map(found, read, settings)
-    found.packed = packed_by(found.columns, found.items.get("", []), found.mapping.get("token_ids"))
-    if found.trial is not None:
-        whole = not found.stopped
-        seen = scanned(path, found.mapping, found.rows, settings, loader, whole=whole)
-        found.trial = replace(found.trial, scan=seen)
+        _look_at_columns(result, read, vocabulary)
+    if result.kind in ("parquet", "arrow"):
+        _name_storage_types(result, log.schema())
+    result.taken = _taken_for(read, settings)
+    names = read_logprobs(read, settings)
+    for scope, columns in _by_scope(result):
+        own = next((column.path for column in columns if column.name in names or column.path in names), None)
+        items = result.items.get(scope, [])
+        choice = choices_of(columns, items, result.facts, result.roles, scope, own)
+        if choice is not None:
+            result.logprobs.append(choice)
+    _map(result, read, settings)
+    result.packed = packed_by(result.columns, result.items.get("", []), result.mapping.get("token_ids"))
+    if result.trial is not None:
+        whole = not result.stopped
+        seen = scanned(path, result.mapping, result.rows, settings, loader, whole=whole)
+        result.trial = replace(result.trial, scan=seen)
     decode = vocabulary.data if vocabulary is not None else None
-    found.calls = calls_seen(path, [row for _, row in read], found.rows, settings, decode)
-    return found
+    result.calls = calls_seen(path, [row for _, row in read], result.rows, settings, decode)
+    return result
 
 
-def _look_at_columns(found: Inspection, rows: Sequence[tuple[int, Row]], vocabulary: Vocabulary | None) -> None:
+def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabulary: Vocabulary | None) -> None:
     seen = Columns()
     for number, row in rows:
         seen.add(number, row)
-    found.columns = list(seen.by_path.values())
-    found.more_columns, found.deeper = seen.more, seen.deeper
-    found.items = seen.items
+    result.columns = list(seen.by_path.values())
+    result.more_columns, result.deeper = seen.more, seen.deeper
+    result.items = seen.items
     known = vocabulary.known if vocabulary is not None else None
     texts = [characters(row) for _, row in rows]
-    for column in found.columns:
+    for column in result.columns:
         if column.arrays and (facts := facts_of(column.arrays)) is not None:
-            found.facts[column.path] = facts
-    for scope, columns in _by_scope(found):
+            result.facts[column.path] = facts
+    for scope, columns in _by_scope(result):
         items = seen.items.get(scope, [])
-        about = {column.path: found.facts[column.path] for column in columns if column.path in found.facts}
+        about = {column.path: result.facts[column.path] for column in columns if column.path in result.facts}
         relations = relations_of(items, about) if about else []
-        found.roles.update(roles_of(columns, items, about, relations, () if scope else texts, known))
-        found.relations[scope] = [one for one in relations if not _by_chance(one, found.roles)]
-        _look_at_masks(found, columns, items)
+        result.roles.update(roles_of(columns, items, about, relations, () if scope else texts, known))
+        # Lists without tokens may match only because their lengths never vary.
+        result.relations[scope] = [
+            relation
+            for relation in relations
+            if relation.varied
+            or relation.of < 2
+            or any(result.roles[path].role is not Role.LIST for path in relation.paths)
+        ]
+        _look_at_masks(result, columns, items)
 
 
-def _by_chance(relation: Relation, roles: Roles) -> bool:
-    """Whether lists without tokens match only because their lengths never vary."""
-    return (
-        not relation.varied and relation.of > 1 and all(roles[path].role is Role.LIST for path in relation.paths)
-    )
-
-
-def _by_scope(found: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
+def _by_scope(result: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
     by_scope: dict[str, list[Column]] = {}
-    for column in found.columns:
+    for column in result.columns:
         by_scope.setdefault(column.scope, []).append(column)
     return list(by_scope.items())
 
 
-def _choose_logprobs(found: Inspection, read: set[str]) -> None:
-    """Fill in which of several columns of logprobs is the sampler's."""
-    for scope, columns in _by_scope(found):
-        own = next((c.path for c in columns if c.name in read or c.path in read), None)
-        items = found.items.get(scope, [])
-        choice = choices_of(columns, items, found.facts, found.roles, scope, own)
-        if choice is not None:
-            found.logprobs.append(choice)
-
-
-def _look_at_masks(found: Inspection, columns: Sequence[Column], items: Sequence[Item]) -> None:
+def _look_at_masks(result: Inspection, columns: Sequence[Column], items: Sequence[Item]) -> None:
     """Fill in how masks are encoded, and what logprobs are at untrained tokens."""
     by_role = {
-        role: [c.path for c in columns if found.roles[c.path].role is role and c.path in found.facts]
+        role: [c.path for c in columns if result.roles[c.path].role is role and c.path in result.facts]
         for role in Role
     }
     ids = next(iter(by_role[Role.IDS]), None)
@@ -223,11 +225,11 @@ def _look_at_masks(found: Inspection, columns: Sequence[Column], items: Sequence
             encodings[str(encoding) if encoding is not None else "none"] += 1
             tokens += len(values)
             trained += int(trained_of(values, encoding).sum()) if encoding is not None else 0
-        found.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
+        result.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
         for logprobs in by_role[Role.LOGPROBS]:
             sentinel = _sentinel(items, logprobs, mask, ids)
             if sentinel is not None:
-                found.sentinels.append(sentinel)
+                result.sentinels.append(sentinel)
 
 
 def _encoding(item: Item, mask: str, ids: str | None) -> MaskEncoding | None:
@@ -264,7 +266,7 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
     return Sentinel(logprobs, mask, value, float(counts.max() / len(around)), int(same.sum()))
 
 
-def _name_storage_types(found: Inspection, schema: Any) -> None:
+def _name_storage_types(result: Inspection, schema: Any) -> None:
     """Fill in the type that the file's schema gives each column."""
     import pyarrow as pa
 
@@ -280,7 +282,7 @@ def _name_storage_types(found: Inspection, schema: Any) -> None:
 
     for field_ in schema:
         walk((field_.name,), field_.type)
-    for column in found.columns:
+    for column in result.columns:
         column.storage_type = types.get(column.keys)
 
 
@@ -299,33 +301,33 @@ def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[Take
             key = (None, str(error))
         counts[key] += 1
         firsts.setdefault(key, (number, row))
-    found = []
+    formats = []
     for key, count in counts.most_common():
         name, because = key
         number, row = firsts[key]
         keys = told_by(format_named(name), row) if name is not None else ()
-        found.append(TakenFor(name, count, number, keys, because, near_formats(row, all_formats(), name)))
-    return found
+        formats.append(TakenFor(name, count, number, keys, because, near_formats(row, all_formats(), name)))
+    return formats
 
 
-def _map(found: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:
+def _map(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:
     if settings.columns:
-        found.mapping, found.given = dict(settings.columns), True
-        found.trial = tried(rows, found.mapping, found.file)
+        result.mapping, result.given = dict(settings.columns), True
+        result.trial = tried(rows, result.mapping, result.file)
         return
-    if all(taken.format not in (None, "generic") for taken in found.taken):
+    if all(read_as.format not in (None, "generic") for read_as in result.taken):
         return  # read as it is
-    top = next((choice.columns[0].path for choice in found.logprobs if not choice.scope), None)
+    top = next((choice.columns[0].path for choice in result.logprobs if not choice.scope), None)
     for _ in range(_ATTEMPTS):
-        mapping = proposed(found.columns, found.roles, len(rows), top, found.left_out) if rows else {}
+        mapping = proposed(result.columns, result.roles, len(rows), top, result.left_out) if rows else {}
         if not mapping:
             return
-        trial = tried(rows, mapping, found.file)
+        trial = tried(rows, mapping, result.file)
         misfits = [name for name in misfits_of(trial) if name in mapping]
-        found.left_out += [mapping[name] for name in misfits]
+        result.left_out += [mapping[name] for name in misfits]
         if not misfits:
             break
     else:
         return
     if 2 * trial.rows > len(rows) and trial.training_rows + trial.calls:
-        found.mapping, found.trial = mapping, trial
+        result.mapping, result.trial = mapping, trial

@@ -1,10 +1,17 @@
-"""The mapping from our columns to the log's, ready to paste."""
+"""The mapping from our columns to the log's: proposed, tried on the first rows, and ready to paste."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
+
+from tito_audit.errors import RecordError, SetupError, StorageError
+from tito_audit.format import Row
 from tito_audit.formats import (
     CALL_LISTS,
     CANONICAL_COLUMNS,
@@ -13,14 +20,23 @@ from tito_audit.formats import (
     LOGPROBS,
     MASKS,
     PROMPT_IDS,
+    SEGMENTS,
+    format_named,
+    map_columns,
+    pick_format,
 )
-from tito_audit.inspect.columns import Column
+from tito_audit.inspect.columns import Column, Item, Numbers
 from tito_audit.inspect.roles import Role, Roles
+from tito_audit.record.column import Column as RecordColumn
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Severity
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.run.auditor import Loader
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
 from tito_audit.terminal.shell import shell_word
 
 _KNOWN = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
-
-
 _READ = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
 
 
@@ -37,7 +53,7 @@ def proposed(
     lacks a mapped column cannot be read, so the ids must be in most rows, and all other columns wherever the ids
     are. {} for a log without such ids.
     """
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     carriers = (Role.IDS, Role.COMPLETION_IDS, Role.CALLS)
     of_ids = [c.present for c in columns if c.top and roles[c.path].role in carriers and 2 * c.present > rows]
     there = [column for column in columns if of_ids and column.top and column.present >= max(of_ids)]
@@ -70,14 +86,14 @@ def proposed(
     ):
         column = chosen[role]
         if column is not None:
-            found[ours] = column.path
+            mapping[ours] = column.path
     logprobs = chosen[Role.LOGPROBS]
     if logprobs is not None:
-        split = "token_ids" not in found and "completion_ids" in found
-        found["completion_logprobs" if split else "logprobs"] = logprobs.path
-    if not {"token_ids", "completion_ids", "calls"} & found.keys():
+        split = "token_ids" not in mapping and "completion_ids" in mapping
+        mapping["completion_logprobs" if split else "logprobs"] = logprobs.path
+    if not {"token_ids", "completion_ids", "calls"} & mapping.keys():
         return {}
-    return {ours: found[ours] for ours in CANONICAL_COLUMNS if ours in found}
+    return {ours: mapping[ours] for ours in CANONICAL_COLUMNS if ours in mapping}
 
 
 def by_their_names(mapping: Mapping[str, str]) -> bool:
@@ -108,3 +124,179 @@ def _quoted_for_toml(text: str) -> str:
 
     shown = re.sub(r'["\\]', escaped, text)
     return '"' + "".join(c if c.isprintable() else escaped(re.match(r"(?s).", c)) for c in shown) + '"'  # type: ignore[arg-type]
+
+
+LENGTHS, POSITIONS = "seq_lens", "position_ids"
+_NAMES = {LENGTHS, POSITIONS, *SEGMENTS, "sequence_lengths", "cu_seqlens", "attention_mask"}
+"""Columns by which a scan splits rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A column that splits rows into samples."""
+
+    path: str
+    name: str
+    """The name under which a scan would split rows by it."""
+
+
+def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> Packed | None:
+    """The column that splits the rows of these ids into samples; None if there is none, or a scan knows one."""
+    numbers = [column for column in columns if column.top and not column.scope and column.arrays]
+    if ids is None or any(column.path in _NAMES for column in numbers):
+        return None
+    for column in numbers:
+        pairs = [(item.lists.get(column.path), item.lists.get(ids)) for item in items]
+        both = [(values, tokens) for values, tokens in pairs if values is not None and tokens is not None]
+        if len(both) < 2 or any(values.dtype.kind not in "iu" for values, _ in both):
+            continue
+        if all(_restarts(values) and len(values) == len(tokens) for values, tokens in both):
+            return Packed(column.path, POSITIONS)
+        # The lengths of the parts of a row?
+        parts = (len(v) < len(ids_) and (v > 0).all() and v.sum() == len(ids_) for v, ids_ in both)
+        if all(len(values) for values, _ in both) and all(parts) and max(len(v) for v, _ in both) > 1:
+            return Packed(column.path, LENGTHS)
+    return None
+
+
+def _restarts(values: Numbers) -> bool:
+    """Whether a list counts up from 0, and again from 0."""
+    steps = np.diff(values)
+    counts = (steps == 1) | (values[1:] == 0)
+    return len(steps) > 0 and values[0] == 0 and bool(counts.all()) and bool((steps < 0).any())
+
+
+_LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")
+_OPTIONAL = ("loss_mask", "logprobs", "completion_logprobs")
+_MISFITS = 0.25
+"""The share of rows in which a column may fail to fit; above it the column is not proposed."""
+_READ_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a scan of the first rows with the mapping found."""
+
+    rollouts: int
+    errors: int
+    warnings: int
+    notes: int
+    with_errors: int
+    """Rollouts with an error."""
+    codes: Mapping[str, int]
+    """Errors and warnings by code, the most common first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What reading the first rows as `generic` with the mapping gave."""
+
+    rows: int = 0
+    training_rows: int = 0
+    calls: int = 0
+    messages: int = 0
+    """Rows with messages."""
+    without_ids: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Why rows could not be read, with the number of rows, the most common first."""
+    misfits: Mapping[str, int] = field(default_factory=dict)
+    """Columns whose length does not fit the tokens of their row, with the number of rows."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Columns that should hold a list but do not, with the number of rows."""
+    scan: Scanned | None = None
+    """What a scan with it found; None if the log cannot be read again or the settings do not allow a scan."""
+
+
+def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str) -> Trial:
+    """Reads these rows as `generic` with the mapping; the result."""
+    form = format_named("generic")
+    errors: Counter[str] = Counter()
+    misfits: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for number, row in rows:
+        try:
+            row = map_columns(row, mapping)
+            rollouts = form.read(row, Place(file, number))
+        except RecordError as error:
+            errors[str(error)] += 1
+            continue
+        # A packed row holds several training rows.
+        turns = [turn for rollout in rollouts for turn in rollout.turns]
+        trained = sum(rollout.training_row is not None for rollout in rollouts)
+        ids = trained or any(turn.prompt_ids is not None or turn.completion_ids is not None for turn in turns)
+        counts["rows"] += 1
+        counts["training_rows"] += trained
+        counts["calls"] += len(turns)
+        counts["messages"] += any(rollout.messages for rollout in rollouts)
+        counts["without_ids"] += not ids
+        misfits.update({c.name for rollout in rollouts for c in _columns(rollout) if c.alignment is None})
+        unread.update(name for name in _LISTS if name in mapping and isinstance(row[name], int | float | str))
+    return Trial(
+        counts["rows"],
+        counts["training_rows"],
+        counts["calls"],
+        counts["messages"],
+        counts["without_ids"],
+        dict(errors.most_common()),
+        dict(misfits.most_common()),
+        dict(unread.most_common()),
+    )
+
+
+def misfits_of(trial: Trial) -> list[str]:
+    """The mask and logprobs that do not fit the tokens in too many rows."""
+    return [name for name in _OPTIONAL if trial.misfits.get(name, 0) > _MISFITS * trial.rows]
+
+
+def scanned(
+    path: Path, mapping: Mapping[str, str], rows: int, settings: Settings, loader: Loader | None, *, whole: bool
+) -> Scanned | None:
+    """What a scan of the first rows with the mapping finds; None if there can be none.
+
+    Calls are only joined if these are all rows (`whole`).
+    """
+    if not path.is_file() or not rows:
+        return None  # a pipe cannot be read twice
+    own = replace(settings, columns=mapping, format=None, limit=rows, jobs=1, sample=None, row=None)
+    scan = scan_rollouts(path, own if whole else replace(own, join=False))
+    scan.loader = loader
+    codes: Counter[str] = Counter()
+    with_errors = 0
+    try:
+        for result in scan:
+            codes.update(finding.code for finding in result.findings if finding.severity > Severity.NOTE)
+            errors = [finding for finding in result.findings if finding.severity is Severity.ERROR]
+            with_errors += result.rollout is not None and bool(errors)
+    except (SetupError, StorageError):
+        return None
+    counts = scan.summary.findings.values()
+    return Scanned(
+        scan.summary.rollouts,
+        sum(count.error for count in counts),
+        sum(count.warning for count in counts),
+        sum(count.note for count in counts),
+        with_errors,
+        dict(codes.most_common()),
+    )
+
+
+def read_logprobs(rows: Sequence[tuple[int, Row]], settings: Settings) -> set[str]:
+    """The names, in the log, of the columns that are read as the sampler's logprobs."""
+    named = settings.format or ("generic" if settings.columns else None)
+    names: set[str] = set()
+    for number, row in rows[:_READ_ROWS]:
+        try:
+            mapped = map_columns(row, settings.columns) if settings.columns else row
+            form = format_named(named) if named is not None else pick_format(mapped)
+            rollouts = form.read(mapped, Place("", number))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecordError):
+            continue
+        columns = [column for rollout in rollouts for column in _columns(rollout)]
+        names.update(column.name for column in columns if column.role is ColumnRole.LOGPROBS)
+    return {settings.columns.get(name, name) for name in names}
+
+
+def _columns(rollout: Rollout) -> Sequence[RecordColumn]:
+    columns = [column for turn in rollout.turns for column in turn.columns]
+    return [*columns, *(rollout.training_row.columns if rollout.training_row is not None else ())]

@@ -1,4 +1,4 @@
-"""Relations between the lengths of lists in an object: equal, one shorter, or two adding up to a third."""
+"""Relations between the lists of an object: equally long, one shorter, or one a part of another."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.inspect.columns import Item
-from tito_audit.inspect.facts import Facts, Look
+from tito_audit.align.prefix import starts_with
+from tito_audit.inspect.columns import Facts, Item, Look, Numbers
 from tito_audit.record.column import MaskEncoding, trained_of
 
 _MOST = 64
@@ -86,12 +86,12 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, Facts]) -> list[Rela
     lengths = _Lengths(items, (numeric + others)[:_MOST])
     groups = _groups(lengths, set(numeric))
     heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:_PARTS]
-    found = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
-    found += filter(None, _parts(lengths, heads, facts))
-    found += filter(None, _offsets(items, lengths, heads, facts))
-    found += (one for one in _sampled(items, lengths, heads, facts) if one is not None and one.varied)
-    found += filter(None, _counts(items, lengths, heads))
-    return found
+    relations = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
+    relations += filter(None, _parts(lengths, heads, facts))
+    relations += filter(None, _offsets(items, lengths, heads, facts))
+    relations += filter(None, _sampled(items, lengths, heads, facts))
+    relations += filter(None, _counts(items, lengths, heads))
+    return relations
 
 
 def _groups(lengths: _Lengths, numeric: set[str]) -> list[list[int]]:
@@ -121,9 +121,9 @@ def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:
     most = table.max(axis=0)
     same = np.where(table < 0, most, table).min(axis=0)
     paths = tuple(lengths.paths[index] for index in group)
-    found = lengths.holds(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
-    if found is not None:
-        return found
+    relation = lengths.holds(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
+    if relation is not None:
+        return relation
     # Each list matches the first, but not all in the same rows.
     count, broken = int((there & (same == most)).sum()), np.flatnonzero(there & (same != most))
     row = lengths.items[broken[0]].row if len(broken) else None
@@ -155,7 +155,10 @@ def _offsets(
     for path, fact in facts.items():
         if fact.look is not Look.OFFSETS:
             continue
-        ends = np.array([_last(item, path) for item in items], dtype=np.int64)
+        # Where the last part ends; -1 if that is no place.
+        lists = [item.lists.get(path) for item in items]
+        last = [float(numbers[-1]) if numbers is not None and len(numbers) else -1.0 for numbers in lists]
+        ends = np.array([int(place) if 0 <= place < 1 << 60 else -1 for place in last], dtype=np.int64)
         for head in heads:
             if lengths.paths[head] != path:
                 paths = (path, lengths.paths[head])
@@ -168,36 +171,75 @@ def _sampled(
     for path, fact in facts.items():
         if fact.look not in (Look.MASK, Look.LABELS) or fact.low == fact.high:
             continue
-        trained = np.array([_trained(item, path, fact.look) for item in items], dtype=np.int64)
+        encoding = MaskEncoding.LABELS if fact.look is Look.LABELS else MaskEncoding.BINARY
+        masks = [item.lists.get(path) for item in items]
+        counts = [-1 if mask is None else int(trained_of(mask, encoding).sum()) for mask in masks]
+        trained = np.array(counts, dtype=np.int64)
         marks = np.array([item.lengths.get(path, -1) for item in items], dtype=np.int64)
         for head in heads:
             paths = (lengths.paths[head], path)
             row = lengths.table[head]
             # If everything is trained, any column has one entry per trained token.
             if row.max() > 1 and ((row != marks) & (row == trained)).any():
-                yield lengths.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1))
+                relation = lengths.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1))
+                yield relation if relation is not None and relation.varied else None
 
 
 def _counts(items: Sequence[Item], lengths: _Lengths, heads: Sequence[int]) -> Iterator[Relation | None]:
     names = dict.fromkeys(name for item in items for name in item.counts if _COUNT.search(name.rsplit(".")[-1]))
     for name in list(names)[:_MOST]:
-        said = np.array([item.counts.get(name, -1) for item in items], dtype=np.int64)
+        counts = np.array([item.counts.get(name, -1) for item in items], dtype=np.int64)
         for head in heads:
-            relation = lengths.holds(RelationKind.LENGTH, (name, lengths.paths[head]), said, lengths.table[head])
+            relation = lengths.holds(RelationKind.LENGTH, (name, lengths.paths[head]), counts, lengths.table[head])
             yield relation
             if relation is not None and relation.items == relation.of:
                 break
 
 
-def _last(item: Item, path: str) -> int:
-    numbers = item.lists.get(path)
-    last = float(numbers[-1]) if numbers is not None and len(numbers) else -1.0
-    return int(last) if 0 <= last < 1 << 60 else -1
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Compares the lists of the objects of a scope."""
+
+    items: Sequence[Item]
+
+    def is_next(self, path: str, other: str) -> bool:
+        """Whether a list is another one shifted by one token, as loss targets are.
+
+        The other may also be a completion, and the list the shifted prompt and completion.
+        """
+        pairs = [(a, b) for a, b in self.pairs(path, other) if len(a) > 2 and len(b) > 1]
+        ends = [(a[:-1], b[1:] if len(a) == len(b) else b) for a, b in pairs if len(b) <= len(a)]
+        return 0 < len(pairs) == sum(starts_with(a[::-1], b[::-1]) for a, b in ends) and not all(
+            (a[1:] == a[0]).all() for a, _ in pairs
+        )
+
+    def pairs(self, part: str, whole: str) -> list[tuple[Numbers, Numbers]]:
+        """The two lists of each object that has both, if the first is not empty."""
+        lists = ((item.lists.get(part), item.lists.get(whole)) for item in self.items)
+        return [(a, b) for a, b in lists if a is not None and b is not None and len(a)]
+
+    def is_longer(self, whole: str, part: str) -> bool:
+        """Whether the whole is never shorter than the part, and at least once longer."""
+        pairs = self.pairs(part, whole)
+        return bool(pairs) and all(len(b) >= len(a) for a, b in pairs) and any(len(b) > len(a) for a, b in pairs)
+
+    def is_start(self, part: str, whole: str) -> bool:
+        """Whether the whole starts with the part in most objects; a few may have drifted."""
+        pairs = self.pairs(part, whole)
+        return 2 * sum(starts_with(b, a) for a, b in pairs) > len(pairs)
+
+    def holds(self, whole: str, part: str) -> bool:
+        """Whether the whole contains the part in most objects."""
+        pairs = self.pairs(part, whole)
+        return 2 * sum(_inside(a, b) for a, b in pairs) > len(pairs)
+
+    def is_end(self, part: str, whole: str) -> bool:
+        """Whether the whole ends with the part in most objects."""
+        pairs = self.pairs(part, whole)
+        return 2 * sum(starts_with(b[::-1], a[::-1]) for a, b in pairs) > len(pairs)
 
 
-def _trained(item: Item, path: str, look: Look) -> int:
-    numbers = item.lists.get(path)
-    if numbers is None:
-        return -1
-    encoding = MaskEncoding.LABELS if look is Look.LABELS else MaskEncoding.BINARY
-    return int(trained_of(numbers, encoding).sum())
+def _inside(part: Numbers, whole: Numbers) -> bool:
+    """Whether the whole contains the part."""
+    places = np.flatnonzero(whole[: len(whole) - len(part) + 1] == part[0]) if len(part) <= len(whole) else ()
+    return any(bool((whole[place : place + len(part)] == part).all()) for place in places)

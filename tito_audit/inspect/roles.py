@@ -9,11 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from tito_audit.formats import COMPLETION_IDS, FLAT_IDS, LOGPROBS, MASKS, PROMPT_IDS, STALE
-from tito_audit.inspect.columns import Column, Item
-from tito_audit.inspect.decoys import Beside, Known, may_be_shared_prompt, no_loss_mask, no_tokens, varies
-from tito_audit.inspect.facts import Facts, Look
-from tito_audit.inspect.parts import Parts
-from tito_audit.inspect.relations import Relation, RelationKind
+from tito_audit.inspect.columns import Column, Facts, Item, Look
+from tito_audit.inspect.decoys import Beside, InVocabulary, may_be_shared_prompt, no_loss_mask, no_tokens, varies
+from tito_audit.inspect.relations import Parts, Relation, RelationKind
 
 
 class Role(StrEnum):
@@ -86,18 +84,19 @@ def roles_of(
     facts: Mapping[str, Facts],
     relations: Sequence[Relation],
     texts: Sequence[int] = (),
-    known: Known | None = None,
+    in_vocabulary: InVocabulary | None = None,
 ) -> Roles:
     """The role of each column of one scope.
 
-    `texts` are the characters of text by row where objects are rows; `known` says which ids are in the vocabulary.
+    `texts` are the characters of text by row where objects are rows; `in_vocabulary` says which ids are in it.
     """
     numbers = {column.path: column for column in columns if column.path in facts}
-    scope = _Scope(items, numbers, facts, relations, varies(columns), texts, known, {})
+    scope = _Scope(items, numbers, facts, relations, varies(columns), texts, in_vocabulary, {})
     roles = {column.path: _without_numbers(column) for column in columns if column.path not in facts}
     ids = scope.ids()
     roles.update(ids)
-    tokens = _Tokens(*(_first(ids, role) for role in (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)))
+    first = {guess.role: path for path, guess in reversed(ids.items())}
+    tokens = _Tokens(*map(first.get, (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)))
     for column in columns:
         if column.path in facts and column.path not in roles:
             roles[column.path] = scope.guess(column, tokens)
@@ -105,10 +104,6 @@ def roles_of(
         if relation.kind is RelationKind.LENGTH:
             roles[relation.paths[0]] = Guess(Role.LENGTH, f"always the length of {relation.paths[1]}")
     return roles
-
-
-def _first(roles: Roles, role: Role) -> str | None:
-    return next((path for path, guess in roles.items() if guess.role is role), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +125,26 @@ class _Scope(Parts):
     varies: bool
     """Whether any column differs from row to row."""
     texts: Sequence[int]
-    known: Known | None
+    in_vocabulary: InVocabulary | None
     decoys: dict[str, str]
     """By path: why a list of integers does not hold tokens."""
 
     def ids(self) -> Roles:
         """The roles of id columns: the whole sequence, prompt or completion."""
-        found = self._without_decoys(
+        columns = self._without_decoys(
             {
                 path: column
                 for path, column in self.columns.items()
                 if self.facts[path].look is Look.IDS and not _OTHERS_IDS.search(column.name)
             }
         )
-        compared = dict(list(found.items())[:_MOST])
-        roles: Roles = {path: self._by_name(column) for path, column in found.items()}
+        compared = dict(list(columns.items())[:_MOST])
+        roles: Roles = {path: self._by_name(column) for path, column in columns.items()}
         for relation in self.relations:
-            if relation.kind is not RelationKind.SUM or not set(relation.paths) <= found.keys():
+            if relation.kind is not RelationKind.SUM or not set(relation.paths) <= columns.keys():
                 continue
-            one, two, whole = relation.paths
-            for first, second in ((one, two), (two, one)):
+            left, right, whole = relation.paths
+            for first, second in ((left, right), (right, left)):
                 if self.is_start(first, whole) and self.is_end(second, whole):
                     roles[whole] = Guess(Role.IDS, f"{first}, then {second}", "full")
                     roles[first] = Guess(Role.PROMPT_IDS, f"{whole} starts with it")
@@ -168,25 +163,29 @@ class _Scope(Parts):
             return Guess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         return None
 
-    def _without_decoys(self, found: dict[str, Column]) -> dict[str, Column]:
+    def _without_decoys(self, columns: dict[str, Column]) -> dict[str, Column]:
         """The columns without decoys; a prompt may be the same in all rows."""
-        why = {path: no_tokens(column, self.facts[path], self._beside(path)) for path, column in found.items()}
-        kept = {path: column for path, column in found.items() if not why[path]}
-        for path, column in found.items():
-            if why[path].startswith("the same list") and any(other != path for other in kept):
+        why = {path: no_tokens(column, self.facts[path], self._beside(path)) for path, column in columns.items()}
+        likely = {path: column for path, column in columns.items() if not why[path]}
+        for path, column in columns.items():
+            if why[path].startswith("the same list") and any(other != path for other in likely):
                 shared = _PROMPT.search(column.name) and may_be_shared_prompt(column.arrays)
-                if shared or any(self.is_longer(p, path) and self.is_start(path, p) for p in kept):
+                if shared or any(self.is_longer(p, path) and self.is_start(path, p) for p in likely):
                     why[path] = ""
-        for path in kept:
-            if follows := next((p for p in kept if p != path and not why[p] and self.is_next(path, p)), None):
+        for path in likely:
+            if follows := next((p for p in likely if p != path and not why[p] and self.is_next(path, p)), None):
                 why[path] = f"the next token of {follows}"
         self.decoys.update({path: reason for path, reason in why.items() if reason})
-        return {path: column for path, column in found.items() if not why[path]}
+        return {path: column for path, column in columns.items() if not why[path]}
 
     def _beside(self, path: str) -> Beside:
         per_token = (Look.LOGPROBS, Look.MASK, Look.LABELS)
         aligned = any(
-            (relation.varied or self._says_per_token(other))
+            (
+                relation.varied
+                or _MASK.search(self.columns[other].name)
+                or _LOGPROB.search(self.columns[other].name)
+            )
             and self.facts[other].look in per_token
             and (self.facts[other].distinct > 1 or _LOGPROB.search(self.columns[other].name))
             for relation in self.relations
@@ -194,13 +193,13 @@ class _Scope(Parts):
             for other in relation.paths
             if other != path and other in self.facts
         )
-        return Beside(aligned, self.varies, self.texts, self.known)
+        return Beside(aligned, self.varies, self.texts, self.in_vocabulary)
 
-    def _scored_alone(self, one: str, two: str) -> str | None:
+    def _scored_alone(self, left: str, right: str) -> str | None:
         """Which of two disjoint lists of ids has logprobs; None if neither or both."""
-        if self.holds(one, two) or self.holds(two, one):
+        if self.holds(left, right) or self.holds(right, left):
             return None
-        scored = [path for path in (one, two) if self._has_logprobs(path)]
+        scored = [path for path in (left, right) if self._has_logprobs(path)]
         return scored[0] if len(scored) == 1 else None
 
     def _has_logprobs(self, path: str) -> bool:
@@ -223,26 +222,22 @@ class _Scope(Parts):
         equal = (r.paths for r in self.relations if r.kind is RelationKind.EQUAL and path in r.paths)
         return [other for paths in equal for other in paths if other != path and other in self.facts]
 
-    def _says_per_token(self, path: str) -> bool:
-        name = self.columns[path].name
-        return bool(_MASK.search(name) or _LOGPROB.search(name))
-
     def _by_name(self, column: Column) -> Guess:
         name = column.name
-        said = f"{self.facts[column.path].low:.0f} to {self.facts[column.path].high:.0f}"
+        span = f"{self.facts[column.path].low:.0f} to {self.facts[column.path].high:.0f}"
         if name in FLAT_IDS:
-            return Guess(Role.IDS, f"{said}; by its name")
+            return Guess(Role.IDS, f"{span}; by its name")
         if name in PROMPT_IDS:
-            return Guess(Role.PROMPT_IDS, f"{said}; by its name")
+            return Guess(Role.PROMPT_IDS, f"{span}; by its name")
         if name in COMPLETION_IDS:
-            return Guess(Role.COMPLETION_IDS, f"{said}; by its name", "call")
+            return Guess(Role.COMPLETION_IDS, f"{span}; by its name", "call")
         # The name itself says more than that of the object around it.
         for key in (name, *reversed([key for key in column.keys[:-1] if key not in ("[]", name)])):
             if _COMPLETION.search(key):
-                return Guess(Role.COMPLETION_IDS, f"{said}; by its name", "call")
+                return Guess(Role.COMPLETION_IDS, f"{span}; by its name", "call")
             if _PROMPT.search(key):
-                return Guess(Role.PROMPT_IDS, f"{said}; by its name")
-        return Guess(Role.IDS, said)
+                return Guess(Role.PROMPT_IDS, f"{span}; by its name")
+        return Guess(Role.IDS, span)
 
     def _settled(self, roles: Roles) -> Roles:
         """The roles, corrected where names alone contradict: a prompt without completion, two whole sequences."""
@@ -252,20 +247,20 @@ class _Scope(Parts):
             # SGLang and the TI/TO provider call the prompt `input_ids`.
             roles[wholes[0]] = Guess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} continues it")
         elif len(wholes) == 1 and answers and not prompts and not any(self.holds(wholes[0], a) for a in answers):
-            said = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
-            roles[wholes[0]] = Guess(Role.PROMPT_IDS, said)
+            because = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
+            roles[wholes[0]] = Guess(Role.PROMPT_IDS, because)
         elif len(wholes) == 2 and not prompts and not answers and (scored := self._scored_alone(*wholes)):
             prompt = next(path for path in wholes if path != scored)
             roles[prompt] = Guess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
             roles[scored] = Guess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
         elif len(wholes) == 1 and not prompts and not answers and self._sampled_alone(wholes[0]):
-            said = f"{roles[wholes[0]].because}; every token has a logprob"
-            roles[wholes[0]] = Guess(Role.COMPLETION_IDS, said, "call")
+            because = f"{roles[wholes[0]].because}; every token has a logprob"
+            roles[wholes[0]] = Guess(Role.COMPLETION_IDS, because, "call")
         elif len(prompts) == 1 and not answers and not wholes:
             roles[prompts[0]] = Guess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
         elif len(prompts) == len(wholes) == 1 and not answers and not self.is_start(prompts[0], wholes[0]):
-            said = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
-            roles[wholes[0]] = Guess(Role.COMPLETION_IDS, said, "call")
+            because = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
+            roles[wholes[0]] = Guess(Role.COMPLETION_IDS, because, "call")
         return {
             path: Guess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
             for path, guess in roles.items()
@@ -282,15 +277,15 @@ class _Scope(Parts):
         if fact.look in (Look.MASK, Look.LABELS) and name not in STALE:
             if _ATTENTION.search(name):
                 return Guess(Role.ATTENTION, "0 and 1; by its name", alignment)
-            said = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
+            values = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
             if name in MASKS:
-                return Guess(Role.MASK, f"{said}; by its name", alignment)
+                return Guess(Role.MASK, f"{values}; by its name", alignment)
             if fits and (why := self._no_loss_mask(column, tokens)):
-                return Guess(Role.PER_TOKEN, f"{said}; {why}", alignment)
+                return Guess(Role.PER_TOKEN, f"{values}; {why}", alignment)
             if fits and _MASK.search(name):
-                return Guess(Role.MASK, f"{said}; by its name", alignment)
+                return Guess(Role.MASK, f"{values}; by its name", alignment)
             if fits and fact.distinct > 1 and not _OTHER_SCORES.search(name):
-                return Guess(Role.MASK, f"{said}; as long as the ids", alignment)
+                return Guess(Role.MASK, f"{values}; as long as the ids", alignment)
         if fact.look is Look.POSITIONS and fits:
             return Guess(Role.POSITIONS, "0, 1, 2, …", alignment)
         if any(r.kind is RelationKind.OFFSETS and r.paths[0] == path for r in self.relations):
@@ -337,9 +332,9 @@ class _Scope(Parts):
         if self.is_longer(whole, path) and (name in MASKS or name in LOGPROBS):
             return "response"
         partners = (r.paths for r in self.relations if r.kind is RelationKind.EQUAL and path in r.paths)
-        known = {*MASKS, *LOGPROBS}
+        names = {*MASKS, *LOGPROBS}
         if self.is_longer(whole, path) and any(
-            self.columns[p].name in known for paths in partners for p in paths if p in self.columns and p != path
+            self.columns[p].name in names for paths in partners for p in paths if p in self.columns and p != path
         ):
             return "response"
         return ""

@@ -201,8 +201,8 @@ def _of_memory(log: Log, path: RowsInMemory, size: int) -> Iterator[Chunk]:
         if log.share is None:
             yield _Memory(path, limit, done, content.part(start, stop), stop - start)
             continue
-        taken = Sample(log.share).among(seed, start, stop - start)
-        part, numbers = content.part(start, stop, taken), taken.tolist()
+        sampled = Sample(log.share).among(seed, start, stop - start)
+        part, numbers = content.part(start, stop, sampled), sampled.tolist()
         yield _Memory(path, limit, done, part, stop - start, numbers, share=log.share)
 
 

@@ -136,8 +136,8 @@ def _target_folder(folder: Path, targets: Mapping[Path, Path]) -> Path | None:
         return None
     shards = _shards(folder)
     places = {targets[shard].parent if shard in targets else None for shard in shards}
-    kept = all(shard in targets and targets[shard].name == shard.name for shard in shards)
-    return places.pop() if kept and len(places) == 1 else None
+    same_names = all(shard in targets and targets[shard].name == shard.name for shard in shards)
+    return places.pop() if same_names and len(places) == 1 else None
 
 
 _Pairs = Sequence[tuple[Path, Path]]

@@ -53,8 +53,8 @@ class Content(ABC):
         """About how many bytes they are."""
 
     @abstractmethod
-    def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
-        """The rows from `start` to `stop`, or of them only those `taken`, counted from `start`."""
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
+        """The rows from `start` to `stop`, or of them only those `sampled`, counted from `start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class Objects(Content):
         some = [self.values[number * count // _WEIGHED] for number in range(_WEIGHED)] if count else []
         return sum(map(_weight, some)) * count // _WEIGHED
 
-    def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
         """The rows, with what is plain already shared."""
-        numbers = range(start, stop) if taken is None else (start + taken).tolist()
+        numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
         return PlainRows([_row(self.values[number]) for number in numbers], open=self.kind == "objects")
 
 
@@ -169,10 +169,10 @@ class ArrowRows(Content):
     def __len__(self) -> int:
         return self._count
 
-    def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
         """The rows as one record batch."""
         batch = batch_of(self.table(start, stop))
-        return TableRows(batch if taken is None else take_rows(batch, taken))
+        return TableRows(batch if sampled is None else take_rows(batch, sampled))
 
 
 def batch_of(table: Any) -> Any:
@@ -211,9 +211,9 @@ class OnceRead(Content):
         """Bytes, about."""
         return self.rows.size
 
-    def part(self, start: int, stop: int, taken: NDArray[np.int64] | None = None) -> Part:
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
         """The rows from the file."""
-        return self.rows.part(start, stop, taken)
+        return self.rows.part(start, stop, sampled)
 
 
 class SpooledObjects(Sequence[Any]):
@@ -381,9 +381,9 @@ def rows_in_memory(
             for row in content.part(start, stop).rows(range(start, stop), limit):
                 yield row, (row.index + 1) / count
             continue
-        taken, before = sample.among(seed, start, stop - start), sample.left_out
-        numbers = (start + taken).tolist()
-        for passed, row in enumerate(content.part(start, stop, taken).rows(numbers, limit)):
+        sampled, before = sample.among(seed, start, stop - start), sample.left_out
+        numbers = (start + sampled).tolist()
+        for passed, row in enumerate(content.part(start, stop, sampled).rows(numbers, limit)):
             sample.left_out, sample.last = before + row.index - start - passed, row.index
             yield row, (row.index + 1) / count
-        sample.left_out, sample.last = before + stop - start - len(taken), stop - 1
+        sample.left_out, sample.last = before + stop - start - len(sampled), stop - 1

@@ -218,10 +218,10 @@ class Log:
             if kind == "lines":
                 return sampled_lines(stream, limit, sample, len(between.rest()), parse)
             return sampled_values(stream, array=array, limit=limit, sample=sample)
-        kept = between if self.keep_text else None
+        leads = between if self.keep_text else None
         if kind == "lines":
-            return rows_of_lines(stream, limit, kept, parse)
-        return rows_of_values(stream, array=array, limit=limit, between=kept)
+            return rows_of_lines(stream, limit, leads, parse)
+        return rows_of_values(stream, array=array, limit=limit, between=leads)
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
         """The kind of the file; unless binary, its bytes from the first row on, and what came before them."""

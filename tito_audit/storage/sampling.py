@@ -24,21 +24,21 @@ class Sample:
 
     def __init__(self, share: float) -> None:
         self.left_out = 0
-        """Rows seen and not taken."""
+        """Rows seen and not sampled."""
         self.last = -1
         """The index of the last row seen; -1 before the first."""
         self._bound = int(share * _SPACE)
 
     def takes(self, index: int, at: int, data: bytes | None, size: int) -> bool:
-        """Whether the row with this index, which begins at `at`, is taken; `data` is None if it is too long."""
+        """Whether the row with this index, which begins at `at`, is sampled; `data` is None if it is too long."""
         self.last = index
         ends = data[:_EDGE] + data[-_EDGE:] if data is not None else b""
-        taken = _number(b"%d %d %b" % (at, size, ends)) < self._bound
-        self.left_out += not taken
-        return taken
+        sampled = _number(b"%d %d %b" % (at, size, ends)) < self._bound
+        self.left_out += not sampled
+        return sampled
 
     def among(self, seed: int, first: int, count: int) -> NDArray[np.int64]:
-        """`[N]` which of `count` rows are taken, counted from 0; the first is row `first` of the file.
+        """`[N]` which of `count` rows are sampled, counted from 0; the first is row `first` of the file.
 
         Does not count what is left out.
         """
