@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_weights
 from tito_audit.record.arrays import Ids, Logprobs
-from tito_audit.record.column import Column, ColumnRole
+from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 
@@ -106,14 +106,12 @@ def _same_ids(old: Ids | None, new: Ids | None) -> bool:
 
 def same_messages(before: Sequence[Message], after: Sequence[Message]) -> bool:
     """Whether two lists of messages are equal in every key; null and a missing key are the same."""
-    return len(before) == len(after) and all(map(_same_message, before, after))
-
-
-def _same_message(old: Message, new: Message) -> bool:
-    if old.wire is new.wire:
-        return True
-    keys = {*old.wire, *new.wire}
-    return all(_text(old.wire.get(key)) == _text(new.wire.get(key)) for key in keys)
+    return len(before) == len(after) and all(
+        _text(old.wire.get(key)) == _text(new.wire.get(key))
+        for old, new in zip(before, after, strict=True)
+        if old.wire is not new.wire
+        for key in {*old.wire, *new.wire}
+    )
 
 
 def _text(value: Any) -> Any:
@@ -134,8 +132,8 @@ def _lost_columns(before: TrainingRow, after: TrainingRow) -> Iterator[str]:
             if column.alignment is None:
                 yield column.name
             continue
-        old, found = column_over(before, column), read_back.get(column.name)
-        new = None if found is None else column_over(after, found)
+        old, column_after = column_over(before, column), read_back.get(column.name)
+        new = None if column_after is None else column_over(after, column_after)
         if old is None or new is None or not _same_entries(old, new):
             yield column.name
 
@@ -144,13 +142,13 @@ def _same_entries(old: NDArray[Any], new: NDArray[Any]) -> bool:
     if old.dtype.kind in "iufb" and new.dtype.kind in "iufb":
         floats = old.dtype.kind == "f" and new.dtype.kind == "f"
         return bool(np.array_equal(old, new, equal_nan=floats))
-    return len(old) == len(new) and _said(old) == _said(new)
+    return len(old) == len(new) and _plain(old) == _plain(new)
 
 
-def _said(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A value to compare: arrays as lists, NaN as None."""
     if isinstance(value, np.ndarray | list):
-        return [_said(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [_plain(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return None if isinstance(value, float) and value != value else value
 
 
@@ -171,11 +169,11 @@ def _lost_of_turn(old: Turn, new: Turn, messages: Sequence[Message]) -> Iterator
     if sent is not None and not same_messages(sent, new.prompt_messages or messages[: len(sent)]):
         yield "messages of single calls"
     read_back = {column.name: column for column in new.columns}
-    yield from (column.name for column in old.columns if not _same_column(column, read_back.get(column.name)))
-
-
-def _same_column(old: Column, new: Column | None) -> bool:
-    """Whether a column of a call was kept; logprobs that fit are compared elsewhere."""
-    if old.role is not ColumnRole.OTHER:
-        return old.alignment is not None
-    return old.alignment is not None and new is not None and _same_entries(old.values, new.values)
+    for column in old.columns:
+        again = read_back.get(column.name)
+        # Logprobs that fit are compared elsewhere.
+        same = column.role is not ColumnRole.OTHER or (
+            again is not None and _same_entries(column.values, again.values)
+        )
+        if column.alignment is None or not same:
+            yield column.name

@@ -51,9 +51,9 @@ class CallsOfConversation:
             line = lines[number]
             row = line.value or {}
             rollouts = form.read(row, Place(*at))
-            said = row_facts(row, rollouts, form.sources(row, rollouts))
-            unread |= dict.fromkeys((*said.unread, *wrapper_keys(line)))
-            facts += said.facts
+            about = row_facts(row, rollouts, form.sources(row, rollouts))
+            unread |= dict.fromkeys((*about.unread, *wrapper_keys(line)))
+            facts += about.facts
             each += (with_speakers(rollout, speakers) for rollout in rollouts)
         return cls(each, facts, tuple(unread))
 
@@ -61,15 +61,15 @@ class CallsOfConversation:
         self, whole: Rollout, refuse: Callable[[Place, str], None]
     ) -> tuple[CallsOfConversation, Rollout]:
         """The same without the calls that lack ids; each of those is refused with its place."""
-        kept: list[int] = []
+        numbers: list[int] = []
         for k, own in enumerate(self.each):
             try:
                 sampled_calls(own)
-                kept.append(k)
+                numbers.append(k)
             except RecordError as error:
                 refuse(own.place, str(error))
-        rest = replace(whole, turns=tuple(whole.turns[k] for k in kept))
-        return replace(self, each=[self.each[k] for k in kept], facts=[self.facts[k] for k in kept]), rest
+        rest = replace(whole, turns=tuple(whole.turns[k] for k in numbers))
+        return replace(self, each=[self.each[k] for k in numbers], facts=[self.facts[k] for k in numbers]), rest
 
     def as_rows(self, whole: Rollout) -> tuple[list[ConvertedPart], list[str]]:
         """A training row for each unbroken run of calls, and the names of what is lost; RecordError as in
@@ -84,7 +84,7 @@ class CallsOfConversation:
             last = self.each[part.calls[-1]]
             row = replace(
                 part.rollout,
-                messages=_said(last),
+                messages=_messages_of(last),
                 tools=last.tools,
                 template_kwargs=last.template_kwargs,
                 stated=replace(part.rollout.stated, model=last.stated.model),
@@ -94,70 +94,68 @@ class CallsOfConversation:
             lost += [*rest, *self._lost_in_row(row, part.calls)]
         return parts, lost
 
-    def as_calls(self, whole: Rollout, taken: Set[str] | None) -> tuple[list[ConvertedPart], list[str]]:
+    def as_calls(self, whole: Rollout, reserved: Set[str] | None) -> tuple[list[ConvertedPart], list[str]]:
         """A row that lists all calls, and the names of what is lost; RecordError as in `as_calls`.
 
-        Its calls have a place for what only some of the rows say, except under names that are `taken`; None: no
+        Its calls have a place for what only some of the rows say, except under names that are `reserved`; None: no
         place.
         """
         facts, lost = self.shared(range(len(self.each)))
         own: list[dict[str, Any]] = []
-        if taken is not None:
-            facts = {name: value for name, value in facts.items() if self._say(name, value)}
-            left = [{name: value for name, value in said.items() if name not in facts} for said in self.facts]
-            own = [{name: value for name, value in said.items() if name not in taken} for said in left]
-            lost = [name for said in left for name in said if name in taken]
+        if reserved is not None:
+            facts = {
+                name: value
+                for name, value in facts.items()
+                if all(name in about and _same(about[name], value) for about in self.facts)
+            }
+            left = [{name: value for name, value in about.items() if name not in facts} for about in self.facts]
+            own = [{name: value for name, value in about.items() if name not in reserved} for about in left]
+            lost = [name for about in left for name in about if name in reserved]
+        lost_in_calls: list[str] = []
+        for rollout, turn in zip(self.each, whole.turns, strict=True):
+            if not same_messages(_sent_and_answer(turn, whole.messages), _messages_of(rollout)):
+                lost_in_calls.append(MESSAGES_LOST)
+            lost_in_calls += _lost_context(rollout, whole)
         converted = as_calls(whole, facts)
         parts = [replace(part, facts={**facts, **part.facts}, of_calls=tuple(own)) for part in converted.parts]
-        return parts, [*self.unread, *converted.lost, *lost, *self._lost_in_calls(whole)]
-
-    def _say(self, name: str, value: Any) -> bool:
-        """Whether the rows of all calls say this."""
-        return all(name in said and _same(said[name], value) for said in self.facts)
+        return parts, [*self.unread, *converted.lost, *lost, *lost_in_calls]
 
     def _lost_in_row(self, row: Rollout, calls: Sequence[int]) -> Iterator[str]:
         """What a training row loses of the messages, texts and tools of the calls that it trains."""
         texts = {message.text for message in row.messages}
         for own in (self.each[k] for k in calls):
-            said = _said(own)
-            if not same_messages(row.messages[: len(said)], said):
+            messages = _messages_of(own)
+            if not same_messages(row.messages[: len(messages)], messages):
                 yield MESSAGES_LOST
             if own.turns[0].completion_text not in (None, *texts):
                 yield TEXTS_LOST
             yield from _lost_context(own, row)
-
-    def _lost_in_calls(self, whole: Rollout) -> Iterator[str]:
-        """What the calls of a conversation lose of the messages and tools in the rows."""
-        for own, turn in zip(self.each, whole.turns, strict=True):
-            if not same_messages(_sent_and_said(turn, whole.messages), _said(own)):
-                yield MESSAGES_LOST
-            yield from _lost_context(own, whole)
 
     def shared(self, calls: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
         """What the rows of these calls all say, and the names of what only some say or say differently.
 
         A reward that only the last of them has is the reward of all.
         """
-        said = [self.facts[k] for k in calls]
-        kept: dict[str, Any] = {}
+        about = [self.facts[k] for k in calls]
+        common: dict[str, Any] = {}
         lost: list[str] = []
-        for name in dict.fromkeys(name for one in said for name in one):
-            values = [one.get(name, _MISSING) for one in said]
+        for name in dict.fromkeys(name for each in about for name in each):
+            values = [each.get(name, _MISSING) for each in about]
             if name in REWARDS and all(value is _MISSING for value in values[:-1]):
                 values = values[-1:]
             value = _common(values, name, lost)
             if value is not _MISSING:
-                kept[name] = value
-        return kept, lost
+                common[name] = value
+        return common, lost
 
 
-def _said(one: Rollout) -> tuple[Message, ...]:
+def _messages_of(rollout: Rollout) -> tuple[Message, ...]:
     """The messages of the only call of a rollout, with its answer."""
-    (turn,) = one.turns
-    return one.messages or turn.prompt_messages or ()
+    (turn,) = rollout.turns
+    return rollout.messages or turn.prompt_messages or ()
 
 
-def _sent_and_said(turn: Turn, messages: Sequence[Message]) -> Sequence[Message]:
+def _sent_and_answer(turn: Turn, messages: Sequence[Message]) -> Sequence[Message]:
     """The messages sent to a call of a conversation, and its answer if that is one of `messages`."""
     index = turn.message_index
     if index is None:
@@ -183,14 +181,14 @@ def _common(values: Sequence[Any], path: str, lost: list[str]) -> Any:
     if not all(isinstance(value, Mapping) for value in values):
         lost.append(path)
         return _MISSING
-    kept = {}
+    common = {}
     for name in dict.fromkeys(name for value in values for name in value):
         value = _common([value.get(name, _MISSING) for value in values], f"{path}.{name}", lost)
         if value is not _MISSING:
-            kept[name] = value
-    return kept or _MISSING
+            common[name] = value
+    return common or _MISSING
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(value: Any, other: Any) -> bool:
     """Whether two values are written the same way: 1, 1.0 and true all differ."""
-    return one is other or dump_row({"": one}) == dump_row({"": other})
+    return value is other or dump_row({"": value}) == dump_row({"": other})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tito_audit.convert.compare import difference, digest, lost_names
 from tito_audit.convert.maker import Maker, Sample
 from tito_audit.convert.makers import MAKERS
-from tito_audit.convert.outcome import ConversionOutcome
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, pick_format
@@ -41,10 +41,10 @@ def maker_named(name: str) -> tuple[Format, Maker]:
     if form is None:
         raise unknown("form", name, makers, flag="--to")
     if makers_of(form):
-        said = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
+        why = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
     else:
-        said = f"{form.title} can be read and repaired, but not made: they hold what only their own writer knows."
-    raise SetupError(f"--to {name}: {said}\nForms that can be made: {', '.join(makers)}.")
+        why = f"{form.title} can be read and repaired, but not made: they hold what only their own writer knows."
+    raise SetupError(f"--to {name}: {why}\nForms that can be made: {', '.join(makers)}.")
 
 
 @dataclass(slots=True)
@@ -61,18 +61,18 @@ class RowBuilder:
         self, rollout: Rollout, facts: Mapping[str, Any], of_calls: Sequence[Mapping[str, Any]] = ()
     ) -> Sample:
         """The rollout with the facts that its row has a place for; all others are counted as lost."""
-        kept: dict[str, Any] = {}
+        facts_of_row: dict[str, Any] = {}
         lost: list[str] = []
         for name, value in facts.items():
             there = self.maker.slots.get(name, name)
             has_place = self.maker.takes_facts or there in self.maker.slots.values()
-            if has_place and there not in self.maker.own and there not in kept:
-                kept[there] = value
+            if has_place and there not in self.maker.own and there not in facts_of_row:
+                facts_of_row[there] = value
             elif not (self.maker.grouped and name in GROUPS):
                 lost.append(name)
         self.tally.lose(lost, rollout.place)
-        self.tally.missing.update(name for name in self.maker.wants if kept.get(name) is None)
-        return Sample(rollout, kept, of_calls)
+        self.tally.missing.update(name for name in self.maker.wants if facts_of_row.get(name) is None)
+        return Sample(rollout, facts_of_row, of_calls)
 
     def row(self, samples: Sequence[Sample]) -> tuple[Row, int] | None:
         """The row of one sample or of a group, with its digest; None when no sample is left.
@@ -80,11 +80,11 @@ class RowBuilder:
         Samples that it cannot hold are recorded as refused.
         """
         fitting: list[Sample] = []
-        made: Row = {}
+        new_row: Row = {}
         again: Sequence[Rollout] = ()
         for sample in samples:
             try:
-                fitted, made, again = self._fitted(sample)
+                fitted, new_row, again = self._fitted(sample)
                 fitting.append(fitted)
             except RecordError as error:
                 self.tally.refuse(sample.rollout.place, str(error))
@@ -92,7 +92,7 @@ class RowBuilder:
             return None
         if self.maker.grouped or len(samples) > 1:
             try:
-                made, again = self._proven(fitting)
+                new_row, again = self._proven(fitting)
             except RecordError as error:
                 for sample in fitting:
                     self.tally.refuse(sample.rollout.place, str(error))
@@ -100,7 +100,7 @@ class RowBuilder:
         for sample, rollout in zip(fitting, again, strict=True):
             self.tally.lose(lost_names(sample.rollout, rollout), sample.rollout.place)
         self.tally.rows_made += 1
-        return made, digest(again)
+        return new_row, digest(again)
 
     def _fitted(self, sample: Sample) -> tuple[Sample, Row, Sequence[Rollout]]:
         """The sample without the facts and columns that make its row unreadable in its format; and its row."""
@@ -111,11 +111,11 @@ class RowBuilder:
             names = _names(sample, self.maker)
             # What fails even without them fails for another reason.
             self._proven([_stripped(sample, names)])
-        kept: set[str] = set()
+        harmless: set[str] = set()
         for name in names:
             try:
-                self._proven([_stripped(sample, {*names} - kept - {name})])
-                kept.add(name)
+                self._proven([_stripped(sample, {*names} - harmless - {name})])
+                harmless.add(name)
             except RecordError:
                 self.excluded.add(name)
         sample = self._without(sample, self.excluded)
@@ -148,8 +148,9 @@ def digest_of(raw: RawRow, form: Format) -> int | None:
     if raw.value is None:
         return None
     try:
-        found = pick_format(raw.value)
-        return digest(found.read(raw.value, Place("", raw.index))) if found.name == form.name else None
+        if pick_format(raw.value).name != form.name:
+            return None
+        return digest(form.read(raw.value, Place("", raw.index)))
     except RecordError:
         return None
 
@@ -171,17 +172,65 @@ def _others(rollout: Rollout) -> list[Column]:
 def _stripped(sample: Sample, names: Collection[str]) -> Sample:
     """The sample without these facts and columns."""
 
-    def kept(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-        return tuple(one for one in columns if one.role is not ColumnRole.OTHER or one.name not in names)
+    def without(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in names)
 
     rollout, row = sample.rollout, sample.rollout.training_row
     rollout = replace(
         rollout,
-        training_row=None if row is None else replace(row, columns=kept(row.columns)),
-        turns=tuple(replace(turn, columns=kept(turn.columns)) for turn in rollout.turns),
+        training_row=None if row is None else replace(row, columns=without(row.columns)),
+        turns=tuple(replace(turn, columns=without(turn.columns)) for turn in rollout.turns),
     )
     facts, *of_calls = (
         {name: value for name, value in facts.items() if name not in names}
         for facts in (sample.facts, *sample.of_calls)
     )
     return Sample(rollout, facts, of_calls)
+
+
+_NAMED = 1000
+"""How many of the rows that could not be converted are kept with their places; the rest are only counted."""
+
+
+@dataclass(slots=True)
+class ConversionOutcome:
+    """What a conversion keeps and what it loses."""
+
+    rows_read: int = 0
+    rollouts: int = 0
+    joined: int = 0
+    """How many of the rollouts are conversations with a row for each call."""
+    rows_made: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    """What has no place in the new form, by name or path in the log, with the number of rows that have it."""
+    repeated: Counter[str] = field(default_factory=Counter)
+    """What the log says once and several new rows repeat, with the number of rollouts affected."""
+    missing: Counter[str] = field(default_factory=Counter)
+    """What the new form has a place for but the log lacks, with the number of rollouts that lack it; no value is
+    made up."""
+    forked: int = 0
+    """Rollouts that became several rows because their calls do not all continue one another."""
+    refused: list[tuple[Place, str]] = field(default_factory=list)
+    """The first rows and rollouts that could not be read or converted, with the reason."""
+    not_converted: int = 0
+    """How many there are in total."""
+    _last: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether nothing is lost."""
+        return not self.lost and not self.not_converted
+
+    def lose(self, names: Iterable[str], place: Place) -> None:
+        """Note what a row of a log loses; rows come in order."""
+        row = place.file, place.row
+        for name in names:
+            if self._last.get(name) != row:
+                self._last[name] = row
+                self.lost[name] = self.lost.get(name, 0) + 1
+
+    def refuse(self, place: Place, reason: str) -> None:
+        """Note a row or rollout that is left out, with the reason."""
+        self.not_converted += 1
+        if len(self.refused) < _NAMED:
+            self.refused.append((place, reason))

@@ -58,7 +58,7 @@ def as_rows(rollout: Rollout) -> Converted:
     forked = fork_rows(sampled_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
-    parts = tuple(_row_part(rollout, one, alone=len(forked) == 1) for one in forked)
+    parts = tuple(_row_part(rollout, forked_row, alone=len(forked) == 1) for forked_row in forked)
     if row is not None:
         parts = (ConvertedPart(alone, parts[0].facts),)
     return Converted(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
@@ -80,11 +80,20 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     runs = _runs(row)
     columns, lost_columns = _columns_to_cut(row)
     logprobs = known_logprobs(row)
-    answers: list[int | None] = [i for i, one in enumerate(rollout.messages) if one.sampled]
+    answers: list[int | None] = [i for i, message in enumerate(rollout.messages) if message.sampled]
     # With as many answers as trained runs, each run is an answer.
     wrote = answers if len(answers) == len(runs) else [None] * len(runs)
     turns = [
-        _turn(row.token_ids, start, end, logprobs, columns, index)
+        Turn(
+            row.token_ids[:start],
+            row.token_ids[start:end],
+            None if logprobs is None else logprobs[start:end],
+            index,
+            columns=tuple(
+                Column(name, ColumnRole.OTHER, whole[start:end], Alignment.CALL, policy)
+                for name, (whole, policy) in columns.items()
+            ),
+        )
         for (start, end), index in zip(runs, wrote, strict=True)
     ]
     turns, used = _with_facts(turns, facts)
@@ -161,13 +170,13 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
         ids,
         mask,
         np.array(forked.logprobs, np.float64) if scored else None,
-        prompt_length=_start(turns[forked.calls[0]]),
+        prompt_length=_length(turns[forked.calls[0]].prompt_ids),
         columns=tuple(_columns_of_calls(turns, forked, len(ids))),
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
     facts = _facts_of([turns[k] for k in forked.trained])
-    made = replace(rollout, messages=messages, turns=(), training_row=row)
-    return ConvertedPart(made, facts, calls=forked.trained)
+    row_rollout = replace(rollout, messages=messages, turns=(), training_row=row)
+    return ConvertedPart(row_rollout, facts, calls=forked.trained)
 
 
 def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
@@ -182,8 +191,8 @@ def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
     return facts
 
 
-def _start(turn: Turn) -> int:
-    return 0 if turn.prompt_ids is None else len(turn.prompt_ids)
+def _length(ids: Ids | None) -> int:
+    return 0 if ids is None else len(ids)
 
 
 def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> Iterable[Column]:
@@ -196,7 +205,7 @@ def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> It
         floats = all(column.values.dtype.kind == "f" for _, column in parts)
         whole = np.full(size, np.nan) if floats else np.full(size, None, object)
         for k, column in parts:
-            start = _start(turns[k])
+            start = _length(turns[k].prompt_ids)
             whole[start : start + len(column.values)] = column.values
         yield Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy)
 
@@ -212,47 +221,43 @@ def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
 
 def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[str]:
     turns = rollout.turns
-    said = {message.text for message in rollout.messages}
-    held = {k for row in forked for k in row.calls}
-    if len(held) < len(turns):
+    texts = {message.text for message in rollout.messages}
+    chained = {k for row in forked for k in row.calls}
+    if len(chained) < len(turns):
         yield "calls that sampled nothing"
     for row in forked:
         if len({turns[k].weight_versions for k in row.trained}) > 1:
             yield _WEIGHTS
-        ends = [_start(turns[k]) + _size(turns[k]) for k in row.calls]
-        if any(_start(turns[k]) == end for k, end in zip(row.calls[1:], ends, strict=False)):
+        ends = [_length(turns[k].prompt_ids) + _length(turns[k].completion_ids) for k in row.calls]
+        if any(_length(turns[k].prompt_ids) == end for k, end in zip(row.calls[1:], ends, strict=False)):
             yield "where one call ends and the next begins"
         messages = rollout.messages if len(forked) == 1 else _messages_up_to(rollout, turns[row.calls[-1]])
         sent = [turns[k].prompt_messages for k in row.calls]
-        if any(one is not None and one != messages[: len(one)] for one in sent):
+        if any(own is not None and own != messages[: len(own)] for own in sent):
             yield MESSAGES_LOST
     for turn in turns:
-        if turn.completion_text is not None and turn.completion_text not in said:
+        if turn.completion_text is not None and turn.completion_text not in texts:
             yield TEXTS_LOST
         if turn.prompt_text is not None:
             yield "text of prompts"
         yield from (column.name for column in turn.columns if column.alignment is None)
 
 
-def _size(turn: Turn) -> int:
-    return 0 if turn.completion_ids is None else len(turn.completion_ids)
-
-
 def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
     """Whether the calls yield exactly this row."""
     try:
-        made = fork_rows(sampled_calls(rollout))
+        rows = fork_rows(sampled_calls(rollout))
     except RecordError:
         return False
-    if len(made) != 1 or row.loss_mask is None or made[0].token_ids != row.token_ids.tolist():
+    if len(rows) != 1 or row.loss_mask is None or rows[0].token_ids != row.token_ids.tolist():
         return False
     logprobs = known_logprobs(row)
     weights = loss_weights(row)
     assert weights is not None
-    plain = bool(np.array_equal(weights, np.array(made[0].loss_mask, np.float64)))
+    plain = bool(np.array_equal(weights, np.array(rows[0].loss_mask, np.float64)))
     if logprobs is None or not plain:
         return plain
-    return bool(np.array_equal(logprobs, np.array(made[0].logprobs), equal_nan=True))
+    return bool(np.array_equal(logprobs, np.array(rows[0].logprobs), equal_nan=True))
 
 
 def _runs(row: TrainingRow) -> Sequence[Run]:
@@ -278,7 +283,7 @@ def _runs(row: TrainingRow) -> Sequence[Run]:
 
 def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
     """The columns that calls can hold, each over all tokens, and the names of the rest."""
-    kept: dict[str, tuple[NDArray[Any], MovePolicy]] = {}
+    columns: dict[str, tuple[NDArray[Any], MovePolicy]] = {}
     lost: list[str] = []
     for column in row.columns:
         if column.role is not ColumnRole.OTHER:
@@ -290,8 +295,8 @@ def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], Mov
         if whole is None or not _is_filler(whole[~row.loss_mask]):
             lost.append(column.name)
         else:
-            kept[column.name] = whole, column.policy
-    return kept, lost
+            columns[column.name] = whole, column.policy
+    return columns, lost
 
 
 def _is_filler(outside: NDArray[Any]) -> bool:
@@ -301,22 +306,6 @@ def _is_filler(outside: NDArray[Any]) -> bool:
     return all(value is None or (isinstance(value, float) and value != value) for value in outside.tolist())
 
 
-def _turn(
-    ids: Ids,
-    start: int,
-    end: int,
-    logprobs: Logprobs | None,
-    columns: Mapping[str, tuple[NDArray[Any], MovePolicy]],
-    message_index: int | None,
-) -> Turn:
-    scores = None if logprobs is None else logprobs[start:end]
-    cut = tuple(
-        Column(name, ColumnRole.OTHER, whole[start:end], Alignment.CALL, policy)
-        for name, (whole, policy) in columns.items()
-    )
-    return Turn(ids[:start], ids[start:end], scores, message_index, columns=cut)
-
-
 def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn], frozenset[str]]:
     """The calls of a row with what the row says about them, and the names of those facts."""
     used: set[str] = set()
@@ -324,14 +313,14 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
     if (
         isinstance(reasons, list)
         and len(reasons) == len(turns)
-        and all(isinstance(one, str | None) for one in reasons)
+        and all(isinstance(entry, str | None) for entry in reasons)
     ):
         turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
         used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
     versions = facts.get(_WEIGHTS)
-    known = isinstance(versions, list) and all(isinstance(one, str) for one in versions)
+    are_texts = isinstance(versions, list) and all(isinstance(entry, str) for entry in versions)
     # With several versions it is unknown which one sampled which call.
-    if isinstance(versions, list) and known and (len(turns) == 1 or len(versions) == 1):
+    if isinstance(versions, list) and are_texts and (len(turns) == 1 or len(versions) == 1):
         turns = [replace(turn, weight_versions=tuple(versions)) for turn in turns]
         used.add(_WEIGHTS)
     return turns, frozenset(used)

@@ -12,8 +12,7 @@ from typing import Any
 
 from tito_audit.convert.joined import CallsOfConversation
 from tito_audit.convert.maker import Holds, Sample
-from tito_audit.convert.outcome import ConversionOutcome
-from tito_audit.convert.rows import GROUPS, RowBuilder, digest_of, maker_named
+from tito_audit.convert.rows import GROUPS, ConversionOutcome, RowBuilder, digest_of, maker_named
 from tito_audit.convert.rows_and_calls import as_calls, as_rows
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError, SetupError, StorageError
@@ -100,9 +99,9 @@ class Conversion:
             yield place
         if self._shapes is not None:
             self._shapes.settle()
-        said = Summary()
-        self._flow.say_joined(said)
-        self.notices = said.notices
+        summary = Summary()
+        self._flow.say_joined(summary)
+        self.notices = summary.notices
 
     def write(self) -> Iterator[Place]:
         """The places of the logs' rows as they are written; afterwards the file is in place. Call it after
@@ -153,15 +152,15 @@ class Conversion:
         for raw, place in self._read(tally, flow):
             for key, sample in self._samples(raw, place, flow.groups[place.file], builder):
                 if group and (not self.maker.grouped or key != last):
-                    made = builder.row(group)
-                    if made is not None:
-                        yield *made, place
+                    built = builder.row(group)
+                    if built is not None:
+                        yield *built, place
                     group = []
                 group.append(sample)
                 last = key
             yield None, 0, place
-        if group and place is not None and (made := builder.row(group)) is not None:
-            yield *made, place
+        if group and place is not None and (built := builder.row(group)) is not None:
+            yield *built, place
 
     def _read(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[RawRow, Place]]:
         """The rows of all logs, calls joined, counted as they pass."""
@@ -188,17 +187,17 @@ class Conversion:
                 calls = CallsOfConversation.of(raw, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return
-            found = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))
+            facts_of_row = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))
         except RecordError as error:
             tally.refuse(place, str(error))
             return
         tally.lose(wrapper_keys(raw), place)
-        tally.lose(found.unread, place)
+        tally.lose(facts_of_row.unread, place)
         several = len(rollouts) > 1
-        tally.repeated.update(found.shared if several and not self.maker.grouped else ())
-        for rollout, said in zip(rollouts, found.facts, strict=True):
+        tally.repeated.update(facts_of_row.shared if several and not self.maker.grouped else ())
+        for rollout, own_facts in zip(rollouts, facts_of_row.facts, strict=True):
             tally.rollouts += 1
-            facts = _with_stated(said, rollout, place.row if several else None)
+            facts = _with_stated(own_facts, rollout, place.row if several else None)
             key = ("row", place) if several else _group_key(facts, place)
             yield from ((key, sample) for sample in self._converted(rollout, facts, builder))
 

@@ -13,21 +13,48 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.convert.unread_keys import (
-    BOUNDS,
-    COUNTS,
-    ID_LISTS,
-    KINDS,
-    LONGEST_KEY,
-    SCORES,
-    SHAPE,
-    TEXTS_OF_CALLS,
-)
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
 from tito_audit.record.nesting import parsed_json
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import Sources, places_read
+
+_ID_LISTS = {
+    *("completion_ids", "completion_token_ids", "completion_tokens", "generated_ids", "generation_token_ids"),
+    *("input_ids", "input_tokens", "output_ids", "output_token_ids", "output_tokens", "prompt_ids"),
+    *("prompt_token_ids", "prompt_tokens", "prompts", "response_ids", "response_token_ids", "response_tokens"),
+    *("responses", "token_ids", "tokens"),
+}
+_KINDS = {
+    **dict.fromkeys(
+        (
+            *("content", "input", "instructions", "message", "output", "output_text", "reasoning"),
+            *("reasoning_content", "summary", "text", "thinking"),
+        ),
+        "text",
+    ),
+    **dict.fromkeys(("id", "call_id", "tool_call_id", "source_call_id"), "call"),
+    **dict.fromkeys(("name", "function_name", "tool_name"), "name"),
+    **dict.fromkeys(("finish_reason", "stop_reason"), "finish"),
+    **dict.fromkeys(("weight_version", "weight_versions", "model_version", "weight_step"), "weights"),
+}
+"""Keys that mean the same in different formats."""
+_LONGEST_KEY = 40
+_SHAPE = {"type", "object"}
+"""Keys whose values are the format's keywords."""
+_BOUNDS = {"cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k"}
+"""Keys of token counts up to the end of each sample."""
+_COUNTS = {
+    *("completion_length", "completion_tokens", "cum_len", "doc_lengths", "doc_lens", "document_lengths"),
+    *("input_length", "input_lengths", "input_tokens", "length", "n_input_tokens", "n_output_tokens"),
+    *("num_calls", "num_input_tokens", "num_output_tokens", "num_tokens", "num_total_tokens", "num_turns"),
+    *("output_tokens", "packed_lengths", "prompt_len", "prompt_length", "prompt_tokens", "response_length"),
+    *("sample_lengths", "sample_lens", "seq_lengths", "seq_lens", "seqlens", "sequence_lengths"),
+    *("sequence_lens", "total_length", "total_tokens"),
+}
+"""Keys of counts that follow from the tokens and calls themselves."""
+_SCORES = {"logprob", "token_id"}
+_TEXTS_OF_CALLS = ("completion_text", "text", "response_text", "output_text", "prompt_text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +74,27 @@ def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequ
 
     `sources` says where the columns of the rollouts were read.
     """
-    held = _HeldValues(rollouts, set(places_read(sources, rollouts)))
+    values = _HeldValues(rollouts, set(places_read(sources, rollouts)))
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
-    each = len(rollouts) if _is_wrapped(row, len(rollouts)) or _is_packed(row, rollouts) else None
+    each = len(rollouts) if _has_list_of_each(row, rollouts) else None
     for key, value in row.items():
         if value is None or (isinstance(value, list | tuple | dict | np.ndarray) and not len(value)):
             continue
         name = str(key)
-        held.start()
-        held.look(value, name, (_short(name),), (key,))
-        if held.hits:
-            unread |= dict.fromkeys(held.misses)
-        elif held.misses:
+        values.start()
+        values.look(value, name, (_short(name),), (key,))
+        if values.hits:
+            unread |= dict.fromkeys(values.misses)
+        elif values.misses:
             own_each = each is not None and _is_list(value) and len(value) == each
             if not own_each:
                 shared.append(name)
             for number, own in enumerate(facts):
-                mine = value[number] if own_each else value
-                if mine is not None:
-                    own[name] = mine
+                part = value[number] if own_each else value
+                if part is not None:
+                    own[name] = part
     return RowFacts(tuple(facts), tuple(shared), tuple(unread))
 
 
@@ -102,21 +129,17 @@ class _HeldValues:
                 self.look(entry, name, (*path, "." + _short(name)), (*place, inner))
         elif _is_list(value):
             self._list(value, key, path, place)
-        elif value is None or self._tells_nothing(value, key, nested=len(path) > 1):
-            return
+        elif isinstance(value, str) and key in _SHAPE and len(path) > 1:
+            return  # a keyword of the format
+        elif value is None or (key in _COUNTS and type(value) is int and value in self._counts):
+            return  # nothing, or a count of what the rollouts hold
         elif isinstance(value, str) and value[:1] in ("{", "[") and (_kind(key), value) not in self._pairs:
             self._json(value, key, path, place)
         else:
             self._note(self._scalar(value, key, nested=len(path) > 1), path)
 
-    def _tells_nothing(self, value: Any, key: str, *, nested: bool) -> bool:
-        """Whether a value is one of the format's keywords, or a count of what the rollouts hold."""
-        if isinstance(value, str):
-            return key in SHAPE and nested
-        return key in COUNTS and type(value) is int and value in self._counts
-
-    def _note(self, known: bool, path: tuple[str, ...]) -> None:
-        if known:
+    def _note(self, is_held: bool, path: tuple[str, ...]) -> None:
+        if is_held:
             self.hits += 1
         else:
             self.misses.append("".join(path))
@@ -135,21 +158,20 @@ class _HeldValues:
     def _list(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
         if not len(value):
             return
-        if self._is_column(place) and not isinstance(value[0], Mapping):
+        read = any(place[:steps] in self._places for steps in range(1, len(place) + 1))
+        # A list holds scalars, judged by its first and last entries.
+        nested = any(isinstance(value[at], Mapping) or _is_list(value[at]) for at in (0, -1))
+        if read and not isinstance(value[0], Mapping):
             self.hits += 1
-        elif _is_plain(value) and not isinstance(value[0], str):
+        elif not nested and not isinstance(value[0], str):
             self._note(self._numbers(value, key), path)
         else:
             inside = path if path[-1] == "[]" else (*path, "[]")
             for number, entry in enumerate(value):
                 self.look(entry, key, inside, (*place, number))
 
-    def _is_column(self, place: Path) -> bool:
-        """Whether a list was read as a column."""
-        return any(place[:steps] in self._places for steps in range(1, len(place) + 1))
-
     def _scalar(self, value: Any, key: str, *, nested: bool) -> bool:
-        if key in SCORES and isinstance(value, int | float):
+        if key in _SCORES and isinstance(value, int | float):
             return float(value) in self._numbers_held()
         name = key.rsplit(".", 1)[-1]
         if name.isdigit() and "." in key:
@@ -157,14 +179,14 @@ class _HeldValues:
         pair = _kind(name), _hashable(value)
         if not nested:
             # Text at the top of a row is a fact unless a call is known to have written it.
-            return pair in self._pairs and (pair[0] in ("finish", "weights") or key in TEXTS_OF_CALLS)
+            return pair in self._pairs and (pair[0] in ("finish", "weights") or key in _TEXTS_OF_CALLS)
         return pair in self._pairs
 
     def _numbers(self, value: Any, key: str) -> bool:
         entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
-        if key in COUNTS and all(type(entry) is int and entry in self._counts for entry in entries):
+        if key in _COUNTS and all(type(entry) is int and entry in self._counts for entry in entries):
             return True
-        if key in BOUNDS and all(type(entry) is int for entry in entries):
+        if key in _BOUNDS and all(type(entry) is int for entry in entries):
             return all(after - before in (0, *self._counts) for before, after in pairwise(entries))
         if key != "bytes" and set(map(type, entries)) <= {int}:
             if key == "attention_mask":
@@ -180,7 +202,7 @@ class _HeldValues:
         if max(entries) > np.iinfo(np.int32).max or min(entries) < 0:
             return False
         ids = np.array(entries, np.int32)
-        named = key.rsplit(".", 1)[-1] in ID_LISTS
+        named = key.rsplit(".", 1)[-1] in _ID_LISTS
         for whole in self._whole:
             if np.array_equal(whole, ids) and (named or len(ids) > 2):
                 return True
@@ -191,15 +213,15 @@ class _HeldValues:
     def _numbers_held(self) -> set[float]:
         """Every logprob and id, for logs that hold an object for each token."""
         if self._scores is None:
-            found: set[float] = set()
+            numbers: set[float] = set()
             for rollout in self._rollouts:
                 row = rollout.training_row
                 if row is not None:
-                    found.update(row.token_ids.tolist(), [] if row.logprobs is None else row.logprobs.tolist())
+                    numbers.update(row.token_ids.tolist(), [] if row.logprobs is None else row.logprobs.tolist())
                 for turn in rollout.turns:
                     for values in (turn.completion_ids, turn.completion_logprobs):
-                        found.update([] if values is None else values.tolist())
-            self._scores = found
+                        numbers.update([] if values is None else values.tolist())
+            self._scores = numbers
         return self._scores
 
     def _add(self, rollout: Rollout) -> None:
@@ -243,12 +265,12 @@ class _HeldValues:
 
 def _short(key: str) -> str:
     """A key shortened for a path: some logs use whole texts as keys."""
-    return key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 1]}…"
+    return key if len(key) <= _LONGEST_KEY else f"{key[: _LONGEST_KEY - 1]}…"
 
 
 def _kind(key: str) -> str:
     """The common name of keys that mean the same in different formats."""
-    return KINDS.get(key, key)
+    return _KINDS.get(key, key)
 
 
 def _hashable(value: Any) -> object:
@@ -260,29 +282,22 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple | np.ndarray)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a list holds scalars, judged by its first and last entries."""
-    return not any(isinstance(value[at], Mapping) or _is_list(value[at]) for at in (0, -1))
-
-
-def _is_wrapped(row: Mapping[str, Any], count: int) -> bool:
-    """Whether the row's lists have an entry for each rollout: one of them is a list of lists of ids."""
-    return any(
-        _is_list(value) and len(value) == count and all(_is_list(own) and _is_ids(own) for own in value)
-        for value in row.values()
-    )
-
-
-def _is_packed(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
-    """Whether one list of ids in the row holds several training rows."""
+def _has_list_of_each(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
+    """Whether the row's lists have an entry for each rollout: one is a list of lists of ids, or one list of ids
+    holds several training rows.
+    """
+    lists = [value for value in row.values() if _is_list(value)]
+    of_each = (value for value in lists if len(value) == len(rollouts))
+    if any(all(_is_list(own) and _is_ids(own) for own in value) for value in of_each):
+        return True
     if len(rollouts) < 2 or any(rollout.training_row is None for rollout in rollouts):
         return False
     total = _row_tokens(rollouts)
-    return any(_is_list(value) and len(value) >= total and _is_ids(value) for value in row.values())
+    return any(len(value) >= total and _is_ids(value) for value in lists)
 
 
 def _row_tokens(rollouts: Sequence[Rollout]) -> int:
-    return sum(len(one.training_row.token_ids) for one in rollouts if one.training_row is not None)
+    return sum(len(rollout.training_row.token_ids) for rollout in rollouts if rollout.training_row is not None)
 
 
 def _is_ids(value: Iterable[Any]) -> bool:
