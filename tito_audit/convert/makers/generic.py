@@ -22,15 +22,8 @@ from tito_audit.record.rollout import Rollout, Turn
 
 _OF_CALLS = frozenset(
     (
-        "messages",
-        "prompt_ids",
-        "completion_ids",
-        "logprobs",
-        "prompt_text",
-        "text",
-        "finish_reason",
-        "stop_reason",
-        "weight_versions",
+        *("messages", "prompt_ids", "completion_ids", "logprobs", "prompt_text"),
+        *("text", "finish_reason", "stop_reason", "weight_versions"),
     )
 )
 """Keys of a call."""
@@ -40,18 +33,18 @@ _COMMON = ("messages", "tools", "chat_template_kwargs")
 def _rows(samples: Sequence[Sample]) -> Row:
     (sample,) = samples
     row = row_of(sample)
-    made: dict[str, Any] = {**sample.facts, **_conversation(sample.rollout)}
+    new_row: dict[str, Any] = {**sample.facts, **_conversation(sample.rollout)}
     if row.prompt_length is not None:
-        made["prompt_length"] = row.prompt_length
-    made["token_ids"] = row.token_ids.tolist()
+        new_row["prompt_length"] = row.prompt_length
+    new_row["token_ids"] = row.token_ids.tolist()
     weights = loss_weights(row)
     if weights is not None:
-        made["loss_mask"] = weights_as(row, int if ((weights == 0) | (weights == 1)).all() else float)
+        new_row["loss_mask"] = weights_as(row, int if ((weights == 0) | (weights == 1)).all() else float)
     if (scores := scores_as(row, None)) is not None:
-        made["logprobs"] = scores
+        new_row["logprobs"] = scores
     for name, values in other_lists(row):
-        made.setdefault(name, values)
-    return made
+        new_row.setdefault(name, values)
+    return new_row
 
 
 def _calls(samples: Sequence[Sample]) -> Row:
@@ -67,40 +60,40 @@ def _calls(samples: Sequence[Sample]) -> Row:
 
 def _conversation(rollout: Rollout) -> dict[str, Any]:
     """The messages, tools and template arguments that the log has."""
-    made: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if rollout.messages:
-        made["messages"] = messages_as_logged(rollout.messages)
+        columns["messages"] = messages_as_logged(rollout.messages)
     if rollout.tools:
-        made["tools"] = list(rollout.tools)
+        columns["tools"] = list(rollout.tools)
     if rollout.template_kwargs:
-        made["chat_template_kwargs"] = dict(rollout.template_kwargs)
-    return made
+        columns["chat_template_kwargs"] = dict(rollout.template_kwargs)
+    return columns
 
 
 def _call(turn: Turn) -> dict[str, Any]:
     assert turn.prompt_ids is not None
     assert turn.completion_ids is not None
-    made: dict[str, Any] = {}
+    call: dict[str, Any] = {}
     if turn.prompt_messages is not None:
-        made["messages"] = messages_as_logged(turn.prompt_messages)
-    made["prompt_ids"] = turn.prompt_ids.tolist()
-    made["completion_ids"] = turn.completion_ids.tolist()
+        call["messages"] = messages_as_logged(turn.prompt_messages)
+    call["prompt_ids"] = turn.prompt_ids.tolist()
+    call["completion_ids"] = turn.completion_ids.tolist()
     if turn.completion_logprobs is not None:
-        made["logprobs"] = plain_list(turn.completion_logprobs)
+        call["logprobs"] = plain_list(turn.completion_logprobs)
     for name, values in other_lists_of_call(turn):
-        made.setdefault(name, values)
+        call.setdefault(name, values)
     if turn.prompt_text is not None:
-        made["prompt_text"] = turn.prompt_text
+        call["prompt_text"] = turn.prompt_text
     if turn.completion_text is not None:
-        made["text"] = turn.completion_text
+        call["text"] = turn.completion_text
     if turn.finish_reason is not None:
-        made["finish_reason"] = turn.finish_reason
+        call["finish_reason"] = turn.finish_reason
     if turn.stop_string is not None:
-        made["stop_reason"] = turn.stop_string
+        call["stop_reason"] = turn.stop_string
     if turn.weight_versions:
         spans = [dict(zip(("version", "start", "end"), span, strict=True)) for span in turn.weight_spans]
-        made["weight_versions"] = spans or list(turn.weight_versions)
-    return made
+        call["weight_versions"] = spans or list(turn.weight_versions)
+    return call
 
 
 ROWS = Maker(

@@ -37,7 +37,7 @@ _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logp
 def _nemo_rl(samples: Sequence[Sample]) -> Row:
     (sample,) = samples
     row, facts = row_of(sample), dict(sample.facts)
-    made: dict[str, Any] = {"idx": facts.pop("idx")} if "idx" in facts else {}
+    new_row: dict[str, Any] = {"idx": facts.pop("idx")} if "idx" in facts else {}
     values: dict[str, Any] = {
         "content": facts.pop("content", [message.text for message in sample.rollout.messages]),
         **facts,
@@ -50,7 +50,7 @@ def _nemo_rl(samples: Sequence[Sample]) -> Row:
         values["generation_logprobs"] = scores
     for name, column in other_lists(row):
         values.setdefault(name, column)
-    return made | {name: [value] for name, value in values.items()}
+    return new_row | {name: [value] for name, value in values.items()}
 
 
 def _message_log(samples: Sequence[Sample]) -> Row:
@@ -69,10 +69,10 @@ def _message_log(samples: Sequence[Sample]) -> Row:
             entry["generation_logprobs"] = scores[start:end]
         entry |= {name: values[start:end] for name, values in columns.items()}
         log.append(entry)
-    made: dict[str, Any] = {**sample.facts, "message_log": log}
+    new_row: dict[str, Any] = {**sample.facts, "message_log": log}
     if sample.rollout.tools:
-        made["tools"] = list(sample.rollout.tools)
-    return made
+        new_row["tools"] = list(sample.rollout.tools)
+    return new_row
 
 
 def _nemo_gym(samples: Sequence[Sample]) -> Row:
@@ -139,14 +139,14 @@ def _tokens(turn: Turn) -> dict[str, Any]:
         raise RecordError("a call has no logprobs, and the token fields of an item come together or not at all")
     assert turn.prompt_ids is not None
     assert turn.completion_ids is not None
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt_token_ids": turn.prompt_ids.tolist(),
         "generation_token_ids": turn.completion_ids.tolist(),
         "generation_log_probs": plain_list(turn.completion_logprobs),
     }
     for name, values in other_lists_of_call(turn):
-        made.setdefault(name, values)
-    return made
+        fields.setdefault(name, values)
+    return fields
 
 
 def _flat_tool(tool: ToolSpec) -> Mapping[str, Any]:

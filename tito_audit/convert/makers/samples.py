@@ -23,7 +23,6 @@ from tito_audit.convert.makers.shared import (
 )
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.record.rollout import TrainingRow
 
 _NO_LOGPROB = 1.0
 """What Atropos writes where nothing was sampled."""
@@ -34,27 +33,21 @@ _AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "sta
 
 def _atropos_group(samples: Sequence[Sample]) -> Row:
     rows = [row_of(sample) for sample in samples]
-    made: dict[str, Any] = {
+    new_row: dict[str, Any] = {
         "tokens": [row.token_ids.tolist() for row in rows],
-        "masks": [_labels(row) for row in rows],
+        # The token's id where it is trained, else -100.
+        "masks": [np.where(np.array(weights_as(row, int), bool), row.token_ids, -100).tolist() for row in rows],
         "scores": [_reward(sample.facts) for sample in samples],
     }
     scores = [scores_as(row, _NO_LOGPROB) for row in rows]
     if any(column is not None for column in scores):
-        made["inference_logprobs"] = scores
+        new_row["inference_logprobs"] = scores
     if any(sample.rollout.messages for sample in samples):
-        made["messages"] = [messages_as_logged(sample.rollout.messages) for sample in samples]
+        new_row["messages"] = [messages_as_logged(sample.rollout.messages) for sample in samples]
     columns = [dict(other_lists(row)) for row in rows]
     for name in dict.fromkeys(name for own in columns for name in own):
-        made.setdefault(name, [own.get(name) for own in columns])
-    return made
-
-
-def _labels(row: TrainingRow) -> list[int]:
-    """The mask as Atropos writes it: the token's id where it is trained, else -100."""
-    trained = np.array(weights_as(row, int), np.bool_)
-    labels: list[int] = np.where(trained, row.token_ids, -100).tolist()
-    return labels
+        new_row.setdefault(name, [own.get(name) for own in columns])
+    return new_row
 
 
 def _reward(facts: Mapping[str, Any]) -> Any:
@@ -71,66 +64,66 @@ def _slime(samples: Sequence[Sample]) -> Row:
     (sample,) = samples
     row = row_of(sample)
     weights = weights_as(row, int)
-    start = row.prompt_length if row.prompt_length is not None else _first_trained(weights)
+    start = row.prompt_length
+    if start is None:
+        if 1 not in weights:
+            raise RecordError("nothing in it is trained, so where the response begins is unknown")
+        start = weights.index(1)
     if 1 in weights[:start]:
         raise RecordError("tokens of its prompt are trained, but the mask of a sample covers only the response")
     facts = dict(sample.facts)
     reasons = facts.get("finish_reasons")
     last = reasons[-1] if isinstance(reasons, list) and reasons else None
     reason = facts.get("finish_reason", last)
-    made: dict[str, Any] = {name: facts.pop(name) for name in _AT_TOP if name in facts}
-    made["tokens"] = row.token_ids.tolist()
-    made["response_length"] = len(weights) - start
-    made["loss_mask"] = weights[start:]
+    new_row: dict[str, Any] = {name: facts.pop(name) for name in _AT_TOP if name in facts}
+    new_row["tokens"] = row.token_ids.tolist()
+    new_row["response_length"] = len(weights) - start
+    new_row["loss_mask"] = weights[start:]
     if (scores := scores_as(row, 0.0)) is not None:
         if any(scores[:start]):
             raise RecordError("tokens of its prompt have logprobs, but those of a sample cover only the response")
-        made["rollout_log_probs"] = scores[start:]
+        new_row["rollout_log_probs"] = scores[start:]
     for name, values in other_lists(row):
         outside = all(value is None for value in values[:start])
-        made.setdefault(name, values[start:] if outside else values)
+        new_row.setdefault(name, values[start:] if outside else values)
     if reason is not None:
-        made.setdefault("status", _STATUS.get(str(reason), str(reason)))  # the original reason stays in metadata
-    made["metadata"] = _metadata(sample, facts)
-    return made
-
-
-def _first_trained(weights: list[int]) -> int:
-    if 1 not in weights:
-        raise RecordError("nothing in it is trained, so where the response begins is unknown")
-    return weights.index(1)
+        new_row.setdefault(
+            "status", _STATUS.get(str(reason), str(reason))
+        )  # the original reason stays in metadata
+    new_row["metadata"] = _metadata(sample, facts)
+    return new_row
 
 
 def _metadata(sample: Sample, facts: dict[str, Any]) -> dict[str, Any]:
     """The facts that a sample has no field for, and the conversation as slime's own agents store it."""
     before = facts.pop("metadata", None)
-    made = {**before, **facts} if isinstance(before, Mapping) else facts
+    metadata = {**before, **facts} if isinstance(before, Mapping) else facts
     if sample.rollout.messages:
-        made["messages"] = messages_as_logged(sample.rollout.messages)
+        metadata["messages"] = messages_as_logged(sample.rollout.messages)
     if sample.rollout.tools:
-        made["tools"] = list(sample.rollout.tools)
-    return made
+        metadata["tools"] = list(sample.rollout.tools)
+    return metadata
 
 
 def _tito_sample(samples: Sequence[Sample]) -> Row:
     (sample,) = samples
     row = row_of(sample)
     facts = dict(sample.facts)
-    made: dict[str, Any] = {name: facts.pop(name) for name in ("prompt", "response") if name in facts}
-    made["tokens"] = row.token_ids.tolist()
-    made["loss_mask"] = weights_as(row, float)
-    made["rollout_log_probs"] = scores_as(row, 0.0)
+    new_row: dict[str, Any] = {name: facts.pop(name) for name in ("prompt", "response") if name in facts}
+    new_row["tokens"] = row.token_ids.tolist()
+    new_row["loss_mask"] = weights_as(row, float)
+    new_row["rollout_log_probs"] = scores_as(row, 0.0)
     for name in ("group_index", "index", "reward", "status"):
-        made[name] = facts.pop(name, None)
+        new_row[name] = facts.pop(name, None)
     if sample.rollout.messages:
-        made["messages"] = messages_as_logged(sample.rollout.messages)
+        new_row["messages"] = messages_as_logged(sample.rollout.messages)
     if sample.rollout.tools:
-        made["tools"] = list(sample.rollout.tools)
+        new_row["tools"] = list(sample.rollout.tools)
     for name, values in other_lists(row):
-        made.setdefault(name, values)
+        new_row.setdefault(name, values)
     before = facts.pop("metadata", None)
-    made["metadata"] = {**before, **facts} if isinstance(before, Mapping) else facts
-    return made
+    new_row["metadata"] = {**before, **facts} if isinstance(before, Mapping) else facts
+    return new_row
 
 
 _GROUPS = {"group_id": "group_index", "group": "group_index"}
