@@ -210,20 +210,15 @@ def _of_pandas(frame: Any) -> Content:
 
     A frame that was read from a table has its lists as arrays.
     """
-    import pyarrow as pa
-
     _refuse_same_names(frame.columns)
     columns = [frame.iloc[:, number] for number in range(frame.shape[1])]
     some = [cell for column in columns if column.dtype == object for cell in column.array[:_LOOKED_AT]]
     of_arrow = any(map(_has_array, some)) or any(str(dtype).endswith("[pyarrow]") for dtype in frame.dtypes)
     if of_arrow or not any(isinstance(cell, list | tuple | Mapping) for cell in some):
-        try:
-            table = pa.Table.from_pandas(frame, preserve_index=False)
-        except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
-            pass  # a column of several types
-        else:
-            for place, column in enumerate(columns):
-                if str(column.dtype) in ("object", "float64", "float32"):
+        table = table_of_pandas(frame)
+        if table is not None:
+            for place, dtype in enumerate(map(str, frame.dtypes)):
+                if dtype in ("object", "float64", "float32"):
                     whole = _whole(table.column(place).combine_chunks())
                     table = table.set_column(place, table.column_names[place], whole)
             return ArrowRows.of(table)
@@ -233,6 +228,16 @@ def _of_pandas(frame: Any) -> Content:
         for row in frame.to_dict("records")
     ]
     return Objects(rows, "frame")
+
+
+def table_of_pandas(frame: Any) -> Any | None:
+    """A pandas frame as an Arrow table; None if a column holds what no column of a table can."""
+    import pyarrow as pa
+
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, ArithmeticError, TypeError, ValueError):  # a column of several types
+        return None
 
 
 def _has_array(cell: Any) -> bool:

@@ -16,7 +16,7 @@ from tito_audit.format import Row
 from tito_audit.storage._arrow_edit import Change, changes_between
 from tito_audit.storage._table_edit import Copies, TableEdit, as_text
 from tito_audit.storage.atomic import new_file, refuse_target
-from tito_audit.storage.given import arrow_rows, is_a
+from tito_audit.storage.given import arrow_rows, content_of, is_a, table_of_pandas
 from tito_audit.storage.in_memory import ArrowRows, Objects, OnceRead, RowsInMemory, batch_of, spans
 from tito_audit.storage.log import Log
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, writer_of
@@ -65,7 +65,7 @@ class MemoryOutput:
             rows = self._objects(content)
             content = Objects(rows, content.kind)
             if content.kind == "frame":
-                value = self._frame(value, lambda name: [row.get(name) for row in rows])
+                value = self._frame(value, lambda name: [row.get(name, np.nan) for row in rows])
             elif once and is_a(value, "datasets", "IterableDataset"):
                 value = type(value).from_generator(lambda: iter(rows))
             else:
@@ -86,6 +86,8 @@ class MemoryOutput:
                 value = batch_of(table) if is_a(value, "pyarrow", "RecordBatch") else table
         elif is_a(value, "pandas", "DataFrame"):
             value = value.copy()
+        if is_a(value, "pandas", "DataFrame") or is_a(value, "polars", "DataFrame"):
+            content = content_of(value) or content
         self.result = RowsInMemory.of(str(self._path), content, value)
         if self.target is not None:
             _write(self.result, self.target, self._stack, overwrite=self._overwrite)
@@ -210,6 +212,9 @@ def _file_name(file: RowsInMemory) -> str:
 def _write(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: bool) -> None:
     """Write rows as the kind of file that the suffix names."""
     content, to_table = rows.content, kind_of_name(target)[0] == "table"
+    if to_table and is_a(rows.value, "pandas", "DataFrame"):
+        table = table_of_pandas(rows.value)
+        content = content if table is None else ArrowRows.of(table)
     if to_table and isinstance(content, ArrowRows):
         out = stack.enter_context(new_file(target, overwrite=overwrite))
         writer = writer_of(out, content.table(0, 0).schema, target.suffix.lower())
