@@ -19,7 +19,7 @@ class Holds(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MakerInput:
     """One rollout for a maker: with a training row and no calls, or with calls and no training row."""
 
     rollout: Rollout
@@ -39,7 +39,7 @@ class Maker:
     """The name of the format that reads the row."""
     title: str
     holds: Holds
-    make: Callable[[Sequence[Sample]], Row]
+    make: Callable[[Sequence[MakerInput]], Row]
     """The row of one sample, or of a group where rows hold groups; RecordError when the row cannot hold them. It
     writes the columns and facts that it has a place for; reading the row back shows which."""
     own: frozenset[str]

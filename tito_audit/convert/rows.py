@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tito_audit.convert.compare import difference, digest, lost_names
-from tito_audit.convert.maker import Maker, Sample
+from tito_audit.convert.maker import Maker, MakerInput
 from tito_audit.convert.makers import MAKERS
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
@@ -59,7 +59,7 @@ class RowBuilder:
 
     def sample(
         self, rollout: Rollout, facts: Mapping[str, Any], of_calls: Sequence[Mapping[str, Any]] = ()
-    ) -> Sample:
+    ) -> MakerInput:
         """The rollout with the facts that its row has a place for; all others are counted as lost."""
         facts_of_row: dict[str, Any] = {}
         lost: list[str] = []
@@ -72,14 +72,14 @@ class RowBuilder:
                 lost.append(name)
         self.tally.lose(lost, rollout.place)
         self.tally.missing.update(name for name in self.maker.wants if facts_of_row.get(name) is None)
-        return Sample(rollout, facts_of_row, of_calls)
+        return MakerInput(rollout, facts_of_row, of_calls)
 
-    def row(self, samples: Sequence[Sample]) -> tuple[Row, int] | None:
+    def row(self, samples: Sequence[MakerInput]) -> tuple[Row, int] | None:
         """The row of one sample or of a group, with its digest; None when no sample is left.
 
         Samples that it cannot hold are recorded as refused.
         """
-        fitting: list[Sample] = []
+        fitting: list[MakerInput] = []
         new_row: Row = {}
         again: Sequence[Rollout] = ()
         for sample in samples:
@@ -102,7 +102,7 @@ class RowBuilder:
         self.tally.rows_made += 1
         return new_row, digest(again)
 
-    def _fitted(self, sample: Sample) -> tuple[Sample, Row, Sequence[Rollout]]:
+    def _fitted(self, sample: MakerInput) -> tuple[MakerInput, Row, Sequence[Rollout]]:
         """The sample without the facts and columns that make its row unreadable in its format; and its row."""
         sample = self._without(sample, self.excluded)
         try:
@@ -121,12 +121,12 @@ class RowBuilder:
         sample = self._without(sample, self.excluded)
         return sample, *self._proven([sample])
 
-    def _without(self, sample: Sample, names: Collection[str]) -> Sample:
+    def _without(self, sample: MakerInput, names: Collection[str]) -> MakerInput:
         present = [name for name in _names(sample, self.maker) if name in names] if names else []
         self.tally.lose(present, sample.rollout.place)
         return _stripped(sample, present) if present else sample
 
-    def _proven(self, samples: Sequence[Sample]) -> tuple[Row, Sequence[Rollout]]:
+    def _proven(self, samples: Sequence[MakerInput]) -> tuple[Row, Sequence[Rollout]]:
         """A row, and the rollouts read back from it; RecordError when they differ."""
         row = self.maker.make(samples)
         back = parse_json(dump_row(row))
@@ -155,21 +155,18 @@ def digest_of(raw: RawRow, form: Format) -> int | None:
         return None
 
 
-def _names(sample: Sample, maker: Maker) -> list[str]:
+def _names(sample: MakerInput, maker: Maker) -> list[str]:
     """The facts and columns that a row can do without."""
     slots = set(maker.slots.values())
     names = [name for facts in (sample.facts, *sample.of_calls) for name in facts if name not in slots]
-    names += [column.name for column in _others(sample.rollout)]
+    row = sample.rollout.training_row
+    columns = [] if row is None else list(row.columns)
+    columns += [column for turn in sample.rollout.turns for column in turn.columns]
+    names += [column.name for column in columns if column.role is ColumnRole.OTHER]
     return list(dict.fromkeys(names))
 
 
-def _others(rollout: Rollout) -> list[Column]:
-    columns = [] if rollout.training_row is None else list(rollout.training_row.columns)
-    columns += [column for turn in rollout.turns for column in turn.columns]
-    return [column for column in columns if column.role is ColumnRole.OTHER]
-
-
-def _stripped(sample: Sample, names: Collection[str]) -> Sample:
+def _stripped(sample: MakerInput, names: Collection[str]) -> MakerInput:
     """The sample without these facts and columns."""
 
     def without(columns: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -185,7 +182,7 @@ def _stripped(sample: Sample, names: Collection[str]) -> Sample:
         {name: value for name, value in facts.items() if name not in names}
         for facts in (sample.facts, *sample.of_calls)
     )
-    return Sample(rollout, facts, of_calls)
+    return MakerInput(rollout, facts, of_calls)
 
 
 _NAMED = 1000

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tito_audit.convert.joined import CallsOfConversation
-from tito_audit.convert.maker import Holds, Sample
+from tito_audit.convert.compare import CallsOfConversation
+from tito_audit.convert.maker import Holds, MakerInput
 from tito_audit.convert.rows import GROUPS, ConversionOutcome, RowBuilder, digest_of, maker_named
 from tito_audit.convert.rows_and_calls import as_calls, as_rows
 from tito_audit.convert.unread import row_facts
@@ -146,7 +146,7 @@ class Conversion:
     def _rows(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[Row | None, int, Place]]:
         """The proven rows of the new log, each with its digest; and None after each row of the old logs."""
         builder = RowBuilder(self.form, self.maker, tally)
-        group: list[Sample] = []
+        group: list[MakerInput] = []
         last: object = None
         place: Place | None = None
         for raw, place in self._read(tally, flow):
@@ -177,7 +177,7 @@ class Conversion:
 
     def _samples(
         self, raw: RawRow, place: Place, reader: LogGroup, builder: RowBuilder
-    ) -> Iterator[tuple[object, Sample]]:
+    ) -> Iterator[tuple[object, MakerInput]]:
         """The rollouts of a row in the new form, each with the key of its group."""
         tally, speakers = builder.tally, Speakers(reader.settings.sampled_roles)
         try:
@@ -201,7 +201,7 @@ class Conversion:
             key = ("row", place) if several else _group_key(facts, place)
             yield from ((key, sample) for sample in self._converted(rollout, facts, builder))
 
-    def _converted(self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder) -> Iterator[Sample]:
+    def _converted(self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder) -> Iterator[MakerInput]:
         """The samples that a rollout becomes."""
         tally = builder.tally
         try:
@@ -219,7 +219,7 @@ class Conversion:
 
     def _joined(
         self, rollout: Rollout, calls: CallsOfConversation, builder: RowBuilder
-    ) -> Iterator[tuple[object, Sample]]:
+    ) -> Iterator[tuple[object, MakerInput]]:
         """The samples that a joined conversation becomes; each keeps what all of its calls say."""
         tally, place = builder.tally, rollout.place
         tally.rollouts += 1

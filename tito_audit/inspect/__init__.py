@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from tito_audit.inspect.columns import Column, Facts, Look
+from tito_audit.inspect.columns import Column, Look, NumberFacts
 from tito_audit.inspect.logprobs import Author, LogprobChoice, LogprobColumn
 from tito_audit.inspect.look import Inspection, MaskNote, Sentinel, TakenFor, inspect_log
-from tito_audit.inspect.mapping import Packed, Scanned, Trial, as_flags, as_toml, by_their_names
+from tito_audit.inspect.mapping import PackedColumn, Scanned, Trial, as_flags, as_toml, by_their_names
 from tito_audit.inspect.relations import Relation, RelationKind
-from tito_audit.inspect.roles import Guess, Role
+from tito_audit.inspect.roles import Role, RoleGuess
 
 __all__ = [
     "Author",
     "Column",
-    "Facts",
-    "Guess",
     "Inspection",
     "LogprobChoice",
     "LogprobColumn",
     "Look",
     "MaskNote",
-    "Packed",
+    "NumberFacts",
+    "PackedColumn",
     "Relation",
     "RelationKind",
     "Role",
+    "RoleGuess",
     "Scanned",
     "Sentinel",
     "TakenFor",

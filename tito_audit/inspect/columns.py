@@ -134,7 +134,8 @@ class Columns:
             column.samples.append(value)
         if isinstance(value, Mapping):
             column.types["object"] += 1
-            if _by_number(value):
+            # Keys that are all numbers, such as the ids in a `logit_bias`, are no column names.
+            if len(value) > 0 and all(str(key).lstrip("-").isdecimal() for key in value):
                 return
             if depth >= _DEEP:
                 self.deeper = True
@@ -189,11 +190,6 @@ class Columns:
             column.last_row = row
             column.rows += 1
         return column
-
-
-def _by_number(value: Mapping[str, Any]) -> bool:
-    """Whether the keys of an object are numbers, such as the ids in a `logit_bias`, not column names."""
-    return len(value) > 0 and all(str(key).lstrip("-").isdecimal() for key in value)
 
 
 def path_of(keys: Sequence[str]) -> str:
@@ -277,7 +273,7 @@ class Look(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NumberFacts:
     """Statistics of all numbers of a column."""
 
     look: Look
@@ -295,7 +291,7 @@ class Facts:
     """Whether all are whole numbers."""
 
 
-def facts_of(arrays: Sequence[Numbers]) -> Facts | None:
+def facts_of(arrays: Sequence[Numbers]) -> NumberFacts | None:
     """The facts of a column of number lists; None if it has no number."""
     filled = [array for array in arrays if len(array)]
     if not filled:
@@ -303,7 +299,7 @@ def facts_of(arrays: Sequence[Numbers]) -> Facts | None:
     every = np.concatenate([array.astype(np.float64) for array in filled])
     finite = every[np.isfinite(every)]
     if not len(finite):
-        return Facts(Look.NUMBERS, len(every), len(every), np.nan, np.nan, 0, (), False, False)
+        return NumberFacts(Look.NUMBERS, len(every), len(every), np.nan, np.nan, 0, (), False, False)
     values, counts = np.unique(finite, return_counts=True)
     kind = "b" if all(array.dtype.kind == "b" for array in filled) else "i"
     if any(array.dtype.kind == "f" for array in filled):
@@ -311,7 +307,7 @@ def facts_of(arrays: Sequence[Numbers]) -> Facts | None:
     whole = bool((finite == np.floor(finite)).all())
     look = _look(filled, values, counts, kind, whole)
     signs = [i for i, value in enumerate(values) if value in (-100.0, 0.0, 1.0) or value < _FLOOR][:4]
-    return Facts(
+    return NumberFacts(
         look,
         len(every),
         len(every) - len(finite),

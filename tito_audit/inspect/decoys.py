@@ -18,7 +18,7 @@ from tito_audit.formats import (
     no_loss_mask_by_name,
     no_tokens_by_name,
 )
-from tito_audit.inspect.columns import Column, Facts, Numbers
+from tito_audit.inspect.columns import Column, NumberFacts, Numbers
 
 InVocabulary = Callable[[Numbers], Numbers]
 """Which of these ids are in the vocabulary."""
@@ -61,7 +61,7 @@ class Beside:
     in_vocabulary: InVocabulary | None = None
 
 
-def no_tokens(column: Column, facts: Facts, beside: Beside) -> str:
+def no_tokens(column: Column, facts: NumberFacts, beside: Beside) -> str:
     """Why a list of integers does not hold tokens, in a few words; "" if it may."""
     lists = [array for array in column.arrays if len(array)]
     if beside.in_vocabulary is not None and lists:
@@ -79,7 +79,7 @@ def no_tokens(column: Column, facts: Facts, beside: Beside) -> str:
     return by_name or _by_values(lists, facts) or ("" if beside.aligned else _by_rows(lists, beside))
 
 
-def _by_values(lists: Sequence[Numbers], facts: Facts) -> str:
+def _by_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
     """Why the numbers cannot be the tokens of a text."""
     if len(lists) > 1 and is_constant(lists):
         lists = lists[:1]  # repeated in each row, which adds no evidence

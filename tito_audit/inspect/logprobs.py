@@ -11,8 +11,8 @@ from itertools import combinations
 import numpy as np
 
 from tito_audit.formats import LOGPROBS, STALE, in_snake_case
-from tito_audit.inspect.columns import Column, Facts, Item, Look, Numbers
-from tito_audit.inspect.roles import Guess, Role
+from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers
+from tito_audit.inspect.roles import Role, RoleGuess
 from tito_audit.record.column import MaskEncoding, trained_of
 
 _SAME = 1e-9
@@ -80,8 +80,8 @@ class LogprobChoice:
 def choices_of(
     columns: Sequence[Column],
     items: Sequence[Item],
-    facts: Mapping[str, Facts],
-    roles: Mapping[str, Guess],
+    facts: Mapping[str, NumberFacts],
+    roles: Mapping[str, RoleGuess],
     scope: str,
     read: str | None = None,
 ) -> LogprobChoice | None:
@@ -109,7 +109,7 @@ def choices_of(
     return LogprobChoice(scope, tuple(compared.column(column, chosen) for column in listed), because, sure)
 
 
-def is_candidate(column: Column, facts: Mapping[str, Facts], roles: Mapping[str, Guess]) -> bool:
+def is_candidate(column: Column, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
     """Whether a column holds logprobs of the tokens, whoever computed them."""
     name, guess = in_snake_case(column.name), roles[column.path]
     if column.path not in facts or _OTHER.search(name):
@@ -138,7 +138,7 @@ class _Compared:
     columns: Sequence[Column]
     items: Sequence[Item]
     mask: str | None
-    roles: Mapping[str, Guess]
+    roles: Mapping[str, RoleGuess]
 
     def choice(self) -> tuple[Column, str, bool]:
         """The sampler's column, why, and whether that is sure."""

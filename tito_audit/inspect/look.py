@@ -13,11 +13,11 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import Near, all_formats, format_named, map_columns, near_formats, pick_format, told_by
-from tito_audit.inspect.columns import Column, Columns, Facts, Item, facts_of
+from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, facts_of
 from tito_audit.inspect.decoys import characters
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
 from tito_audit.inspect.mapping import (
-    Packed,
+    PackedColumn,
     Trial,
     misfits_of,
     packed_by,
@@ -101,7 +101,7 @@ class Inspection:
     """By scope: the objects that the columns were read from."""
     more_columns: int = 0
     deeper: bool = False
-    facts: dict[str, Facts] = field(default_factory=dict)
+    facts: dict[str, NumberFacts] = field(default_factory=dict)
     """By path, for columns of number lists."""
     roles: Roles = field(default_factory=dict)
     relations: dict[str, list[Relation]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Inspection:
     """Columns that were left out of the proposal because they fit the tokens of too few rows."""
     trial: Trial | None = None
     """The result of reading and scanning with the mapping; None without a mapping."""
-    packed: Packed | None = None
+    packed: PackedColumn | None = None
     """A column of unknown name that shows that rows hold several samples; None if there is none."""
     calls: CallsSeen | None = None
     """The rows that are one call each; None if there are not two."""

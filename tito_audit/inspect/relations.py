@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.prefix import starts_with
-from tito_audit.inspect.columns import Facts, Item, Look, Numbers
+from tito_audit.inspect.columns import Item, Look, NumberFacts, Numbers
 from tito_audit.record.column import MaskEncoding, trained_of
 
 _MOST = 64
@@ -77,7 +77,7 @@ class _Lengths:
         return Relation(kind, paths, count, of, self.items[broken[0]].row if len(broken) else None, varied)
 
 
-def relations_of(items: Sequence[Item], facts: Mapping[str, Facts]) -> list[Relation]:
+def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> list[Relation]:
     """The relations between the lists of these objects; `facts` of their number columns, by path."""
     paths = dict.fromkeys(path for item in items for path in item.lengths)
     # Ids first: they represent their group of equal lengths.
@@ -130,7 +130,7 @@ def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:
     return Relation(RelationKind.EQUAL, paths, count, int(there.sum()), row, True)
 
 
-def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) -> Iterator[Relation | None]:
+def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, NumberFacts]) -> Iterator[Relation | None]:
     table = lengths.table
     ids = {head for head in heads if facts[lengths.paths[head]].look is Look.IDS}
     for a in heads:
@@ -150,7 +150,7 @@ def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) 
 
 
 def _offsets(
-    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]
+    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, NumberFacts]
 ) -> Iterator[Relation | None]:
     for path, fact in facts.items():
         if fact.look is not Look.OFFSETS:
@@ -166,7 +166,7 @@ def _offsets(
 
 
 def _sampled(
-    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]
+    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, NumberFacts]
 ) -> Iterator[Relation | None]:
     for path, fact in facts.items():
         if fact.look not in (Look.MASK, Look.LABELS) or fact.low == fact.high:
@@ -230,16 +230,13 @@ class Parts:
 
     def holds(self, whole: str, part: str) -> bool:
         """Whether the whole contains the part in most objects."""
-        pairs = self.pairs(part, whole)
-        return 2 * sum(_inside(a, b) for a, b in pairs) > len(pairs)
+        pairs, count = self.pairs(part, whole), 0
+        for a, b in pairs:
+            places = np.flatnonzero(b[: len(b) - len(a) + 1] == a[0]) if len(a) <= len(b) else ()
+            count += any(bool((b[place : place + len(a)] == a).all()) for place in places)
+        return 2 * count > len(pairs)
 
     def is_end(self, part: str, whole: str) -> bool:
         """Whether the whole ends with the part in most objects."""
         pairs = self.pairs(part, whole)
         return 2 * sum(starts_with(b[::-1], a[::-1]) for a, b in pairs) > len(pairs)
-
-
-def _inside(part: Numbers, whole: Numbers) -> bool:
-    """Whether the whole contains the part."""
-    places = np.flatnonzero(whole[: len(whole) - len(part) + 1] == part[0]) if len(part) <= len(whole) else ()
-    return any(bool((whole[place : place + len(part)] == part).all()) for place in places)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from tito_audit.formats import COMPLETION_IDS, FLAT_IDS, LOGPROBS, MASKS, PROMPT_IDS, STALE
-from tito_audit.inspect.columns import Column, Facts, Item, Look
+from tito_audit.inspect.columns import Column, Item, Look, NumberFacts
 from tito_audit.inspect.decoys import Beside, InVocabulary, may_be_shared_prompt, no_loss_mask, no_tokens, varies
 from tito_audit.inspect.relations import Parts, Relation, RelationKind
 
@@ -40,7 +40,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class RoleGuess:
     """The guessed role of a column, and why."""
 
     role: Role
@@ -55,7 +55,7 @@ _MOST = 32
 _FEW_VALUES = 8
 """Logprobs rarely repeat: a column with fewer distinct values needs a telling name."""
 
-Roles = dict[str, Guess]
+Roles = dict[str, RoleGuess]
 """By path."""
 
 _PROMPT = re.compile(
@@ -81,7 +81,7 @@ _OTHER_SCORES = re.compile(
 def roles_of(
     columns: Sequence[Column],
     items: Sequence[Item],
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, NumberFacts],
     relations: Sequence[Relation],
     texts: Sequence[int] = (),
     in_vocabulary: InVocabulary | None = None,
@@ -102,7 +102,7 @@ def roles_of(
             roles[column.path] = scope.guess(column, tokens)
     for relation in relations:
         if relation.kind is RelationKind.LENGTH:
-            roles[relation.paths[0]] = Guess(Role.LENGTH, f"always the length of {relation.paths[1]}")
+            roles[relation.paths[0]] = RoleGuess(Role.LENGTH, f"always the length of {relation.paths[1]}")
     return roles
 
 
@@ -120,7 +120,7 @@ class _Scope(Parts):
     """Compares the number lists of one scope."""
 
     columns: Mapping[str, Column]
-    facts: Mapping[str, Facts]
+    facts: Mapping[str, NumberFacts]
     relations: Sequence[Relation]
     varies: bool
     """Whether any column differs from row to row."""
@@ -146,21 +146,21 @@ class _Scope(Parts):
             left, right, whole = relation.paths
             for first, second in ((left, right), (right, left)):
                 if self.is_start(first, whole) and self.is_end(second, whole):
-                    roles[whole] = Guess(Role.IDS, f"{first}, then {second}", "full")
-                    roles[first] = Guess(Role.PROMPT_IDS, f"{whole} starts with it")
-                    roles[second] = Guess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
+                    roles[whole] = RoleGuess(Role.IDS, f"{first}, then {second}", "full")
+                    roles[first] = RoleGuess(Role.PROMPT_IDS, f"{whole} starts with it")
+                    roles[second] = RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         for path in compared:
             if roles[path].role is Role.IDS and roles[path].alignment != "full":
                 roles[path] = self._part_of(path, compared) or roles[path]
         return self._settled(roles)
 
-    def _part_of(self, path: str, others: Collection[str]) -> Guess | None:
+    def _part_of(self, path: str, others: Collection[str]) -> RoleGuess | None:
         """The role of a list that another one starts or ends with; None if none does."""
         longer = [other for other in others if other != path and self.is_longer(other, path)]
         if whole := next((other for other in longer if self.is_start(path, other)), None):
-            return Guess(Role.PROMPT_IDS, f"{whole} starts with it")
+            return RoleGuess(Role.PROMPT_IDS, f"{whole} starts with it")
         if whole := next((other for other in longer if self.is_end(path, other)), None):
-            return Guess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
+            return RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         return None
 
     def _without_decoys(self, columns: dict[str, Column]) -> dict[str, Column]:
@@ -222,22 +222,22 @@ class _Scope(Parts):
         equal = (r.paths for r in self.relations if r.kind is RelationKind.EQUAL and path in r.paths)
         return [other for paths in equal for other in paths if other != path and other in self.facts]
 
-    def _by_name(self, column: Column) -> Guess:
+    def _by_name(self, column: Column) -> RoleGuess:
         name = column.name
         span = f"{self.facts[column.path].low:.0f} to {self.facts[column.path].high:.0f}"
         if name in FLAT_IDS:
-            return Guess(Role.IDS, f"{span}; by its name")
+            return RoleGuess(Role.IDS, f"{span}; by its name")
         if name in PROMPT_IDS:
-            return Guess(Role.PROMPT_IDS, f"{span}; by its name")
+            return RoleGuess(Role.PROMPT_IDS, f"{span}; by its name")
         if name in COMPLETION_IDS:
-            return Guess(Role.COMPLETION_IDS, f"{span}; by its name", "call")
+            return RoleGuess(Role.COMPLETION_IDS, f"{span}; by its name", "call")
         # The name itself says more than that of the object around it.
         for key in (name, *reversed([key for key in column.keys[:-1] if key not in ("[]", name)])):
             if _COMPLETION.search(key):
-                return Guess(Role.COMPLETION_IDS, f"{span}; by its name", "call")
+                return RoleGuess(Role.COMPLETION_IDS, f"{span}; by its name", "call")
             if _PROMPT.search(key):
-                return Guess(Role.PROMPT_IDS, f"{span}; by its name")
-        return Guess(Role.IDS, span)
+                return RoleGuess(Role.PROMPT_IDS, f"{span}; by its name")
+        return RoleGuess(Role.IDS, span)
 
     def _settled(self, roles: Roles) -> Roles:
         """The roles, corrected where names alone contradict: a prompt without completion, two whole sequences."""
@@ -245,63 +245,65 @@ class _Scope(Parts):
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
         if len(wholes) == 1 and answers and not prompts and self.columns[wholes[0]].name == "input_ids":
             # SGLang and the TI/TO provider call the prompt `input_ids`.
-            roles[wholes[0]] = Guess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} continues it")
+            roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} continues it")
         elif len(wholes) == 1 and answers and not prompts and not any(self.holds(wholes[0], a) for a in answers):
             because = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
-            roles[wholes[0]] = Guess(Role.PROMPT_IDS, because)
+            roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, because)
         elif len(wholes) == 2 and not prompts and not answers and (scored := self._scored_alone(*wholes)):
             prompt = next(path for path in wholes if path != scored)
-            roles[prompt] = Guess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
-            roles[scored] = Guess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
+            roles[prompt] = RoleGuess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
+            roles[scored] = RoleGuess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
         elif len(wholes) == 1 and not prompts and not answers and self._sampled_alone(wholes[0]):
             because = f"{roles[wholes[0]].because}; every token has a logprob"
-            roles[wholes[0]] = Guess(Role.COMPLETION_IDS, because, "call")
+            roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
         elif len(prompts) == 1 and not answers and not wholes:
-            roles[prompts[0]] = Guess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
+            roles[prompts[0]] = RoleGuess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
         elif len(prompts) == len(wholes) == 1 and not answers and not self.is_start(prompts[0], wholes[0]):
             because = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
-            roles[wholes[0]] = Guess(Role.COMPLETION_IDS, because, "call")
+            roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
         return {
-            path: Guess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
+            path: RoleGuess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
             for path, guess in roles.items()
         }
 
-    def guess(self, column: Column, tokens: _Tokens) -> Guess:
+    def guess(self, column: Column, tokens: _Tokens) -> RoleGuess:
         """The role of a number column without ids."""
         path, name = column.path, column.name
         fact = self.facts[path]
         alignment = self._alignment(path, tokens)
         fits = bool(alignment)
         if name in MASKS and fact.look is Look.NUMBERS and fact.low >= 0 and fact.high <= 1:
-            return Guess(Role.MASK, "weights from 0 to 1; by its name", alignment)
+            return RoleGuess(Role.MASK, "weights from 0 to 1; by its name", alignment)
         if fact.look in (Look.MASK, Look.LABELS) and name not in STALE:
             if _ATTENTION.search(name):
-                return Guess(Role.ATTENTION, "0 and 1; by its name", alignment)
+                return RoleGuess(Role.ATTENTION, "0 and 1; by its name", alignment)
             values = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
             if name in MASKS:
-                return Guess(Role.MASK, f"{values}; by its name", alignment)
+                return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
             if fits and (why := self._no_loss_mask(column, tokens)):
-                return Guess(Role.PER_TOKEN, f"{values}; {why}", alignment)
+                return RoleGuess(Role.PER_TOKEN, f"{values}; {why}", alignment)
             if fits and _MASK.search(name):
-                return Guess(Role.MASK, f"{values}; by its name", alignment)
+                return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
             if fits and fact.distinct > 1 and not _OTHER_SCORES.search(name):
-                return Guess(Role.MASK, f"{values}; as long as the ids", alignment)
+                return RoleGuess(Role.MASK, f"{values}; as long as the ids", alignment)
         if fact.look is Look.POSITIONS and fits:
-            return Guess(Role.POSITIONS, "0, 1, 2, …", alignment)
+            return RoleGuess(Role.POSITIONS, "0, 1, 2, …", alignment)
         if any(r.kind is RelationKind.OFFSETS and r.paths[0] == path for r in self.relations):
-            return Guess(Role.OFFSETS, "rising from 0 to the length of another list")
+            return RoleGuess(Role.OFFSETS, "rising from 0 to the length of another list")
         is_score = bool(_OTHER_SCORES.search(name)) or name in STALE
         if name in LOGPROBS and name not in STALE and (fact.look is not Look.IDS):
-            return Guess(Role.LOGPROBS, "by its name", alignment)
+            return RoleGuess(Role.LOGPROBS, "by its name", alignment)
         if fact.look is Look.LOGPROBS and not is_score:
             if _LOGPROB.search(name):
-                return Guess(Role.LOGPROBS, "by its name", alignment)
+                return RoleGuess(Role.LOGPROBS, "by its name", alignment)
             if fits and not fact.constant and fact.distinct > min(_FEW_VALUES, fact.count // 4):
-                return Guess(Role.LOGPROBS, "never above 0; as long as the ids", alignment)
+                return RoleGuess(Role.LOGPROBS, "never above 0; as long as the ids", alignment)
         why = self.decoys.get(path, "")
         if fits:
-            return Guess(Role.PER_TOKEN, f"as long as the ids; {why}" if why else "as long as the ids", alignment)
-        return Guess(Role.LIST, why)
+            return RoleGuess(
+                Role.PER_TOKEN, f"as long as the ids; {why}" if why else "as long as the ids", alignment
+            )
+        return RoleGuess(Role.LIST, why)
 
     def _no_loss_mask(self, column: Column, tokens: _Tokens) -> str:
         """Why flags next to the ids are not a loss mask; "" if they may be."""
@@ -350,37 +352,37 @@ class _Scope(Parts):
         return any(r.kind is kind and set(paths) <= set(r.paths) for r in self.relations)
 
 
-def _without_numbers(column: Column) -> Guess:
+def _without_numbers(column: Column) -> RoleGuess:
     """The role of a column without number lists."""
     name, sample = column.name, column.samples[0] if column.samples else None
     if not +column.types:
-        return Guess(Role.NOTHING, "always null")
+        return RoleGuess(Role.NOTHING, "always null")
     if isinstance(sample, list | tuple) and len(sample) and isinstance(sample[0], Mapping):
         return _list_of_objects(name, sample)
     if isinstance(sample, Mapping):
-        return Guess(Role.OBJECT)
+        return RoleGuess(Role.OBJECT)
     if column.lengths:
-        return Guess(Role.LIST)
+        return RoleGuess(Role.LIST)
     if column.types["text of JSON (list)"]:
-        return Guess(Role.TEXT, "a list written as text")
+        return RoleGuess(Role.TEXT, "a list written as text")
     if isinstance(sample, str):
         if name in ("model", "model_name", "model_id"):
-            return Guess(Role.MODEL)
+            return RoleGuess(Role.MODEL)
         if name in ("finish_reason", "stop_reason"):
-            return Guess(Role.FINISH_REASON)
-        return Guess(Role.TEXT)
-    return Guess(Role.SCALAR)
+            return RoleGuess(Role.FINISH_REASON)
+        return RoleGuess(Role.TEXT)
+    return RoleGuess(Role.SCALAR)
 
 
-def _list_of_objects(name: str, entries: Sequence[Any]) -> Guess:
+def _list_of_objects(name: str, entries: Sequence[Any]) -> RoleGuess:
     objects = [entry for entry in entries[:16] if isinstance(entry, Mapping)]
     if all("role" in entry for entry in objects):
-        return Guess(Role.MESSAGES, "objects with a role")
+        return RoleGuess(Role.MESSAGES, "objects with a role")
     if all(_is_tool(entry) for entry in objects):
-        return Guess(Role.TOOLS, "objects with a function")
+        return RoleGuess(Role.TOOLS, "objects with a function")
     if any({*PROMPT_IDS, *COMPLETION_IDS} & entry.keys() for entry in objects):
-        return Guess(Role.CALLS, "objects with the ids of a call")
-    return Guess(Role.LIST, "objects")
+        return RoleGuess(Role.CALLS, "objects with the ids of a call")
+    return RoleGuess(Role.LIST, "objects")
 
 
 def _is_tool(entry: Mapping[str, Any]) -> bool:

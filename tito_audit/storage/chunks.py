@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.documents import cut_values
-from tito_audit.storage.in_memory import Part, RowsInMemory, seed_of_rows, spans
+from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, seed_of_rows, spans
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, opened, unreadable
@@ -210,7 +210,7 @@ def _of_memory(log: Log, path: RowsInMemory, size: int) -> Iterator[Chunk]:
 class _Memory(Chunk):
     """Consecutive rows in memory, or those of them that a sample takes; carries them to other processes."""
 
-    part: Part
+    part: MemoryPart
     size: int
     numbers: list[int] | None = None
     """The numbers of the sampled rows; None: all rows."""

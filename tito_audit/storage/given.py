@@ -16,7 +16,7 @@ from tito_audit.errors import SetupError
 from tito_audit.storage.in_memory import (
     NAME,
     ArrowRows,
-    Content,
+    MemoryContent,
     Objects,
     OnceRead,
     RowsInMemory,
@@ -139,7 +139,7 @@ def _once(logs: Any, entries: Iterable[Any], first: Any) -> Given:
     return Given([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
 
 
-def content_of(value: Any) -> Content | None:
+def content_of(value: Any) -> MemoryContent | None:
     """Rows as what they are; None for a value that is no rows."""
     if is_a(value, "pyarrow", "RecordBatchReader"):
         _refuse_same_names(value.schema.names)
@@ -205,7 +205,7 @@ def arrow_rows(table: Any) -> ArrowRows:
     return ArrowRows.of(pa.Table.from_batches([table]) if is_a(table, "pyarrow", "RecordBatch") else table)
 
 
-def _of_pandas(frame: Any) -> Content:
+def _of_pandas(frame: Any) -> MemoryContent:
     """A pandas frame: as objects if it has Python's lists or objects, or columns of several types, else as Arrow.
 
     A frame that was read from a table has its lists as arrays.
@@ -224,7 +224,11 @@ def _of_pandas(frame: Any) -> Content:
             return ArrowRows.of(table)
     whole_columns = {column.name for column in columns if _is_whole(column)}
     rows = [
-        {name: int(cell) if name in whole_columns else cell for name, cell in row.items() if not _is_missing(cell)}
+        {
+            name: int(cell) if name in whole_columns else cell
+            for name, cell in row.items()
+            if not (isinstance(cell, float) and cell != cell) and type(cell).__name__ not in MISSING
+        }
         for row in frame.to_dict("records")
     ]
     return Objects(rows, "frame")
@@ -268,11 +272,6 @@ def _whole(array: Any) -> Any:
     if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
         return pa.ListArray.from_arrays(array.offsets, _whole(array.values), mask=array.is_null())
     return array
-
-
-def _is_missing(cell: Any) -> bool:
-    """Whether a frame has no value here, not even None."""
-    return (isinstance(cell, float) and cell != cell) or type(cell).__name__ in MISSING
 
 
 def _is_of_polars(kind: Any) -> bool:

@@ -30,7 +30,7 @@ _WEIGHED = 32
 """How many rows show how large the others are."""
 
 
-class Part(ABC):
+class MemoryPart(ABC):
     """Consecutive rows, or some of them; any process can read it."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Part(ABC):
         """The rows, with these numbers; those of a table that have more bytes than `limit` are error rows."""
 
 
-class Content(ABC):
+class MemoryContent(ABC):
     """What a program holds; it is read and never changed."""
 
     kind: Kind
@@ -53,12 +53,12 @@ class Content(ABC):
         """About how many bytes they are."""
 
     @abstractmethod
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
         """The rows from `start` to `stop`, or of them only those `sampled`, counted from `start`."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlainRows(Part):
+class PlainRows(MemoryPart):
     """Rows as Python objects."""
 
     values: Sequence[Row | str]
@@ -75,7 +75,7 @@ class PlainRows(Part):
                 yield RawRow(number, value, open=self.open)
 
 
-class Objects(Content):
+class Objects(MemoryContent):
     """A sequence of objects, read as JSONL with one of them a line; as a `frame`, only its columns can change."""
 
     def __init__(self, values: Sequence[Any], kind: Kind = "objects") -> None:
@@ -92,7 +92,7 @@ class Objects(Content):
         some = [self.values[number * count // _WEIGHED] for number in range(_WEIGHED)] if count else []
         return sum(map(_weight, some)) * count // _WEIGHED
 
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
         """The rows, with what is plain already shared."""
         numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
         return PlainRows([_row(self.values[number]) for number in numbers], open=self.kind == "objects")
@@ -120,7 +120,7 @@ def _weight(value: Any) -> int:
     return 6 * int(getattr(value, "size", 1)) if isinstance(getattr(value, "size", 1), int) else 6
 
 
-class TableRows(Part):
+class TableRows(MemoryPart):
     """Rows as an Arrow record batch."""
 
     __slots__ = ("batch",)
@@ -149,7 +149,7 @@ def _table_rows(data: bytes) -> TableRows:
         return TableRows(stream.read_next_batch())
 
 
-class ArrowRows(Content):
+class ArrowRows(MemoryContent):
     """A table of which each part can be had as an Arrow table."""
 
     kind: Kind = "frame"
@@ -169,7 +169,7 @@ class ArrowRows(Content):
     def __len__(self) -> int:
         return self._count
 
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
         """The rows as one record batch."""
         batch = batch_of(self.table(start, stop))
         return TableRows(batch if sampled is None else take_rows(batch, sampled))
@@ -183,17 +183,17 @@ def batch_of(table: Any) -> Any:
     return next(iter(table.to_batches()), None) or pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-class OnceRead(Content):
+class OnceRead(MemoryContent):
     """Rows that come only once, kept in a temporary file when they are first needed, and read from there."""
 
-    def __init__(self, kind: Kind, read: Callable[[], Content]) -> None:
+    def __init__(self, kind: Kind, read: Callable[[], MemoryContent]) -> None:
         self.kind = kind
         self._read = read
         self._failed: BaseException | None = None
         """Why the rows could not be read: a second try would miss those that have come already."""
 
     @cached_property
-    def rows(self) -> Content:
+    def rows(self) -> MemoryContent:
         """The rows; StorageError if they cannot be kept, each time."""
         if self._failed is not None:
             raise self._failed
@@ -211,7 +211,7 @@ class OnceRead(Content):
         """Bytes, about."""
         return self.rows.size
 
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> Part:
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
         """The rows from the file."""
         return self.rows.part(start, stop, sampled)
 
@@ -302,10 +302,10 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
 
     value: Any = None
     """The rows as the caller has them."""
-    _content: Content | None = None
+    _content: MemoryContent | None = None
 
     @classmethod
-    def of(cls, name: str, content: Content, value: Any) -> RowsInMemory:
+    def of(cls, name: str, content: MemoryContent, value: Any) -> RowsInMemory:
         """The path of some rows."""
         path: RowsInMemory = cls(name)
         path._content, path.value = content, value
@@ -313,7 +313,7 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
         return path
 
     @property
-    def content(self) -> Content:
+    def content(self) -> MemoryContent:
         """The rows; SetupError in a process that was not forked from the one that holds them."""
         if self._content is None:
             raise SetupError(
@@ -348,14 +348,14 @@ def is_in_memory(name: str) -> bool:
     return name in _names
 
 
-def spans(content: Content, size: int = BATCH_BYTES) -> Iterator[tuple[int, int]]:
+def spans(content: MemoryContent, size: int = BATCH_BYTES) -> Iterator[tuple[int, int]]:
     """The rows in parts of about `size` bytes: the first row of each, and the first that is past it."""
     count = len(content)
     each = min(max(size * count // max(content.size, 1), 1), BATCH_ROWS)
     yield from ((start, min(start + each, count)) for start in range(0, count, each))
 
 
-def seed_of_rows(content: Content) -> int:
+def seed_of_rows(content: MemoryContent) -> int:
     """A seed that identifies a log by its first row: rows added later change nothing."""
     first = next(content.part(0, 1).rows([0], 1 << 62), None) if len(content) else None
     values = (first.value or {}).values() if first is not None else ()

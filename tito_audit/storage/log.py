@@ -149,7 +149,7 @@ class Log:
         self.position = self.left_out = 0
         sample = Sample(self.share) if self.share is not None else None
         try:
-            with self._open() as raw:
+            with contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else opened(self.path) as raw:
                 for row in self._rows(raw, sample):
                     last = row.index
                     if sample is not None:
@@ -179,10 +179,6 @@ class Log:
         # A pipe could not be checked before.
         if unwrapped.first_without is not None and not self.path.is_file():
             raise inside.nowhere(unwrapped.first_without, self.path)
-
-    def _open(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
-        """The file; None for rows in memory."""
-        return contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else opened(self.path)
 
     def _rows(self, raw: BinaryIO | None, sample: Sample | None) -> Iterator[RawRow]:
         kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)

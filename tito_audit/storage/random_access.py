@@ -63,7 +63,7 @@ class InPlace(Batch):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed(Batch):
+class SpooledRows(Batch):
     """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
 
     each: list[bytes]
@@ -114,7 +114,7 @@ class RandomAccess:
             raise unreadable(self.path, error) from error
 
     def keep(self, entry: bytes) -> int:
-        """Keep the entry of a row of `Packed`; returns where it is."""
+        """Keep the entry of a row of `SpooledRows`; returns where it is."""
         return self._spool.append(entry)
 
     def row(self, ticket: Ticket, parse: ParseRow | None = None) -> RawRow:
@@ -140,7 +140,7 @@ class RandomAccess:
                 yield InPlace(self.path, start, stop, self._limit)
                 start = stop
 
-    def _packed(self, size: int) -> Iterator[Packed]:
+    def _packed(self, size: int) -> Iterator[SpooledRows]:
         self._log.keep_text, self._log.parse = self._log.kind == "lines", _unparsed
         rows: list[bytes] = []
         total = 0
@@ -148,10 +148,10 @@ class RandomAccess:
             rows.append(row_bytes(raw))
             total += len(rows[-1])
             if total >= size:
-                yield Packed(rows)
+                yield SpooledRows(rows)
                 rows, total = [], 0
         if rows:
-            yield Packed(rows)
+            yield SpooledRows(rows)
 
 
 def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_row) -> RawRow:

@@ -22,7 +22,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _Input:
     """What was read from one stream."""
 
     stream: Any
@@ -32,7 +32,7 @@ class _Copy:
     path: str
 
 
-_copy: _Copy | None = None
+_copy: _Input | None = None
 
 
 class StandardInput(type(Path())):  # type: ignore[misc]
@@ -64,7 +64,7 @@ def path_of(name: str) -> Path:
     return remote_file(name) if is_url(name) else Path(name)
 
 
-def _read() -> _Copy:
+def _read() -> _Input:
     if sys.stdin is None or sys.stdin.closed:
         raise StorageError("-: standard input is closed.\nPipe a log into it, or name a file.")
     if sys.stdin.isatty():
@@ -76,7 +76,7 @@ def _read() -> _Copy:
     if (file := _in_place(raw)) is None:
         file = _copied(raw)
     path = f"{_DESCRIPTORS}/{file.fileno()}" if Path(_DESCRIPTORS).is_dir() else str(file.name)
-    return _Copy(sys.stdin, os.getpid(), file, path)
+    return _Input(sys.stdin, os.getpid(), file, path)
 
 
 def _in_place(raw: BinaryIO) -> Any:

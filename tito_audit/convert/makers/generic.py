@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tito_audit.convert.maker import Holds, Maker, Sample
+from tito_audit.convert.maker import Holds, Maker, MakerInput
 from tito_audit.convert.makers.shared import (
     messages_as_logged,
     other_lists,
@@ -30,7 +30,7 @@ _OF_CALLS = frozenset(
 _COMMON = ("messages", "tools", "chat_template_kwargs")
 
 
-def _rows(samples: Sequence[Sample]) -> Row:
+def _rows(samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     row = row_of(sample)
     new_row: dict[str, Any] = {**sample.facts, **_conversation(sample.rollout)}
@@ -47,7 +47,7 @@ def _rows(samples: Sequence[Sample]) -> Row:
     return new_row
 
 
-def _calls(samples: Sequence[Sample]) -> Row:
+def _calls(samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     rollout = sample.rollout
     if not rollout.turns:

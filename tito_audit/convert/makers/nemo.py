@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tito_audit.convert.maker import Holds, Maker, Sample
+from tito_audit.convert.maker import Holds, Maker, MakerInput
 from tito_audit.convert.makers.shared import (
     other_lists,
     other_lists_of_call,
@@ -26,7 +26,7 @@ from tito_audit.convert.makers.shared import (
 )
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.runs import trained_runs
 
@@ -34,7 +34,7 @@ _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logp
 """The keys of a message log's entry that are not columns."""
 
 
-def _nemo_rl(samples: Sequence[Sample]) -> Row:
+def _nemo_rl(samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     row, facts = row_of(sample), dict(sample.facts)
     new_row: dict[str, Any] = {"idx": facts.pop("idx")} if "idx" in facts else {}
@@ -53,7 +53,7 @@ def _nemo_rl(samples: Sequence[Sample]) -> Row:
     return new_row | {name: [value] for name, value in values.items()}
 
 
-def _message_log(samples: Sequence[Sample]) -> Row:
+def _message_log(samples: Sequence[MakerInput]) -> Row:
     """Alternating slices of tokens without text: trained ones as the assistant's, all others as the user's."""
     (sample,) = samples
     row = row_of(sample)
@@ -75,7 +75,7 @@ def _message_log(samples: Sequence[Sample]) -> Row:
     return new_row
 
 
-def _nemo_gym(samples: Sequence[Sample]) -> Row:
+def _nemo_gym(samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     rollout, facts = sample.rollout, dict(sample.facts)
     if not rollout.turns:
@@ -83,7 +83,11 @@ def _nemo_gym(samples: Sequence[Sample]) -> Row:
     before, output = _items(rollout)
     params: dict[str, Any] = {"input": before}
     if rollout.tools:
-        params["tools"] = [_flat_tool(tool) for tool in rollout.tools]
+        functions = [tool.get("function") for tool in rollout.tools]
+        params["tools"] = [
+            {"type": "function", **function, "strict": None} if isinstance(function, Mapping) else tool
+            for tool, function in zip(rollout.tools, functions, strict=True)
+        ]
     response: dict[str, Any] = {"object": "response"}
     if isinstance(facts.get("model"), str):
         response["model"] = facts.pop("model")
@@ -147,11 +151,6 @@ def _tokens(turn: Turn) -> dict[str, Any]:
     for name, values in other_lists_of_call(turn):
         fields.setdefault(name, values)
     return fields
-
-
-def _flat_tool(tool: ToolSpec) -> Mapping[str, Any]:
-    function = tool.get("function")
-    return {"type": "function", **function, "strict": None} if isinstance(function, Mapping) else tool
 
 
 NEMO_RL = Maker(

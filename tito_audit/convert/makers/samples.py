@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.convert.maker import Holds, Maker, Sample
+from tito_audit.convert.maker import Holds, Maker, MakerInput
 from tito_audit.convert.makers.shared import (
     REWARDS,
     messages_as_logged,
@@ -31,7 +31,7 @@ _AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "sta
 """Facts that slime has fields for; all others go into `metadata`."""
 
 
-def _atropos_group(samples: Sequence[Sample]) -> Row:
+def _atropos_group(samples: Sequence[MakerInput]) -> Row:
     rows = [row_of(sample) for sample in samples]
     new_row: dict[str, Any] = {
         "tokens": [row.token_ids.tolist() for row in rows],
@@ -60,7 +60,7 @@ def _reward(facts: Mapping[str, Any]) -> Any:
     return reward
 
 
-def _slime(samples: Sequence[Sample]) -> Row:
+def _slime(samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     row = row_of(sample)
     weights = weights_as(row, int)
@@ -94,7 +94,7 @@ def _slime(samples: Sequence[Sample]) -> Row:
     return new_row
 
 
-def _metadata(sample: Sample, facts: dict[str, Any]) -> dict[str, Any]:
+def _metadata(sample: MakerInput, facts: dict[str, Any]) -> dict[str, Any]:
     """The facts that a sample has no field for, and the conversation as slime's own agents store it."""
     before = facts.pop("metadata", None)
     metadata = {**before, **facts} if isinstance(before, Mapping) else facts
@@ -105,7 +105,7 @@ def _metadata(sample: Sample, facts: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _tito_sample(samples: Sequence[Sample]) -> Row:
+def _tito_sample(samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     row = row_of(sample)
     facts = dict(sample.facts)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.convert.maker import Sample
+from tito_audit.convert.maker import MakerInput
 from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_weights
 from tito_audit.errors import RecordError
 from tito_audit.record.column import ColumnRole
@@ -24,7 +24,7 @@ def reward_slots(name: str) -> dict[str, str]:
     return dict.fromkeys(REWARDS, name)
 
 
-def row_of(sample: Sample) -> TrainingRow:
+def row_of(sample: MakerInput) -> TrainingRow:
     """The training row of a sample; RecordError without one."""
     row = sample.rollout.training_row
     if row is None:
