@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -407,6 +408,19 @@ def test_whole_numbers_stay_whole_where_a_frame_lacks_some() -> None:
         frame = pandas.DataFrame([{"text": "a", "step": 3, **more}, {"text": "b", "part": 0.5}])
         rows = [raw.value or {} for raw in open_log(given(frame).names[0])]  # type: ignore[arg-type]
         assert (type(rows[0]["step"]), rows[1].get("step"), rows[1]["part"]) == (int, None, 0.5)
+
+
+def test_a_value_that_does_not_fit_the_type_of_a_column_is_one_clear_line() -> None:
+    pandas = pytest.importorskip("pandas")
+    from tito_audit.storage.memory_output import MemoryOutput
+
+    frame = pandas.DataFrame([{"messages": [], "step": 3}])
+    path = given(frame).names[0]
+    log = open_log(path)  # type: ignore[arg-type]
+    output = MemoryOutput(path, (), None, stack=ExitStack(), overwrite=False)  # type: ignore[arg-type]
+    output.replace(next(iter(log)), [{"messages": [], "step": "three"}])
+    with pytest.raises(StorageError, match="column 'step': a repaired value does not fit its type int64"):
+        output.finish(log)
 
 
 def test_a_frame_with_columns_of_several_types_is_read_and_repaired() -> None:

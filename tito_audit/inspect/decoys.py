@@ -30,7 +30,6 @@ _LONG = 8
 """The least length of a prompt that all rows share."""
 _STEPS = 12
 """How many pairs of neighbours are needed to see a pattern."""
-_SEVERAL_ROWS = 4
 _ENOUGH = 48
 """How many numbers are needed to judge frequencies."""
 _FEW_DIFFERENT = 8
@@ -38,7 +37,6 @@ _OFTEN = 0.4
 """No token makes up this share of a text."""
 _CHARACTERS = 40
 """Maximum characters of text per token; 3 to 5 are usual."""
-_UNKNOWN = 0.25
 
 _SETTINGS = re.compile(
     r"sampling|(?:^|_)(?:params?|parameters|config|configuration|kwargs|args|options|settings|hparams|usage)$"
@@ -66,7 +64,7 @@ def no_tokens(column: Column, facts: NumberFacts, beside: Beside) -> str:
     lists = [array for array in column.arrays if len(array)]
     if beside.in_vocabulary is not None and lists:
         share = 1 - float(beside.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
-        if share > _UNKNOWN:
+        if share > 0.25:
             return f"{share:.0%} of its numbers are not in the vocabulary"
     by_name = no_tokens_by_name(column.name)
     if by_name == PARAMETER:
@@ -110,7 +108,7 @@ def _by_rows(lists: Sequence[Numbers], beside: Beside) -> str:
         return f"at most {max(lengths, default=0)} numbers per list"
     # Lists that mostly begin or end with a run of one number are padded to one length.
     padded = 2 * sum(len(_without_ends(array)) < len(array) - 2 for array in lists) > len(lists)
-    if len(lists) >= _SEVERAL_ROWS and len(set(lengths)) == 1 and not padded:
+    if len(lists) >= 4 and len(set(lengths)) == 1 and not padded:
         return f"always {lengths[0]:,} numbers"
     texts = [count for count in beside.texts if count]
     if texts and np.median(texts) > _CHARACTERS * np.median(lengths):

@@ -15,13 +15,10 @@ from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers
 from tito_audit.inspect.roles import Role, RoleGuess
 from tito_audit.record.column import MaskEncoding, trained_of
 
-_SAME = 1e-9
 _FLOOR = -1000.0
 """Values below this are placeholders for a missing logprob."""
-_REAL = 0.5
 _FARTHER = 3.0
 """A reference model's values are at least this many times farther away than a trainer's."""
-_MOST = 12
 _SAMPLER = re.compile(
     r"(?:^|_)(?:rollouts?|infer(?:ence)?|sampl(?:er|ed|ing|es?)|behaviou?r|behaviou?ral|generat(?:ion|ed|or)|gen"
     r"|vllm|sglang|engine|server|inf)(?:_|$)"
@@ -88,7 +85,7 @@ def choices_of(
     """The choice among the logprob columns of one scope; None if there are fewer than two. `read` is what a scan
     reads today.
     """
-    candidates = [column for column in columns if is_candidate(column, facts, roles)][:_MOST]
+    candidates = [column for column in columns if is_candidate(column, facts, roles)][:12]
     mask = next((column.path for column in columns if roles[column.path].role is Role.MASK), None)
     compared = _Compared(candidates, items, mask, roles)
     if len(candidates) < 2:
@@ -224,7 +221,7 @@ class _Compared:
         every = np.concatenate(apart) if apart else np.empty(0)
         if not len(every):
             return None
-        return 0.0 if every.max() <= _SAME else float(every.mean())
+        return 0.0 if every.max() <= 1e-9 else float(every.mean())
 
     def _pairs(self, column: Column, other: Column) -> list[tuple[Numbers, Numbers]]:
         pairs = []
@@ -262,7 +259,7 @@ class _Compared:
             if values is not None and trained is not None and len(values) == len(trained):
                 outside.append(_real(values.astype(np.float64))[~trained])
         every = np.concatenate(outside) if outside else np.empty(0)
-        return bool(every.mean() > _REAL) if len(every) else None
+        return bool(every.mean() > 0.5) if len(every) else None
 
 
 def _real(values: Numbers) -> Numbers:

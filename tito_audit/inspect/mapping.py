@@ -170,7 +170,6 @@ _LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", 
 _OPTIONAL = ("loss_mask", "logprobs", "completion_logprobs")
 _MISFITS = 0.25
 """The share of rows in which a column may fail to fit; above it the column is not proposed."""
-_READ_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +284,7 @@ def read_logprobs(rows: Sequence[tuple[int, Row]], settings: Settings) -> set[st
     """The names, in the log, of the columns that are read as the sampler's logprobs."""
     named = settings.format or ("generic" if settings.columns else None)
     names: set[str] = set()
-    for number, row in rows[:_READ_ROWS]:
+    for number, row in rows[:8]:
         try:
             mapped = map_columns(row, settings.columns) if settings.columns else row
             form = format_named(named) if named is not None else pick_format(mapped)

@@ -16,7 +16,6 @@ from tito_audit.record.column import MaskEncoding, trained_of
 
 _MOST = 64
 """Maximum lists compared per object."""
-_PARTS = 24
 _MOST_OF = 0.75
 """Share of the objects in which a relation has to hold."""
 _SEVERAL = 3
@@ -85,7 +84,7 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> lis
     others = [path for path in paths if path not in facts]
     lengths = _Lengths(items, (numeric + others)[:_MOST])
     groups = _groups(lengths, set(numeric))
-    heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:_PARTS]
+    heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:24]
     relations = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
     relations += filter(None, _parts(lengths, heads, facts))
     relations += filter(None, _offsets(items, lengths, heads, facts))

@@ -131,7 +131,15 @@ class MemoryOutput:
                 result[name] = cells(name)
             elif name in self._touched():
                 dtype = frame.dtypes.iloc[places[name]]
-                result.isetitem(places[name], pd.Series(cells(name), index=result.index).astype(dtype))
+                try:
+                    column = pd.Series(cells(name), index=result.index).astype(dtype)
+                except (ArithmeticError, TypeError, ValueError) as error:
+                    raise StorageError(
+                        f"{self._path}: column {name!r}: a repaired value does not fit its type {dtype} "
+                        f"({error}).\nThe types of a frame are kept, so there is no repaired frame. Pass one with a "
+                        "type that can hold the value, or a list of dicts."
+                    ) from error
+                result.isetitem(places[name], column)
         return result
 
     def _touched(self) -> dict[str, None]:
