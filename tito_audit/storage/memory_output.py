@@ -136,8 +136,8 @@ class MemoryOutput:
                 except (ArithmeticError, TypeError, ValueError) as error:
                     raise StorageError(
                         f"{self._path}: column {name!r}: a repaired value does not fit its type {dtype} "
-                        f"({error}).\nThe types of a frame are kept, so there is no repaired frame. Pass one with a "
-                        "type that can hold the value, or a list of dicts."
+                        f"({error}).\nThe types of a frame are kept, so there is no repaired frame. Pass one with "
+                        "a type that can hold the value, or a list of dicts."
                     ) from error
                 result.isetitem(places[name], column)
         return result
