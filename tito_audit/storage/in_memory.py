@@ -78,9 +78,11 @@ class PlainRows(MemoryPart):
 class Objects(MemoryContent):
     """A sequence of objects, read as JSONL with one of them a line; as a `frame`, only its columns can change."""
 
-    def __init__(self, values: Sequence[Any], kind: Kind = "objects") -> None:
+    def __init__(self, values: Sequence[Any], kind: Kind = "objects", *, lean: bool = False) -> None:
+        """`lean`: objects lose keys without a value, as tables do."""
         self.values = values
         self.kind = kind
+        self.lean = lean
 
     def __len__(self) -> int:
         return len(self.values)
@@ -95,16 +97,15 @@ class Objects(MemoryContent):
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
         """The rows, with what is plain already shared."""
         numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
-        return PlainRows([_row(self.values[number]) for number in numbers], open=self.kind == "objects")
+        return PlainRows([self._row(self.values[number]) for number in numbers], open=self.kind == "objects")
 
-
-def _row(value: Any) -> Row | str:
-    if isinstance(value, Mapping):
-        return plain_row(value)
-    try:
-        return not_an_object(plain_value(value))
-    except NotPlain:
-        return not_an_object(value)
+    def _row(self, value: Any) -> Row | str:
+        if isinstance(value, Mapping):
+            return plain_row(value, lean=self.lean)
+        try:
+            return not_an_object(plain_value(value))
+        except NotPlain:
+            return not_an_object(value)
 
 
 def _weight(value: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
-from tito_audit.storage._arrow_edit import Change, changes_between
+from tito_audit.storage._arrow_edit import changes_between
 from tito_audit.storage._table_edit import Copies, TableEdit, as_text
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.given import arrow_rows, content_of, is_a, table_of_pandas
@@ -63,7 +63,7 @@ class MemoryOutput:
             content = content.rows
         if isinstance(content, Objects):
             rows = self._objects(content)
-            content = Objects(rows, content.kind)
+            content = Objects(rows, content.kind, lean=content.lean)
             if content.kind == "frame":
                 value = self._frame(value, lambda name: [row.get(name, np.nan) for row in rows])
             elif once and is_a(value, "datasets", "IterableDataset"):
@@ -77,7 +77,7 @@ class MemoryOutput:
             if is_a(value, "datasets", "Dataset", "IterableDataset"):
                 value = _dataset(value, table)
             elif is_a(value, "pandas", "DataFrame"):
-                value = self._frame(value, lambda name: table.column(name).to_pandas().array)
+                value = self._frame(value, lambda name: table.column(str(name)).to_pandas().array)
             elif is_a(value, "polars", "DataFrame"):
                 value = _polars(value, table)
             elif once:
@@ -117,35 +117,34 @@ class MemoryOutput:
             pieces.append(edit.table(content.table(start, stop), start, here))
         return pa.concat_tables(pieces) if pieces else content.table(0, 0)
 
-    def _frame(self, frame: Any, cells: Any) -> Any:
+    def _frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
         """A pandas frame with `cells(name)` in the columns that change; the others keep type and values, and rows
-        their label."""
+        their label.
+        """
         import pandas as pd
 
         if not self._rows:
             return frame.copy()
         result = frame.iloc[self._positions(len(frame))].copy()
         places = {str(name): number for number, name in enumerate(frame.columns)}
-        for name in dict.fromkeys((*self._touched(), *self._added)):
-            if name not in places:
-                result[name] = cells(name)
-            elif name in self._touched():
-                dtype = frame.dtypes.iloc[places[name]]
+        changed = (change for copies in self._rows.values() for copy in copies for change in copy)
+        touched = dict.fromkeys(str(change.path[0]) for change in changed)
+        for name in (*touched, *(name for name in self._added if name not in touched and name not in places)):
+            place = places.get(name)
+            if place is None:
+                result[name] = [None if isinstance(cell, float) else cell for cell in cells(name)]
+            else:
+                dtype = frame.dtypes.iloc[place]
                 try:
-                    column = pd.Series(cells(name), index=result.index).astype(dtype)
+                    column = pd.Series(cells(frame.columns[place]), index=result.index).astype(dtype)
                 except (ArithmeticError, TypeError, ValueError) as error:
                     raise StorageError(
                         f"{self._path}: column {name!r}: a repaired value does not fit its type {dtype} "
                         f"({error}).\nThe types of a frame are kept, so there is no repaired frame. Pass one with "
                         "a type that can hold the value, or a list of dicts."
                     ) from error
-                result.isetitem(places[name], column)
+                result.isetitem(place, column)
         return result
-
-    def _touched(self) -> dict[str, None]:
-        """The names of the columns in which something changes."""
-        every: Iterator[Change] = (change for copies in self._rows.values() for copy in copies for change in copy)
-        return dict.fromkeys(str(change.path[0]) for change in every)
 
     def _positions(self, count: int) -> NDArray[np.int64]:
         """`[N]` for each row of the result, the row that it is made from."""

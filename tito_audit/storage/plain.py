@@ -25,57 +25,64 @@ class NotPlain(ValueError):
     """A value that no log can hold; the message names its type."""
 
 
-def plain_row(row: Mapping[Any, Any]) -> Row | str:
+def plain_row(row: Mapping[Any, Any], *, lean: bool = False) -> Row | str:
     """The row as a log holds it, or the reason why it cannot be read; `row` itself is not changed.
 
     Arrays and tensors become numpy arrays, other numbers Python's, times text, missing values None. What is plain
-    already is shared, not copied.
+    already is shared, not copied. `lean`: objects lose keys without a value, as tables do.
     """
     plain: dict[str, Any] = {}
     for name, value in row.items():
         try:
-            plain[str(name)] = plain_value(value)
+            plain[str(name)] = plain_value(value, lean=lean)
         except NotPlain as error:
             return f"column {str(name)!r} holds {error}"
     return plain
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: Any, *, lean: bool = False) -> Any:
     """One value as a log holds it; NotPlain if no log can."""
     try:
-        return _plain(value)
+        return _plain(value, lean)
     except RecursionError:
         raise NotPlain("values nested too deeply to be read") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, lean: bool) -> Any:
     kind = type(value)
     if kind in _SIMPLE:
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        plain = {str(key): _plain(entry, lean) for key, entry in value.items()}
+        if not lean:
+            return plain
+        # A number without a fraction was a whole one before a value next to it was missing.
+        whole = {
+            key: int(entry) for key, entry in plain.items() if isinstance(entry, float) and entry.is_integer()
+        }
+        return {key: whole.get(key, entry) for key, entry in plain.items() if entry is not None}
     if kind is list:
-        return value if set(map(type, value)) <= _SIMPLE else [_plain(entry) for entry in value]
+        return value if set(map(type, value)) <= _SIMPLE else [_plain(entry, lean) for entry in value]
     if isinstance(value, np.ndarray):
-        return _of_array(value)
+        return _of_array(value, lean)
     if _is_tensor(value):
-        return _of_array(_of_tensor(value))
+        return _of_array(_of_tensor(value), lean)
     if hasattr(value, "as_py"):
-        return _plain(value.as_py())
+        return _plain(value.as_py(), lean)
     if hasattr(value, "__array__"):
-        return _of_array(np.asarray(value))
+        return _of_array(np.asarray(value), lean)
     if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray | memoryview):
-        return _plain(list(value))
-    return _single(value)
+        return _plain(list(value), lean)
+    return _single(value, lean)
 
 
-def _single(value: Any) -> Any:
+def _single(value: Any, lean: bool) -> Any:
     """A value that holds no others."""
     kind = type(value)
     if kind.__name__ in MISSING and kind.__module__.startswith("pandas."):
         return None
     if isinstance(value, enum.Enum):
-        return _plain(value.value)
+        return _plain(value.value, lean)
     for base in (str, int, float):
         if isinstance(value, base):
             return base(value)
@@ -91,10 +98,12 @@ def _single(value: Any) -> Any:
         return os.fsdecode(value)
     if kind.__module__.startswith("PIL."):
         return {"path": str(getattr(value, "filename", ""))}
+    if kind.__module__.startswith("pandas."):  # a period or an interval
+        return str(value)
     raise NotPlain(f"a value of type {kind.__module__}.{kind.__qualname__}, which no log can hold")
 
 
-def _of_array(values: np.ndarray[Any, Any]) -> Any:
+def _of_array(values: np.ndarray[Any, Any], lean: bool) -> Any:
     """An array of numbers as it is, if it has one dimension; anything else as a list or a single value."""
     kind = values.dtype.kind
     if kind == "c":
@@ -102,13 +111,13 @@ def _of_array(values: np.ndarray[Any, Any]) -> Any:
     if values.ndim == 0:
         if kind == "f":
             return float(values)
-        return str(values) if kind in "mM" else _plain(values.item())
+        return str(values) if kind in "mM" else _plain(values.item(), lean)
     if kind in "mM":
         return values.astype(str).tolist()
     if kind in "biuf":
-        return values if values.ndim == 1 else [_of_array(entry) for entry in values]
+        return values if values.ndim == 1 else [_of_array(entry, lean) for entry in values]
     if kind in "OUS":
-        return _plain(values.tolist())
+        return _plain(values.tolist(), lean)
     raise NotPlain(f"an array of {values.dtype}, which no log can hold")
 
 
