@@ -6,14 +6,13 @@ proof: rendered that way, the messages give the recorded tokens where they gave 
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tito_audit.evidence.built_dates import dates
-from tito_audit.evidence.built_history import histories
-from tito_audit.evidence.built_systems import systems
 from tito_audit.evidence.built_tools import tool_sets
+from tito_audit.evidence.first_prompt import at, has_clock
 from tito_audit.evidence.many import ManyDifferences
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prompts import prompt_messages
@@ -21,7 +20,10 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.row_as_sent import answer_to, is_as_sent
 from tito_audit.evidence.unmatched import SAME_BYTES, Candidate, UnmatchedSequence
 from tito_audit.record.finding import Severity, Where
+from tito_audit.record.message import Message, as_message
 from tito_audit.record.rollout import Rollout
+from tito_audit.render.dates import Probe, date_in
+from tito_audit.render.renderer import Renderer
 
 _PADS = 2
 """A run of at least this many of one control token is padding."""
@@ -145,3 +147,165 @@ def _candidates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
 def _touch(difference: Difference, stretch: tuple[int, int]) -> bool:
     """Whether a stretch of recorded tokens is part of a difference, or next to it."""
     return stretch[0] <= difference.end and difference.start <= stretch[1]
+
+
+def dates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
+    """The messages rendered on the date that the recorded text holds where the template writes one."""
+    renderer = sequence.reference.renderer
+    if renderer is None or not has_clock(renderer):
+        return
+    probed = _written(sequence, replace(renderer, clock=Probe()))
+    moment = date_in(probed, sequence.text) if probed is not None else None
+    text = _written(sequence, at(renderer, moment)) if moment is not None else None
+    if moment is not None and text is not None:
+        yield Candidate(
+            text, Construction("TPL210", "another date", f"the prompt was written on {moment:%Y-%m-%d}")
+        )
+
+
+def _written(sequence: UnmatchedSequence, renderer: Renderer) -> str | None:
+    """What another renderer writes for the sequence."""
+    sequence.left -= 1
+    other = replace(sequence, reference=replace(sequence.reference, renderer=renderer), left=1)
+    return other.write(sequence.messages, sequence.rollout.tools)
+
+
+_TRIED = 4
+"""How many later questions are tried as the start of the history."""
+
+
+def histories(sequence: UnmatchedSequence) -> Iterator[Candidate]:
+    """The messages from a later question on, the longest history first."""
+    messages = sequence.messages
+    kept = 1 if messages[0].role in ("system", "developer") else 0
+    later = [i for i in range(kept + 1, len(messages)) if messages[i].role == "user"]
+    held = [i for i in later if messages[i].text.strip() and messages[i].text.strip() in sequence.text]
+    for first in held[:_TRIED]:
+        for head in (messages[:kept], messages[: kept + 1]):
+            if len(head) >= first:
+                continue
+            text = sequence.write((*head, *messages[first:]), sequence.rollout.tools)
+            if text is not None:
+                dropped = first - len(head)
+                told = "an older message is" if dropped == 1 else f"{dropped} older messages are"
+                yield Candidate(text, Construction("SEQ303", "older messages dropped", f"{told} left out"))
+
+
+_PROBE = "titoauditprobe"
+_ANCHOR = 48
+"""How many characters after a system prompt are used to find its end in recorded text."""
+
+
+def holds_system(text: str) -> bool:
+    """Whether a text contains a system or developer header."""
+    return re.search(r"(^|[>\n|])\s*(system|developer)\b", text) is not None or "<<SYS>>" in text
+
+
+def systems(sequence: UnmatchedSequence) -> Iterator[Candidate]:
+    """The messages rendered with another system prompt, with none, or with it in another place."""
+    first = sequence.messages[0]
+    if first.role in ("system", "developer"):
+        yield from _other_than(first.text, sequence)
+        return
+    assert sequence.canonical is not None
+    bare = _without_default(sequence, sequence.canonical)
+    if bare is not None:
+        yield _candidate(bare, "default system prompt missing", "the default system prompt is missing")
+    yield from _found(sequence, sequence.messages, "system prompt not in the messages", "is not in the messages")
+
+
+def _other_than(system: str, sequence: UnmatchedSequence) -> Iterator[Candidate]:
+    """The messages rendered with something other than their own system prompt."""
+    rest = sequence.messages[1:]
+    text = sequence.write(rest, sequence.rollout.tools)
+    bare = _without_default(sequence, text) if text is not None else None
+    if text is not None and bare is not None:
+        cause = "default system prompt in place of the log's"
+        yield _candidate(text, cause, "the template's default replaces the system prompt")
+    without = bare or text
+    if without is not None:
+        yield _candidate(without, "system prompt missing", "a system prompt is missing")
+        yield from _own_turn(sequence, without, system)
+    yield from _folded(sequence, rest, system)
+    yield from _found(sequence, rest, "another system prompt", "is not the one in the messages")
+
+
+def _folded(sequence: UnmatchedSequence, rest: tuple[Message, ...], system: str) -> Iterator[Candidate]:
+    """The system prompt at the start of the first user message."""
+    if not rest or rest[0].role != "user" or not isinstance(rest[0].content, str):
+        return
+    for between in ("\n\n", "\n", " "):
+        content = f"{system}{between}{rest[0].content}"
+        folded = replace(rest[0], content=content, wire={**rest[0].wire, "content": content})
+        text = sequence.write((folded, *rest[1:]), sequence.rollout.tools)
+        if text is None:
+            return
+        cause = "system prompt folded into the first user message"
+        for one in (_without_default(sequence, text), text):
+            if one is not None:
+                yield _candidate(one, cause, "the system prompt is in the first user message")
+
+
+def _own_turn(sequence: UnmatchedSequence, without: str, system: str) -> Iterator[Candidate]:
+    """The system prompt as a turn of its own, where the template folds it into the first user turn."""
+    assert sequence.canonical is not None
+    start, at = _user_header(sequence, without)
+    if start is None or holds_system(sequence.canonical[: max(sequence.canonical.find(sequence.question), 0)]):
+        return
+    header = without[start:at]
+    close = without[at + len(sequence.question) :]
+    again = close.find(header[: max(header.lower().find("user"), 1)])
+    if again < 0 or "user" not in header:
+        return
+    turn = header.replace("user", "system") + system.strip() + close[:again]
+    cause = "system prompt as a turn of its own"
+    yield _candidate(without[:start] + turn + without[start:], cause, "the system prompt has a turn of its own")
+
+
+def _found(sequence: UnmatchedSequence, rest: tuple[Message, ...], cause: str, what: str) -> Iterator[Candidate]:
+    """The messages with the system prompt that the recorded text holds where the template writes one."""
+    probe = sequence.write((_system(_PROBE), *rest), sequence.rollout.tools)
+    if probe is None or probe.count(_PROBE) != 1:
+        return
+    before, after = probe.split(_PROBE)
+    end = sequence.text.find(after[:_ANCHOR], len(before))
+    if not sequence.text.startswith(before) or end <= len(before):
+        return
+    held = sequence.text[len(before) : end]
+    assert sequence.reference.renderer is not None
+    if any(one in held for one in sequence.reference.renderer.control_texts if one):
+        return  # control tokens: not the text of a message
+    text = sequence.write((_system(held), *rest), sequence.rollout.tools)
+    if text is not None:
+        yield _candidate(text, cause, f"the system prompt {what}")
+
+
+def _without_default(sequence: UnmatchedSequence, text: str) -> str | None:
+    """A text rendered without a system message, with the template's default system prompt cut out too."""
+    if sequence.rollout.tools:
+        return None  # the tools are written there
+    start, _ = _user_header(sequence, text)
+    if start is None or not holds_system(text[:start]):
+        return None
+    kept = text[start:]
+    return kept if sequence.bos and kept.startswith(sequence.bos) else sequence.bos + kept
+
+
+def _user_header(sequence: UnmatchedSequence, text: str) -> tuple[int | None, int]:
+    """Where the header of the first user message begins, and where its text begins."""
+    at = text.find(sequence.question) if sequence.question else -1
+    word = text.lower().rfind("user", 0, max(at, 0))
+    assert sequence.reference.renderer is not None
+    if at < 0 or word < 0:
+        return None, at
+    starts = (text.rfind(one, 0, word + len(one)) for one in sequence.reference.renderer.control_texts if one)
+    start = max(starts, default=-1)
+    return (start if start >= 0 else None), at
+
+
+def _system(text: str) -> Message:
+    return as_message({"role": "system", "content": text}, "system")
+
+
+def _candidate(text: str, cause: str, what: str) -> Candidate:
+    return Candidate(text, Construction("TPL206", cause, what))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, visible_part
+from tito_audit.render.dates import Probe, date_in, reads_clock
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer
+from tito_audit.tokens.tokenizer import Tokenizer
 
 _LONGEST = 1 << 16
 """The most recorded ids that are decoded."""
@@ -80,3 +85,27 @@ def first_prompt(rollout: Rollout) -> FirstPrompt | None:
         return None
     start, end = visible_part(row)
     return FirstPrompt(rollout, rollout.messages[:answer], row.token_ids[start:end], whole=False)
+
+
+def has_clock(renderer: Renderer) -> bool:
+    """Whether its templates may write the date."""
+    return any(reads_clock(template.source) for template in renderer.templates.values())
+
+
+def at(renderer: Renderer, moment: datetime) -> Renderer:
+    """The renderer with its clock stopped at this moment."""
+    return replace(renderer, clock=Clock(moment))
+
+
+def own_date(prompt: FirstPrompt, tokenizer: Tokenizer, renderer: Renderer) -> datetime | None:
+    """The date that the template wrote into a recorded prompt; None if it wrote none there."""
+    reference = Reference(tokenizer, replace(renderer, clock=Probe()))
+    probed = prompt.text(reference)
+    return None if probed is None else date_in(probed, prompt.recorded(reference, len(probed)))
+
+
+def at_own_date(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Renderer:
+    """The renderer at the date in the rollout's first prompt; unchanged if there is none."""
+    prompt = first_prompt(rollout) if has_clock(renderer) else None
+    found = own_date(prompt, tokenizer, renderer) if prompt is not None else None
+    return renderer if found is None else at(renderer, found)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias
 
 from tito_audit.errors import EncodeError, SetupError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.confirm import Confirmed, confirmed, equal_ways, share_of
-from tito_audit.identify.endings import endings
+from tito_audit.identify.confirm import Confirmed, confirmed, doubt_of_systems, equal_ways, share_of
 from tito_audit.identify.model import (
     GIVEN_TEMPLATE,
     Candidate,
+    Departure,
+    DepartureKind,
     Explanation,
     Found,
     Identified,
@@ -23,9 +24,8 @@ from tito_audit.identify.model import (
     NamedTemplate,
     TokenizerFit,
 )
-from tito_audit.identify.observe import Observation, Part, for_search, observations
+from tito_audit.identify.observe import Observation, Part, endings, for_search, observations
 from tito_audit.identify.outside import differs_in_answers
-from tito_audit.identify.own_systems import doubt_of_systems
 from tito_audit.identify.search import Search
 from tito_audit.identify.tokenizer_fit import (
     Tested,
@@ -35,8 +35,7 @@ from tito_audit.identify.tokenizer_fit import (
     tested,
     unknown_ids,
 )
-from tito_audit.identify.told import explanation_of
-from tito_audit.identify.ways import CLOCK, Way, Writer
+from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.globals import Clock
@@ -385,3 +384,58 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
     return tuple(
         Left(cause, number, first[cause].place, first[cause].turn) for cause, number in numbers.most_common()
     )
+
+
+_VALUES = 8
+"""The most example values named."""
+
+
+def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequence[Observation]) -> Explanation:
+    """The explanation of a way; values that vary from row to row are set to the most frequent one."""
+    own = [one for observation in seen if (one := writer.resolved(way, observation)) is not None]
+    clock, args = way.clock, dict(way.args)
+    if way.varies and own:
+        dates = Counter(one.clock for one in own)
+        clock = dates.most_common(1)[0][0] if CLOCK in way.varies else clock
+        for name in sorted(way.varies - {CLOCK, SYSTEM}):
+            values = Counter(repr(dict(one.args)[name]) for one in own)
+            wanted = values.most_common(1)[0][0]
+            args[name] = next(value for one in own if repr(value := dict(one.args)[name]) == wanted)
+    return Explanation(
+        writer.tokenizer.name,
+        template,
+        args,
+        way.tool_arguments,
+        clock,
+        way.without_tools,
+        tuple(_departures(way, own, seen)),
+    )
+
+
+def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> Iterator[Departure]:
+    kind = DepartureKind
+    if way.system is not None:
+        stated = any(one.messages[0].role in ("system", "developer") for one in seen)
+        yield Departure(kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED, way.system)
+    if way.drops_system:
+        yield Departure(kind.SYSTEM_DROPPED)
+    if not way.opens:
+        yield Departure(kind.NO_GENERATION_PROMPT)
+    if way.prefill:
+        yield Departure(kind.PREFILL, way.prefill)
+    if way.bos:
+        yield Departure(kind.BOS_ADDED if way.bos > 0 else kind.BOS_MISSING)
+    if way.reasoning != "as logged":
+        yield Departure(kind.REASONING_DROPPED if way.reasoning == "dropped" else kind.REASONING_IN_CONTENT)
+    if not way.uses_stated:
+        yield Departure(kind.STATED_UNUSED)
+    for name in sorted(way.varies):
+        if name == CLOCK:
+            dates = dict.fromkeys(str(one.clock.date()) for one in own if one.clock is not None)
+            yield Departure(kind.CLOCK_VARIES, "", tuple(sorted(dates))[:_VALUES])
+        elif name == SYSTEM:
+            systems = Counter(one.system for one in own if one.system is not None)
+            yield Departure(kind.SYSTEM_VARIES, "", tuple(text for text, _ in systems.most_common(_VALUES)))
+        else:
+            values = dict.fromkeys(str(dict(one.args)[name]) for one in own)
+            yield Departure(kind.ARGUMENT_VARIES, name, tuple(values)[:_VALUES])

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tito_audit.evidence.first_prompt import FirstPrompt, first_prompt
-from tito_audit.evidence.own_date import at, own_date
+from tito_audit.evidence.first_prompt import FirstPrompt, at, first_prompt, own_date
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.rollout import Rollout, with_speakers

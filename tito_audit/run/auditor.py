@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
+from tito_audit.evidence.first_prompt import at_own_date
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
-from tito_audit.evidence.own_date import at_own_date
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.evidence.witness import witness
 from tito_audit.join import joined_counts
