@@ -16,7 +16,7 @@ from tito_audit.render import globals as render_globals
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions import next_prompt
 from tito_audit.sessions.engine import Conversations, Limits, Session
-from tito_audit.sessions.matching import message_keys
+from tito_audit.sessions.index import message_keys
 from tito_audit.sessions.model import Branch, ChatCall, ForkReason, Node, Prompt, Proof
 
 END = "<|im_end|>"

@@ -11,16 +11,30 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format
 from tito_audit.join._call_rows import Decode
 from tito_audit.join._calls import CallsOfRollout, gathered
-from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
+from tito_audit.join._conversations import (
+    Conversation,
+    conversations,
+    has_messages,
+    shared_tools,
+    with_conversation,
+)
 from tito_audit.join._first_pass import Answers, Batch, Mapped, Work, one_by_one
-from tito_audit.join._gathering import Gathering
-from tito_audit.join._joined import Captures, JoinedCalls
+from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
 from tito_audit.join._keys import first_row, keys_for
-from tito_audit.join._partners import Partners, readable_id
-from tito_audit.join._seen import CallsJoined, CallsSeen, KeySeen, calls_seen
-from tito_audit.join._sessions import refuse_unknown
-from tito_audit.join._tools import shared_tools
-from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_TOOLS, OWN, UNREADABLE, Tally
+from tito_audit.join._partners import (
+    EMPTY,
+    MISFIT,
+    NO_ANSWER,
+    NO_ID,
+    NO_ROW,
+    NO_TOOLS,
+    OWN,
+    UNREADABLE,
+    Partners,
+    Tally,
+    readable_id,
+)
+from tito_audit.join._sessions import CallsJoined, CallsSeen, KeySeen, calls_seen, refuse_unknown
 from tito_audit.record.finding import Result
 from tito_audit.record.message import ToolSpec
 from tito_audit.record.rollout import Place, Rollout

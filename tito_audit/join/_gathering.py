@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import pickle
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.join._call_rows import CallRows
-from tito_audit.join._calls import CallsOfRollout
-from tito_audit.storage import Log, RawRow
+from tito_audit.format import Row
+from tito_audit.formats import format_named, number_columns
+from tito_audit.join._call_rows import CallRows, Decode
+from tito_audit.join._calls import CALLS, CAPTURE, CallsOfRollout
+from tito_audit.join._first_pass import Mapped, one_by_one
+from tito_audit.join._reader import CallReader, CaptureKey, is_capture, key_in, may_join
+from tito_audit.join._sessions import joined_notices
+from tito_audit.settings.model import Settings
+from tito_audit.storage import Log, Output, RawRow, open_log
 from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
+from tito_audit.storage.log import TABLES
 from tito_audit.storage.random_access import Ticket, line_at
 from tito_audit.storage.sampling import Sample
-from tito_audit.storage.spool import row_of, unpacked
+from tito_audit.storage.spool import Spool, row_of, unpacked
 
 
 class Gathering:
@@ -163,3 +173,269 @@ def _gathered_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit
             "raise --max-row-bytes to read them",
         )
     return RawRow(first.index, CallsOfRollout(raws, form, files, by_key=by_key))
+
+
+_OPEN, _KEEP, _DROP, _CHANGED = 0, 1, 2, 3
+"""What to do with a row; values from `_CHANGED` on say where its new rows begin in the spool."""
+
+
+class CallEdits:
+    """What to write for each row of some logs, as far as known; changed rows wait in a temporary file."""
+
+    def __init__(self, rows: CallRows) -> None:
+        self._rows = rows
+        self._said = array("q", bytes(8 * len(rows)))
+        self._spool = Spool()
+
+    def keep(self, row: int) -> None:
+        """Write a row as it is."""
+        self._said[row] = _KEEP
+
+    def write(self, row: int, old: Row, new: Sequence[Row]) -> None:
+        """Write `new` instead of a row; [] leaves it out."""
+        # Pickled together, so shared objects stay the same objects.
+        packed = pickle.dumps((old, new), pickle.HIGHEST_PROTOCOL) if new else b""
+        self._said[row] = _CHANGED + self._spool.add(packed) if new else _DROP
+
+    def known(self, row: int) -> bool:
+        """Whether what to write for a row is known."""
+        return self._said[row] != _OPEN
+
+    def dropped(self, row: int) -> bool:
+        """Whether a row is left out."""
+        return self._said[row] == _DROP
+
+    def put(self, row: int, line: RawRow, out: Output) -> None:
+        """Write a row for which this is known."""
+        said = self._said[row]
+        if said == _KEEP:
+            out.keep(line)
+        elif said == _DROP:
+            out.replace(line, [])
+        else:
+            old, new = pickle.loads(unpacked(self._spool.packed(said - _CHANGED)))  # written by this run
+            out.replace(replace(line, value=old), new)
+
+
+class GatheredOutput:
+    """An output that takes conversations and writes their calls in their old places.
+
+    What to write is already known for calls whose conversation began in an earlier log; calls in later logs wait
+    for it.
+    """
+
+    def __init__(self, out: Output, log: Log, rows: CallRows, edits: CallEdits) -> None:
+        self.changed = False
+        self._out = out
+        self._lines = zip(log, rows.rows_of(log.path), strict=False)
+        self._waiting: tuple[RawRow, int] | None = None
+        self._rows = rows
+        self._path = log.path
+        self._edits = edits
+
+    def keep(self, raw: RawRow) -> None:
+        """Write the rows of a conversation as they were."""
+        for row in self._members(raw):
+            self._edits.keep(row)
+        self._write()
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write other rows for a conversation; [] leaves them out."""
+        members = self._members(raw)
+        if not isinstance(raw.value, CallsOfRollout):
+            self._edits.write(members[0], raw.value or {}, rows)
+        elif not rows:
+            for member in members:
+                self._edits.write(member, {}, ())
+        else:
+            (row,) = rows
+            added = {name: value for name, value in row.items() if name != CALLS}
+            for member, one, call in zip(members, raw.value.raws, row[CALLS], strict=True):
+                if call is one.value:
+                    self._edits.keep(member)
+                else:
+                    self._edits.write(member, one.value or {}, [{**call, **added}])
+        self._write()
+
+    def finish(self, log: Log) -> None:
+        """Write what followed the last row."""
+        self._write()
+        self._out.finish(log)
+
+    def _members(self, raw: RawRow) -> Sequence[int]:
+        return self._rows.members(self._rows.number(self._path, raw.index))
+
+    def _write(self) -> None:
+        """Write the rows for which it is known what to write."""
+        while (waiting := self._waiting or next(self._lines, None)) is not None:
+            line, row = waiting
+            if not self._edits.known(row):
+                self._waiting = waiting
+                return
+            self._waiting = None
+            self._edits.put(row, line, self._out)
+            self.changed = self._out.changed
+
+
+_OTHERS = 2
+"""A log without a call before this many rows of other formats holds no calls; for a table, one such row is
+enough."""
+_ASKED = 1024
+"""How many rows are searched for calls: a log of events may begin with many other rows."""
+_HEAD, _HEADS = 64, 256
+"""How many calls of a log, and of all logs, the first pass learns from."""
+_WINDOW = 64, 4096
+"""With a limit on conversations: how many rows are read for each, and how many more in total."""
+
+
+class JoinedCalls:
+    """Logs of single calls, as logs of conversations.
+
+    All are read once, in this process, when the first is needed; processes forked later share what was found.
+    """
+
+    def __init__(
+        self, settings: Settings, logs: Sequence[Path], decode: Decode | None, mapped: Mapped = one_by_one
+    ) -> None:
+        self._settings = settings
+        self._decode = decode
+        self._mapped = mapped
+        self._named = None if settings.format is None else format_named(settings.format)
+        self.heads: dict[Path, Sequence[Row]] = {}
+        """The logs that hold calls, each with some calls from its first rows."""
+        room = _HEADS
+        for log in logs:
+            head = self._head(log, max(min(room, _HEAD), 1))
+            if head is not None:
+                self.heads[log] = head[:room]
+                room -= len(self.heads[log])
+        self._joined: dict[Path | None, CallRows] = {}
+        """By file if each is joined by itself; None: all together."""
+        self._edits: dict[int, CallEdits] = {}
+        self._reader = self._new_reader()
+        self._cut = 0
+
+    def gathering(self, log: Log) -> Gathering | None:
+        """A log as conversations; None if it holds no calls."""
+        rows = self._rows(log.path)
+        return None if rows is None else Gathering(rows, log, by_key=True)
+
+    def output(self, out: Output, log: Log) -> Output:
+        """An output for the rows of `gathering`."""
+        rows = self._rows(log.path)
+        if rows is None:
+            return out
+        edits = self._edits.setdefault(id(rows), CallEdits(rows))
+        return GatheredOutput(out, log, rows, edits)
+
+    def notices(self) -> Iterator[str]:
+        """What was joined, for the summary."""
+        for rows in self._joined.values():
+            yield from joined_notices(rows, self._reader)
+        if self._cut:
+            yield f"Only the first {self._cut:,} rows were read, because of --limit."
+
+    def _rows(self, path: Path) -> CallRows | None:
+        if path not in self.heads:
+            return None
+        # A single row is given by its place in one file.
+        alone = None if self._settings.row is None else path
+        if alone not in self._joined:
+            self._joined[alone] = self._read(tuple(self.heads) if alone is None else (alone,))
+        return self._joined[alone]
+
+    def _read(self, paths: Sequence[Path]) -> CallRows:
+        settings = self._settings
+        arrays = number_columns(settings.columns)
+        logs = [open_log(path, max_row_bytes=settings.max_row_bytes, arrays=arrays) for path in paths]
+        most = None
+        if settings.limit is not None and settings.session is None:
+            most = settings.limit * _WINDOW[0] + _WINDOW[1]
+        heads = [row for path in paths for row in self.heads[path]]
+        rows = CallRows(logs, self._reader, self._decode, most, heads, self._mapped)
+        if rows.cut:
+            self._cut = len(rows)
+        return rows
+
+    def _new_reader(self) -> CallReader:
+        stated = self._settings.session
+        rows = [row for head in self.heads.values() for row in head]
+        return CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
+
+    def _head(self, log: Path, wanted: int) -> Sequence[Row] | None:
+        """Some of the first rows of a log that are single calls; None if there are none."""
+        if not log.is_file():
+            return None
+        settings = self._settings
+        with suppress(StorageError):  # The audit says why.
+            rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
+            rows.quick = True
+            if rows.kind not in TABLES:
+                return self._calls_in(rows, _OTHERS, wanted)
+            rows.only = 0
+            if self._calls_in(rows, 1, 1) is not None:
+                rows.only = None
+                return self._calls_in(rows, 1, wanted)
+        return None
+
+    def _calls_in(self, rows: Iterable[RawRow], most: int, wanted: int) -> list[Row] | None:
+        """The first calls among some rows; None if `most` other rows come before them, or there are none."""
+        found: list[Row] = []
+        others = 0
+        for raw in islice(rows, _ASKED):
+            if raw.value is None:
+                continue
+            could = may_join(raw.value, self._named, stated=self._settings.session is not None)
+            if could:
+                found.append(raw.value)
+            others += could is False
+            if len(found) == wanted or (others >= most and not found):
+                break
+        return found or None
+
+
+class Captures:
+    """Token captures whose messages are joined from another file: their lines are gathered by rollout."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._held: dict[Path, CallRows | None] = {}
+        self._edits: dict[Path, CallEdits] = {}
+
+    def gathering(self, log: Log) -> Gathering | None:
+        """A capture as rollouts; None for any other log."""
+        rows = self._rows(log)
+        return None if rows is None else Gathering(rows, log, by_key=False)
+
+    def output(self, out: Output, log: Log) -> Output:
+        """An output for the rows of `gathering`."""
+        rows = self._rows(log)
+        if rows is None:
+            return out
+        return GatheredOutput(out, log, rows, self._edits.setdefault(log.path, CallEdits(rows)))
+
+    def notices(self) -> Iterator[str]:
+        """How many lines became how many rollouts."""
+        held = {path: rows for path, rows in self._held.items() if rows is not None}
+        if held:
+            lines = sum(rows.named for rows in held.values())
+            rollouts = sum(rows.conversations_named for rows in held.values())
+            where = f"{len(held)} token captures" if len(held) > 1 else str(next(iter(held)))
+            yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
+
+    def _rows(self, log: Log) -> CallRows | None:
+        if log.path not in self._held:
+            self._held[log.path] = CallRows([log], CaptureKey()) if self._is_capture(log) else None
+        return self._held[log.path]
+
+    def _is_capture(self, log: Log) -> bool:
+        settings = self._settings
+        if (
+            settings.columns
+            or settings.rows_at
+            or settings.format not in (None, CAPTURE)
+            or log.kind not in ("lines", "objects")
+        ):
+            return False
+        first = next((raw.value for raw in open_log(log.path) if raw.value is not None), None)
+        return first is not None and is_capture(first)

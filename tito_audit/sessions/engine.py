@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.sessions.histories import Fit
-from tito_audit.sessions.index import Index
+from tito_audit.sessions.index import Fit, Index
 from tito_audit.sessions.model import ChatCall
 from tito_audit.sessions.next_prompt import Writer
 from tito_audit.sessions.session import Session as Session

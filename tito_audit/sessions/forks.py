@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tito_audit.record.message import Message
 from tito_audit.render.span_builder import common_start
-from tito_audit.sessions.histories import Departure
+from tito_audit.sessions.index import Departure
 from tito_audit.sessions.model import Fork, ForkReason
 
 _BEFORE, _AFTER, _QUOTED = 24, 48, 60

@@ -2,11 +2,407 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from hashlib import blake2b
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from tito_audit.record.message import Message
-from tito_audit.sessions.matching import history_keys, message_keys
-from tito_audit.sessions.prefixes import Key, Prefixes
+import numpy as np
+
+from tito_audit.record.message import Message, ToolCall
+from tito_audit.sessions.model import Fork, Node
+
+START = b""
+"""The key of an empty history."""
+_COMPARED = frozenset({"role", "content", "tool_calls", "tool_call_id"})
+_OF_ANSWERS = frozenset({"assistant"})
+_DIGEST = 16
+_LONG = 500
+"""Characters of a text that is compared by its digest."""
+
+
+def history_keys(keys: Sequence[bytes]) -> list[bytes]:
+    """A key for each beginning of a history, `[L + 1]`: equal where all messages up to there are the same."""
+    found = [START]
+    for key in keys:
+        found.append(blake2b(found[-1] + key, digest_size=_DIGEST).digest())
+    return found
+
+
+def message_keys(messages: Sequence[Message]) -> list[bytes]:
+    """A key for each message, equal where the messages are the same, reasoning aside."""
+    calls: dict[str, tuple[int, int]] = {}
+    keys: list[bytes] = []
+    for index, message in enumerate(messages):
+        keys.append(_digest(_canonical(message, calls, index)))
+        calls.update({call.id: (index, k) for k, call in enumerate(message.tool_calls) if call.id is not None})
+    return keys
+
+
+def reasoning_agrees(sent: Message, held: Message) -> bool:
+    """Whether the client left the reasoning out, or sent it as it was."""
+    return not sent.reasoning or sent.reasoning == held.reasoning
+
+
+def call_ids(message: Message) -> tuple[str | None, ...]:
+    """The ids of its tool calls."""
+    return tuple(call.id for call in message.tool_calls)
+
+
+def _digest(value: object) -> bytes:
+    # repr of tuples, texts and numbers is injective, so equal digests mean equal messages.
+    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=_DIGEST).digest()
+
+
+def _canonical(message: Message, calls: Mapping[str, tuple[int, int]], index: int) -> tuple[object, ...]:
+    wire = message.wire
+    answered = wire.get("tool_call_id")
+    refers: object = None
+    if answered is not None:
+        place = calls.get(answered) if isinstance(answered, str) else None
+        # Counted back from here, as the message before may have been compacted.
+        refers = ("call", index - place[0], place[1]) if place is not None else plain(answered)
+    said = tuple((call.name, arguments_of(call)) for call in message.tool_calls)
+    others = () if message.role in _OF_ANSWERS else tuple(sorted(_others(wire)))
+    return message.role, _content(message), said, refers, others
+
+
+def _others(wire: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The other fields of a message, as sortable texts."""
+    for key, value in wire.items():
+        if key not in _COMPARED and value is not None:
+            yield str(key), repr(plain(value))
+
+
+def _content(message: Message) -> object:
+    """The text of a message; its parts where they are more than one text."""
+    content = message.content
+    if content is None or isinstance(content, str):
+        return _short(content or "")
+    if all(_is_text(part) for part in content) and (len(content) < 2 or message.role in _OF_ANSWERS):
+        return _short(message.text)
+    return plain(content)
+
+
+def _short(text: str) -> object:
+    """A text, or the digest of a long one, which is cheaper than its repr."""
+    if len(text) <= _LONG:
+        return text
+    return "long", len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).digest()
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    said = {key for key, value in part.items() if value is not None}
+    return said == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+
+
+def arguments_of(call: ToolCall) -> object:
+    """The arguments of a call as comparable JSON; their text if it is not JSON or repeats a key."""
+    given = call.arguments
+    if not isinstance(given, str):
+        return "json", plain(given)
+    try:
+        parsed = json.loads(
+            given, object_pairs_hook=_Pairs, parse_float=_Number, parse_int=int, parse_constant=_Number
+        )
+        return "json", plain(parsed)
+    except (ValueError, RecursionError):
+        return "text", given
+
+
+class _Number(str):
+    """A number with a fraction or an exponent, as written."""
+
+    __slots__ = ()
+
+
+class _Pairs(dict[str, Any]):
+    """An object of JSON text; ValueError if it repeats a key."""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        listed = list(pairs)
+        super().__init__(listed)
+        if len(self) != len(listed):
+            raise ValueError("a key is repeated")
+
+
+def plain(value: object) -> object:
+    """A JSON value as tuples, texts and numbers whose repr is the same where the values are."""
+    if isinstance(value, _Number):
+        return "number", _exact(value)
+    if isinstance(value, float):
+        return "number", _exact(repr(value))
+    if isinstance(value, Mapping):
+        return "object", tuple(sorted((str(key), plain(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return "list", tuple(plain(item) for item in value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    return type(value).__name__, str(value)
+
+
+def _exact(number: str) -> object:
+    """The exact value of a decimal number, however it is written."""
+    try:
+        sign, digits, exponent = Decimal(number).as_tuple()
+    except InvalidOperation:
+        return number
+    if not isinstance(exponent, int):
+        return number
+    kept = len(digits)
+    while kept > 1 and digits[kept - 1] == 0:
+        kept -= 1
+    if digits[:kept] == (0,):
+        return sign, (0,), 0
+    return sign, digits[:kept], exponent + len(digits) - kept
+
+
+T = TypeVar("T")
+Key: TypeAlias = tuple[int, bytes]
+"""The length and the digest of a byte string."""
+_SIZE = 16
+
+
+def text_bytes(text: str) -> bytes:
+    """The bytes of a text; lone surrogates too."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def running(data: bytes = b"") -> blake2b:
+    """A digest of these bytes, to be updated with what follows."""
+    return blake2b(data, digest_size=_SIZE)
+
+
+def digest(text: str) -> bytes:
+    """The digest of a text."""
+    return running(text_bytes(text)).digest()
+
+
+def key_of(data: bytes) -> Key:
+    """The key of a byte string."""
+    return len(data), running(data).digest()
+
+
+class Beginnings:
+    """The digests of the beginnings of a text, computed incrementally."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._lengths = [0]
+        self._states = [running()]
+
+    def digest(self, length: int | None = None) -> bytes:
+        """The digest of `text[:length]`; None: of all of it."""
+        length = len(self.text) if length is None else min(length, len(self.text))
+        place = bisect_right(self._lengths, length)
+        at, state = self._lengths[place - 1], self._states[place - 1]
+        if at < length:
+            state = state.copy()
+            state.update(text_bytes(self.text[at:length]))
+            self._lengths.insert(place, length)
+            self._states.insert(place, state)
+        return state.digest()
+
+
+class Prefixes(Generic[T]):
+    """Values by byte string; finds those whose string is a prefix of a given one."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, dict[bytes, list[T]]] = {}
+        self._lengths: list[int] = []
+
+    def add(self, key: Key, value: T) -> None:
+        """Hold a value by the key of its string; with both it can be removed."""
+        length, found = key
+        if length not in self._held:
+            insort(self._lengths, length)
+        self._held.setdefault(length, {}).setdefault(found, []).append(value)
+
+    def remove(self, key: Key, value: T) -> None:
+        """Remove a value."""
+        length, wanted = key
+        held = self._held[length]
+        held[wanted].remove(value)
+        if not held[wanted]:
+            del held[wanted]
+        if not held:
+            del self._held[length]
+            self._lengths.remove(length)
+
+    def matches(self, data: bytes) -> Iterator[tuple[int, Sequence[T]]]:
+        """The values whose string this one starts with, with its length: the longest first."""
+        state, at, found = running(), 0, []
+        for length in self._lengths[: bisect_right(self._lengths, len(data))]:
+            state.update(data[at:length])
+            at = length
+            values = self._held[length].get(state.digest())
+            if values:
+                found.append((length, values))
+        yield from reversed(found)
+
+
+Fit: TypeAlias = tuple[int, int]
+"""How well an answer fits a history: how many messages have the tool call ids they were given, and how many the
+reasoning they were given. More is better.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """Where the template ends an answer."""
+
+    at: int
+    """Characters up to the end of what the answer says; its end token follows."""
+    digest: bytes
+    """The digest of what the template writes up to there."""
+    new_from: int
+    """Where the new text begins after an answer that was cut: the template closes what is open."""
+    ended: bool
+    """Whether the template writes an end of the turn there."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """An answer, and what the session knows about it."""
+
+    node: Node
+    history: tuple[Message, ...]
+    """The messages for the template: the session's own answers in full, this one last."""
+    sent: tuple[Message, ...]
+    """The history as the client has it, this answer last; one message per key in `keys`."""
+    keys: tuple[bytes, ...]
+    """The key of each message of `sent`."""
+    end: TurnEnd | Fork | None = None
+    """Where the template ends its turn, or why it cannot be continued; None until asked for."""
+    exact: TurnEnd | None = None
+    """The same in a prompt that holds the answer exactly as sampled; None until there is one."""
+
+    def is_answer(self, at: int) -> bool:
+        """Whether the message at this place of its history was sampled, as its role says."""
+        return at < len(self.sent) and self.sent[at].sampled
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A beginning of a history."""
+
+    answers: list[Held] = field(default_factory=list)
+    """The answers whose message is the last one here, in the order of their commits."""
+    passing: Held | None = None
+    """The latest answer with a longer history that begins like this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An answer that a history holds."""
+
+    held: Held
+    depth: int
+    """Messages of the call up to and including it."""
+    alike: int
+    """Other answers, with other ids, that fit the history equally well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Where a history departs from what the session holds."""
+
+    at: int
+    """The first message that differs."""
+    held: Held
+    """An answer from whose history it departs there."""
+    reasoning: bool = False
+    """Whether it is the reasoning that differs."""
+
+
+class Histories:
+    """All answers of a session, found by the keys of a history in time linear in its messages."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, _Place] = {}
+        self._answered: set[bytes] = set()
+
+    def add(self, held: Held, history_keys: Sequence[bytes]) -> None:
+        """Hold an answer; the keys are those of `held.sent`, the empty history first."""
+        for key in history_keys[:-1]:
+            self._places.setdefault(key, _Place()).passing = held
+        self._places.setdefault(history_keys[-1], _Place()).answers.append(held)
+        self._answered.add(held.keys[-1])
+
+    def answered(self, keys: Sequence[bytes]) -> bool:
+        """Whether one of these messages is an answer of this session, whatever came before it."""
+        return not self._answered.isdisjoint(keys)
+
+    def matches(self, messages: Sequence[Message], history_keys: Sequence[bytes]) -> Iterator[Match]:
+        """The answer at each place of a history where there is one, the last place first."""
+        for depth in range(self.known(history_keys), 0, -1):
+            found = [held for held in self._at(history_keys[depth]) if _differing(messages, held, depth) is None]
+            if found:
+                yield _pick(messages, found, depth)
+
+    def fit(self, messages: Sequence[Message], key: bytes, depth: int) -> Fit | None:
+        """How well the best answer at this place of a history fits; None if none does."""
+        found = [held for held in self._at(key) if _differing(messages, held, depth) is None]
+        return max((_fit(messages, held, depth) for held in found), default=None)
+
+    def known(self, history_keys: Sequence[bytes]) -> int:
+        """How many messages the history shares with one that the session holds."""
+        return next((n for n in range(len(history_keys) - 1, 0, -1) if history_keys[n] in self._places), 0)
+
+    def departure(
+        self, messages: Sequence[Message], history_keys: Sequence[bytes], agreed: int = 0
+    ) -> Departure | None:
+        """Where a history departs from the stored one that it shares the most with; None if it only continues. Its
+        first `agreed` messages are those of a stored answer.
+        """
+        known = self.known(history_keys)
+        place = self._places.get(history_keys[known])
+        if place is None:
+            return None
+        for held in reversed([*place.answers, *([place.passing] if place.passing is not None else [])]):
+            at = _differing(messages, held, known)
+            if at is not None and at >= agreed:
+                return Departure(at, held, reasoning=True)
+        return Departure(known, place.passing) if place.passing is not None and known < len(messages) else None
+
+    def _at(self, key: bytes) -> Sequence[Held]:
+        place = self._places.get(key)
+        return place.answers if place is not None else ()
+
+
+def _differing(messages: Sequence[Message], held: Held, depth: int) -> int | None:
+    """The first of `depth` messages whose reasoning differs from what the session holds."""
+    for index, (sent, known) in enumerate(zip(messages[:depth], held.sent, strict=False)):
+        if sent.reasoning and not reasoning_agrees(sent, known):
+            return index
+    return None
+
+
+def _fit(messages: Sequence[Message], held: Held, depth: int) -> Fit:
+    """How well an answer fits a history whose messages are the same."""
+    pairs = list(zip(messages[:depth], held.sent, strict=False))
+    ids = sum(call_ids(sent) == call_ids(known) for sent, known in pairs)
+    return ids, sum((sent.reasoning or None) == (known.reasoning or None) for sent, known in pairs)
+
+
+def _pick(messages: Sequence[Message], found: Sequence[Held], depth: int) -> Match:
+    """The answer that the client most likely continues: the best fit, of several the latest."""
+    if len(found) == 1:
+        return Match(found[0], depth, 0)
+    fits = [_fit(messages, held, depth) for held in found]
+    told = [held for held, fit in zip(found, fits, strict=True) if fit == max(fits)]
+    return Match(told[-1], depth, sum(not _same_ids(held, told[-1]) for held in told))
+
+
+def _same_ids(a: Held, b: Held) -> bool:
+    return a is b or (
+        np.array_equal(a.node.output_ids, b.node.output_ids)
+        and a.node.prompt.length == b.node.prompt.length
+        and (a.node.prompt is b.node.prompt or np.array_equal(a.node.prompt.ids, b.node.prompt.ids))
+    )
 
 
 class Index:

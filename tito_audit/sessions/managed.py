@@ -24,8 +24,14 @@ from tito_audit.parsers import parser_named
 from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider
 from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.sessions.calls import (
+from tito_audit.sessions.engine import Conversations
+from tito_audit.sessions.model import Node, Prompt
+from tito_audit.sessions.sequences import UNSAMPLED, UNTRAINED, SequenceNode, digest, sequence
+from tito_audit.sessions.session import Session
+from tito_audit.sessions.shapes import (
+    Head,
     Reader,
+    Tokens,
     answer_types,
     chat_call,
     chat_completion,
@@ -33,11 +39,6 @@ from tito_audit.sessions.calls import (
     text_completion,
     usage_of,
 )
-from tito_audit.sessions.engine import Conversations
-from tito_audit.sessions.model import Node, Prompt
-from tito_audit.sessions.sequences import UNSAMPLED, UNTRAINED, SequenceNode, digest, sequence
-from tito_audit.sessions.session import Session
-from tito_audit.sessions.shapes import Head, Tokens
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 

@@ -26,9 +26,8 @@ from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.sessions.forks import leaves_out, rewrites
-from tito_audit.sessions.histories import Held, TurnEnd
+from tito_audit.sessions.index import Beginnings, Held, TurnEnd, digest
 from tito_audit.sessions.model import ChatCall, Fork, ForkReason, Node
-from tito_audit.sessions.prefixes import Beginnings, digest
 from tito_audit.templates.appends import sampled_text, turn_ends, unwritten
 from tito_audit.templates.probes import ANSWER, USER, USER_AGAIN, answering
 from tito_audit.tokens.tokenizer import Tokenizer

@@ -10,12 +10,20 @@ from tito_audit.provider import GenerationResult
 from tito_audit.record.arrays import as_floats, as_ids, empty_ids
 from tito_audit.record.message import Message, as_message
 from tito_audit.sessions.forks import departed, left_memory, new_conversation
-from tito_audit.sessions.histories import Fit, Held, Histories, Match, TurnEnd
-from tito_audit.sessions.index import Index
-from tito_audit.sessions.matching import history_keys, message_keys
+from tito_audit.sessions.index import (
+    Beginnings,
+    Fit,
+    Held,
+    Histories,
+    Index,
+    Key,
+    Match,
+    TurnEnd,
+    history_keys,
+    message_keys,
+)
 from tito_audit.sessions.model import Branch, ChatCall, Draft, Fork, ForkReason, Node, Prompt, Proof, Written
 from tito_audit.sessions.next_prompt import Writer
-from tito_audit.sessions.prefixes import Beginnings, Key
 from tito_audit.sessions.texts import TextPrompt, Texts, prompt_data
 
 _NODE_BYTES = 4000

@@ -9,9 +9,9 @@ from hashlib import blake2b
 import numpy as np
 
 from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.sessions.index import Key, Prefixes, key_of, running, text_bytes
 from tito_audit.sessions.model import Branch, Fork, ForkReason, Node, Prompt, Proof
 from tito_audit.sessions.next_prompt import Writer
-from tito_audit.sessions.prefixes import Key, Prefixes, key_of, running, text_bytes
 
 TextPrompt = str | Sequence[int] | Ids
 """What `/v1/completions` takes as a prompt."""
