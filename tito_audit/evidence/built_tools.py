@@ -24,17 +24,17 @@ _LONGEST_TEXT = 400_000
 def tool_sets(sequence: UnmatchedSequence) -> Iterator[Candidate]:
     """The messages rendered with the tools that the recorded text holds, or with none."""
     logged = sequence.rollout.tools
-    held = tools_in(_head(sequence))
-    if logged and not held:
+    recorded = tools_in(_head(sequence))
+    if logged and not recorded:
         text = sequence.write(sequence.messages, ())
         if text is not None:
             yield Candidate(
                 text, Construction("TPL212", "all tools missing", "the tools are missing from the prompt")
             )
-    if not held:
+    if not recorded:
         return
-    construction = _difference(logged, held)
-    for tools in (held, [_wrapped(tool) for tool in held]):
+    construction = _difference(logged, recorded)
+    for tools in (recorded, [_wrapped(tool) for tool in recorded]):
         text = sequence.write(sequence.messages, tools)
         if text is not None:
             yield Candidate(text, construction)
@@ -45,28 +45,28 @@ def tools_as_sent(rollout: Rollout, reference: Reference) -> tuple[ToolSpec, ...
     prompt = next((turn.prompt_ids for turn in rollout.turns if turn.prompt_ids is not None), None)
     if prompt is None or not rollout.tools:
         return rollout.tools
-    held = tools_in(reference.text(prompt)[:_LONGEST_TEXT])[: len(rollout.tools)]
-    mine, theirs = [[dict(_inner(tool)) for tool in tools] for tools in (rollout.tools, held)]
-    strict = [[tool.pop(_STRICT, _STRICT) for tool in tools] for tools in (mine, theirs)]
-    return rollout.tools if mine != theirs or strict[0] == strict[1] else tuple(map(_wrapped, held))
+    recorded = tools_in(reference.text(prompt)[:_LONGEST_TEXT])[: len(rollout.tools)]
+    ours, theirs = [[dict(_inner(tool)) for tool in tools] for tools in (rollout.tools, recorded)]
+    strict = [[tool.pop(_STRICT, _STRICT) for tool in tools] for tools in (ours, theirs)]
+    return rollout.tools if ours != theirs or strict[0] == strict[1] else tuple(map(_wrapped, recorded))
 
 
 def tools_in(text: str) -> list[ToolSpec]:
     """Every tool definition that a text holds as JSON, in order."""
-    found: list[ToolSpec] = []
+    tools: list[ToolSpec] = []
     at = text.find("{")
-    while at >= 0 and len(found) < _MOST_TOOLS:
+    while at >= 0 and len(tools) < _MOST_TOOLS:
         end = at + 1
         try:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
             value = None
         if _is_tool(value):
-            found.append(value)
+            tools.append(value)
         else:
             end = at + 1
         at = text.find("{", end)
-    return found
+    return tools
 
 
 def _head(sequence: UnmatchedSequence) -> str:
@@ -95,13 +95,13 @@ def _wrapped(tool: ToolSpec) -> ToolSpec:
     return tool if _inner(tool) is not tool else {"type": "function", "function": tool}
 
 
-def _difference(logged: Sequence[ToolSpec], held: Sequence[ToolSpec]) -> Construction:
+def _difference(logged: Sequence[ToolSpec], recorded: Sequence[ToolSpec]) -> Construction:
     """How the tools in the recorded text differ from the log's."""
     if not logged:
         return Construction("TPL212", "tools not in the log", "the prompt holds tools that the log does not name")
-    mine = {str(_inner(tool).get("name")): _inner(tool) for tool in logged}
-    theirs = {str(_inner(tool).get("name")): _inner(tool) for tool in held}
-    missing, more = [*mine.keys() - theirs.keys()], [*theirs.keys() - mine.keys()]
+    old = {str(_inner(tool).get("name")): _inner(tool) for tool in logged}
+    new = {str(_inner(tool).get("name")): _inner(tool) for tool in recorded}
+    missing, more = [*old.keys() - new.keys()], [*new.keys() - old.keys()]
     if missing and not more:
         return Construction("TPL212", "tool missing", f"the prompt lacks {_listed(missing)}, which the log has")
     if more and not missing:
@@ -110,14 +110,14 @@ def _difference(logged: Sequence[ToolSpec], held: Sequence[ToolSpec]) -> Constru
         )
     if missing:
         return Construction("TPL212", "other tools", "the prompt holds tools other than the log's")
-    dropped = {key for name in mine for key in _keys(mine[name]) - _keys(theirs[name])}
-    added = {key for name in mine for key in _keys(theirs[name]) - _keys(mine[name])}
+    dropped = {key for name in old for key in _keys(old[name]) - _keys(new[name])}
+    added = {key for name in old for key in _keys(new[name]) - _keys(old[name])}
     if dropped and not added:
         keys = ", ".join(f"`{key}`" for key in sorted(dropped)[:3])
         return Construction(
             "TPL212", f"{keys} dropped from the tools", f"the prompt holds the tools without {keys}"
         )
-    if list(mine) != list(theirs) and all(mine[name] == theirs[name] for name in mine):
+    if list(old) != list(new) and all(old[name] == new[name] for name in old):
         return Construction("TPL212", "tools in another order", "the tools are in a different order")
     return Construction("TPL212", "tools written differently", "the prompt writes the tools differently")
 

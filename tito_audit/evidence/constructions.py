@@ -39,9 +39,13 @@ def with_constructions(
         return differences
     out = _Changed(differences)
     sequences: dict[tuple[Where, int | None], array[int]] = {}
-    for number, one in enumerate(differences):
-        if one.against is Against.TEMPLATE and one.where is not Where.COMPLETION and one.kind not in SAME_BYTES:
-            sequences.setdefault((one.where, one.turn), array("q")).append(number)
+    for number, difference in enumerate(differences):
+        if (
+            difference.against is Against.TEMPLATE
+            and difference.where is not Where.COMPLETION
+            and difference.kind not in SAME_BYTES
+        ):
+            sequences.setdefault((difference.where, difference.turn), array("q")).append(number)
     for (where, turn), numbers in list(sequences.items())[:_SEQUENCES]:
         if all(_harmless(out[number]) for number in numbers):
             continue
@@ -63,8 +67,8 @@ class _Changed:
         changed = self._changed.get(number)
         return self._differences[number] if changed is None else changed
 
-    def __setitem__(self, number: int, one: Difference) -> None:
-        self._changed[number] = one
+    def __setitem__(self, number: int, difference: Difference) -> None:
+        self._changed[number] = difference
 
     def done(self) -> Sequence[Difference]:
         """All of them."""
@@ -177,18 +181,18 @@ _TRIED = 4
 def histories(sequence: UnmatchedSequence) -> Iterator[Candidate]:
     """The messages from a later question on, the longest history first."""
     messages = sequence.messages
-    kept = 1 if messages[0].role in ("system", "developer") else 0
-    later = [i for i in range(kept + 1, len(messages)) if messages[i].role == "user"]
-    held = [i for i in later if messages[i].text.strip() and messages[i].text.strip() in sequence.text]
-    for first in held[:_TRIED]:
-        for head in (messages[:kept], messages[: kept + 1]):
+    system_messages = 1 if messages[0].role in ("system", "developer") else 0
+    later = [i for i in range(system_messages + 1, len(messages)) if messages[i].role == "user"]
+    recorded = [i for i in later if messages[i].text.strip() and messages[i].text.strip() in sequence.text]
+    for first in recorded[:_TRIED]:
+        for head in (messages[:system_messages], messages[: system_messages + 1]):
             if len(head) >= first:
                 continue
             text = sequence.write((*head, *messages[first:]), sequence.rollout.tools)
             if text is not None:
                 dropped = first - len(head)
-                told = "an older message is" if dropped == 1 else f"{dropped} older messages are"
-                yield Candidate(text, Construction("SEQ303", "older messages dropped", f"{told} left out"))
+                what = "an older message is" if dropped == 1 else f"{dropped} older messages are"
+                yield Candidate(text, Construction("SEQ303", "older messages dropped", f"{what} left out"))
 
 
 _PROBE = "titoauditprobe"
@@ -241,9 +245,9 @@ def _folded(sequence: UnmatchedSequence, rest: tuple[Message, ...], system: str)
         if text is None:
             return
         cause = "system prompt folded into the first user message"
-        for one in (_without_default(sequence, text), text):
-            if one is not None:
-                yield _candidate(one, cause, "the system prompt is in the first user message")
+        for candidate_text in (_without_default(sequence, text), text):
+            if candidate_text is not None:
+                yield _candidate(candidate_text, cause, "the system prompt is in the first user message")
 
 
 def _own_turn(sequence: UnmatchedSequence, without: str, system: str) -> Iterator[Candidate]:
@@ -271,11 +275,11 @@ def _found(sequence: UnmatchedSequence, rest: tuple[Message, ...], cause: str, w
     end = sequence.text.find(after[:_ANCHOR], len(before))
     if not sequence.text.startswith(before) or end <= len(before):
         return
-    held = sequence.text[len(before) : end]
+    system = sequence.text[len(before) : end]
     assert sequence.reference.renderer is not None
-    if any(one in held for one in sequence.reference.renderer.control_texts if one):
+    if any(token in system for token in sequence.reference.renderer.control_texts if token):
         return  # control tokens: not the text of a message
-    text = sequence.write((_system(held), *rest), sequence.rollout.tools)
+    text = sequence.write((_system(system), *rest), sequence.rollout.tools)
     if text is not None:
         yield _candidate(text, cause, f"the system prompt {what}")
 
@@ -287,8 +291,8 @@ def _without_default(sequence: UnmatchedSequence, text: str) -> str | None:
     start, _ = _user_header(sequence, text)
     if start is None or not holds_system(text[:start]):
         return None
-    kept = text[start:]
-    return kept if sequence.bos and kept.startswith(sequence.bos) else sequence.bos + kept
+    shortened = text[start:]
+    return shortened if sequence.bos and shortened.startswith(sequence.bos) else sequence.bos + shortened
 
 
 def _user_header(sequence: UnmatchedSequence, text: str) -> tuple[int | None, int]:
@@ -298,7 +302,9 @@ def _user_header(sequence: UnmatchedSequence, text: str) -> tuple[int | None, in
     assert sequence.reference.renderer is not None
     if at < 0 or word < 0:
         return None, at
-    starts = (text.rfind(one, 0, word + len(one)) for one in sequence.reference.renderer.control_texts if one)
+    starts = (
+        text.rfind(token, 0, word + len(token)) for token in sequence.reference.renderer.control_texts if token
+    )
     start = max(starts, default=-1)
     return (start if start >= 0 else None), at
 

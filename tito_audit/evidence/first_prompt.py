@@ -107,5 +107,5 @@ def own_date(prompt: FirstPrompt, tokenizer: Tokenizer, renderer: Renderer) -> d
 def at_own_date(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Renderer:
     """The renderer at the date in the rollout's first prompt; unchanged if there is none."""
     prompt = first_prompt(rollout) if has_clock(renderer) else None
-    found = own_date(prompt, tokenizer, renderer) if prompt is not None else None
-    return renderer if found is None else at(renderer, found)
+    moment = own_date(prompt, tokenizer, renderer) if prompt is not None else None
+    return renderer if moment is None else at(renderer, moment)

@@ -14,7 +14,7 @@ _AROUND = 16
 
 def date_formats(renderer: Renderer) -> tuple[str, ...]:
     """The formats in which its templates ask for the date."""
-    return tuple(one for template in renderer.templates.values() for one in formats_of(template.source))
+    return tuple(form for template in renderer.templates.values() for form in formats_of(template.source))
 
 
 def other_date(one: TextSide, other: TextSide, formats: tuple[str, ...]) -> tuple[str, str] | None:

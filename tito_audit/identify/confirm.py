@@ -66,8 +66,9 @@ def _read(best: Confirmed, seen: Sequence[Observation]) -> dict[int, str]:
 def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset[int]:
     return frozenset(
         at
-        for at, one in enumerate(seen)
-        if writer.writes(way, one) or (one.part is Part.WHOLE and differs_in_answers(writer, way, one))
+        for at, observation in enumerate(seen)
+        if writer.writes(way, observation)
+        or (observation.part is Part.WHOLE and differs_in_answers(writer, way, observation))
     )
 
 
@@ -87,9 +88,9 @@ def _varied(best: Confirmed) -> Iterator[Way]:
 def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
     """How many prompts, turns and tokens are written exactly, out of all."""
     share = Share()
-    for at, one in enumerate(seen):
-        first, exact = one.first, at in written
-        tokens = len(one.ids) if one.part is not Part.START else 0  # the whole row is counted
+    for at, observation in enumerate(seen):
+        first, exact = observation.first, at in written
+        tokens = len(observation.ids) if observation.part is not Part.START else 0  # the whole row is counted
         share += Share(
             prompts=int(first and exact),
             of_prompts=int(first),
@@ -131,7 +132,7 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
 
 
 def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> bool:
-    return bool(seen) and all(writer.alike(way, other, one) for one in seen)
+    return bool(seen) and all(writer.alike(way, other, observation) for observation in seen)
 
 
 def _same_date(best: Confirmed) -> Iterator[Way]:
@@ -193,20 +194,20 @@ def _groups(best: Confirmed, rest: Sequence[Observation]) -> list[list[int]]:
     """The prompts with a system prompt of their own, those of the same tools and stated arguments together."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for at in best.read:
-        one = rest[at]
-        groups.setdefault((bool(one.tools), repr(sorted(one.stated.items()))), []).append(at)
+        observation = rest[at]
+        groups.setdefault((bool(observation.tools), repr(sorted(observation.stated.items()))), []).append(at)
     return list(groups.values())
 
 
-def _in_own_message(best: Confirmed, one: Observation) -> bool:
+def _in_own_message(best: Confirmed, observation: Observation) -> bool:
     """Whether the system prompt is between control tokens, before the first message."""
-    way = best.writer.resolved(best.way.with_system(MARK), one)
-    text = best.writer.text(way, one) if way is not None else None
+    way = best.writer.resolved(best.way.with_system(MARK), observation)
+    text = best.writer.text(way, observation) if way is not None else None
     if text is None:
         return False
     before, _, after = text.partition(MARK)
-    said = _first(one)
-    start = after.find(said) if said else len(after)
+    first = _first(observation)
+    start = after.find(first) if first else len(after)
     return _has_control(best.writer, before) and _has_control(best.writer, after[: max(start, 0)])
 
 
@@ -214,8 +215,8 @@ def _has_control(writer: Writer, text: str) -> bool:
     return any(token in text for token in writer.renderer.control_texts)
 
 
-def _first(one: Observation) -> str:
-    return one.messages[0].text.strip()
+def _first(observation: Observation) -> str:
+    return observation.messages[0].text.strip()
 
 
 def _share_text(texts: Sequence[str]) -> bool:
@@ -242,21 +243,30 @@ def _rivals(best: Confirmed, other: Confirmed) -> bool:
         return False
     if SYSTEM not in other.way.varies or other.read == best.read:
         return False
-    mine, theirs = best.read, other.read
-    more = [len(theirs.get(at, "")) - len(mine.get(at, "")) for at in {*mine, *theirs}]
+    own, theirs = best.read, other.read
+    more = [len(theirs.get(at, "")) - len(own.get(at, "")) for at in {*own, *theirs}]
     return min(more) < 0 or max(more) < CHARACTERS
 
 
-def _holds(text: str, one: Observation, best: Confirmed) -> bool:
+def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
     """Whether a text read as the system prompt holds the message's text, or tools that are not rendered."""
-    first = one.messages[0]
-    said = first.text.strip()
-    if first.role in ("system", "developer") and said and said in text and said != text.strip():
+    first = observation.messages[0]
+    text_of_first = first.text.strip()
+    if (
+        first.role in ("system", "developer")
+        and text_of_first
+        and text_of_first in text
+        and text_of_first != text.strip()
+    ):
         return True
-    if first.role not in ("system", "developer") and len(said) >= _SAID and said[:_LOOKED] in text:
+    if (
+        first.role not in ("system", "developer")
+        and len(text_of_first) >= _SAID
+        and text_of_first[:_LOOKED] in text
+    ):
         return True
-    written = best.writer.text(best.way, one) or ""
-    functions = [tool.get("function", tool) for tool in one.tools]
+    written = best.writer.text(best.way, observation) or ""
+    functions = [tool.get("function", tool) for tool in observation.tools]
     return any(_writes_tool(text, written, each) for each in functions if isinstance(each, Mapping))
 
 

@@ -74,8 +74,8 @@ def identify(
     rows = tested(rollouts[: 4 * _TESTED])[:_TESTED]
     if not rows:
         return Identified(lack=Lack.NO_IDS)
-    fits = _fits(rows, [one.tokenizer for one in candidates])
-    fitting = [one for one, fit in zip(candidates, fits, strict=True) if fit.fits]
+    fits = _fits(rows, [offered.tokenizer for offered in candidates])
+    fitting = [offered for offered, fit in zip(candidates, fits, strict=True) if fit.fits]
     known = Identified(tokenizers=tuple(fits))
     if not fitting:
         return replace(known, lack=Lack.NO_TOKENIZER)
@@ -103,7 +103,7 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     nothing does with certainty. If the renderer is right, this costs one rendering of each rollout.
     """
     seen = observations(rollouts)
-    first = [one for one in seen if one.first] or seen
+    first = [observation for observation in seen if observation.first] or seen
     start = Way(
         tuple(renderer.template_args.items()),
         renderer.tool_arguments,
@@ -112,17 +112,19 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     )
     writer = Writer(tokenizer, renderer)
     right = 0
-    for one in first:
-        right += writer.writes(start, one)
+    for observation in first:
+        right += writer.writes(start, observation)
         if right > _RIGHT * len(first):
             return None
     if not first:
         return None
     searched = for_search(seen, _SEARCHED)
     rest = _spread(seen, searched)
-    found = sorted(_explained(writer, GIVEN_TEMPLATE, start, searched, rest), key=lambda one: one.rank(rest))
-    best = found[-1] if found else None
-    if best is None or best.way == start or _unsure(found[::-1], searched, rest):
+    explanations = sorted(
+        _explained(writer, GIVEN_TEMPLATE, start, searched, rest), key=lambda explanation: explanation.rank(rest)
+    )
+    best = explanations[-1] if explanations else None
+    if best is None or best.way == start or _unsure(explanations[::-1], searched, rest):
         return None
     return explanation_of(best.way, writer, GIVEN_TEMPLATE, rest)
 
@@ -131,8 +133,8 @@ def _fits(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[TokenizerFit]:
     """Whether each tokenizer can have written the ids; clear misfits are not loaded."""
     whys = not_read(rows, tokenizers)
     return [
-        _fit(rows, one) if why is None else TokenizerFit(one.name, False, why)
-        for one, why in zip(tokenizers, whys, strict=True)
+        _fit(rows, tokenizer) if why is None else TokenizerFit(tokenizer.name, False, why)
+        for tokenizer, why in zip(tokenizers, whys, strict=True)
     ]
 
 
@@ -169,18 +171,20 @@ def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:
 
 def _spread(seen: Sequence[Observation], searched: Sequence[Observation]) -> list[Observation]:
     """The observations that confirm: those of the search, and others spread evenly over the rest."""
-    mine = set(map(id, searched))
+    in_search = set(map(id, searched))
     picked = list(searched)
-    size = sum(len(one.ids) for one in picked)
+    size = sum(len(observation.ids) for observation in picked)
     for part in Part:
-        others = [one for one in seen if one.part is part and id(one) not in mine]
+        others = [
+            observation for observation in seen if observation.part is part and id(observation) not in in_search
+        ]
         most = _CONFIRMED * 2 // 3 if part is Part.FIRST else _CONFIRMED // 3
         step = max(len(others) / most, 1.0)
-        for one in (others[int(number * step)] for number in range(min(most, len(others)))):
-            size += len(one.ids)
+        for observation in (others[int(number * step)] for number in range(min(most, len(others)))):
+            size += len(observation.ids)
             if size > _CONFIRMED_IDS:
                 break
-            picked.append(one)
+            picked.append(observation)
     return picked
 
 
@@ -192,17 +196,17 @@ def _explained(
     rest: Sequence[Observation],
 ) -> list[Confirmed]:
     """The best way to write with a template, and other ways for the rows that it does not explain."""
-    found = [_searched(writer, template, start, searched, rest)]
+    explanations = [_searched(writer, template, start, searched, rest)]
     for _ in range(_AGAIN):
-        known = frozenset().union(*(one.written for one in found))
-        missing = [one for at, one in enumerate(rest) if at not in known and one.first]
-        if not found[0].written or len(missing) <= (1 - _NEARLY_ALL) * len(rest):
+        written = frozenset().union(*(each.written for each in explanations))
+        missing = [seen for at, seen in enumerate(rest) if at not in written and seen.first]
+        if not explanations[0].written or len(missing) <= (1 - _NEARLY_ALL) * len(rest):
             break
-        other = _searched(writer, template, found[0].way, for_search(missing, _SEARCHED), rest)
-        if other.written <= known:
+        other = _searched(writer, template, explanations[0].way, for_search(missing, _SEARCHED), rest)
+        if other.written <= written:
             break
-        found.append(other)
-    return found
+        explanations.append(other)
+    return explanations
 
 
 def _searched(
@@ -213,25 +217,25 @@ def _searched(
     rest: Sequence[Observation],
 ) -> Confirmed:
     way = Search(writer, searched).best(start)
-    if not any(writer.spells(way, one) for one in searched):
+    if not any(writer.spells(way, observation) for observation in searched):
         return Confirmed(writer, template, way, frozenset())
     return confirmed(writer, template, way, rest)
 
 
-def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: Sequence[Observation]) -> str:
+def _unsure(ranked: Sequence[Confirmed], searched: Sequence[Observation], rest: Sequence[Observation]) -> str:
     """Why the first of these is not certain to be the explanation; "" if it is."""
-    best = found[0]
-    basis = [at for at, one in enumerate(rest) if one.first] or list(range(len(rest)))
+    best = ranked[0]
+    basis = [at for at, observation in enumerate(rest) if observation.first] or list(range(len(rest)))
     written = sum(at in best.written for at in basis)
     if written < _NEARLY_ALL * len(basis) or not written:
         return f"it writes {written:,} of {len(basis):,} prompts exactly"
     prompts = {rest[at].ids.tobytes() for at in best.written}
     if best.way.departs and len(prompts) < 2:
         return "there is only one prompt, which many settings could explain"
-    because = doubt_of_systems(best, found[1:], rest) or _other_opening(best, rest) or _other_history(best, rest)
+    because = doubt_of_systems(best, ranked[1:], rest) or _other_opening(best, rest) or _other_history(best, rest)
     if because:
         return because
-    for other in found[1:]:
+    for other in ranked[1:]:
         does = sum(at in other.written for at in basis)
         if does >= written and not other.written <= best.written:
             return "another explanation writes as many prompts, but different ones"
@@ -246,12 +250,12 @@ def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
     """
     right: set[str] = set()
     wrong: Counter[str] = Counter()
-    for at, one in enumerate(rest):
-        if one.first:
-            if at in best.written or best.writer.spells(best.way, one):
-                right.add(one.opening)
+    for at, observation in enumerate(rest):
+        if observation.first:
+            if at in best.written or best.writer.spells(best.way, observation):
+                right.add(observation.opening)
             else:
-                wrong[one.opening] += 1
+                wrong[observation.opening] += 1
     for opening, number in wrong.items():
         if opening not in right:
             return f"it writes none of the first prompts {opening} ({number:,})"
@@ -266,11 +270,11 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
     """
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
-    for at, one in enumerate(rest):
-        if not one.first:
-            same = at in best.written or best.writer.spells(best.way, one)
-            same = same or (one.begun > 0 and differs_in_answers(best.writer, best.way, one))
-            (right if same else wrong)[one.kind] += 1
+    for at, observation in enumerate(rest):
+        if not observation.first:
+            same = at in best.written or best.writer.spells(best.way, observation)
+            same = same or (observation.begun > 0 and differs_in_answers(best.writer, best.way, observation))
+            (right if same else wrong)[observation.kind] += 1
     for kind, number in wrong.items():
         if not right[kind] or number > right.total() + wrong.total() / 2:
             return f"it writes different text for {many(number, 'prompt')} with {kind}"
@@ -278,54 +282,56 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
 
 
 def _identified(
-    known: Identified,
+    so_far: Identified,
     all_found: list[Confirmed],
     searched: Sequence[Observation],
     rest: Sequence[Observation],
     rollouts: Sequence[Rollout],
     audit: Audit | None,
 ) -> Identified:
-    unknown = {one.name: unknown_ids(rollouts, one.writer.tokenizer) for one in all_found}
-    ranked = sorted(all_found, key=lambda one: (*one.rank(rest), -unknown[one.name]), reverse=True)
+    unknown = {explanation.name: unknown_ids(rollouts, explanation.writer.tokenizer) for explanation in all_found}
+    ranked = sorted(
+        all_found, key=lambda explanation: (*explanation.rank(rest), -unknown[explanation.name]), reverse=True
+    )
     best = ranked[0]
     if not best.written:
         ends = endings(rollouts, Reference(best.writer.tokenizer, None))
         return replace(
-            known, unsure_because=_unsure(ranked, searched, rest), endings=ends, left=_unwritten(best, rest)
+            so_far, unsure_because=_unsure(ranked, searched, rest), endings=ends, left=_unwritten(best, rest)
         )
-    said = (call for rollout in rollouts for message in rollout.messages for call in message.tool_calls)
-    calls = any(isinstance(call.arguments, str) for call in said)
-    found: list[Found] = []
-    told: set[frozenset[int]] = set()
-    for one in ranked:
-        if one.written and one.written not in told:
-            told.add(one.written)
-            same = [other for other in ranked if other is not one and other.written == one.written]
-            found.append(_found(one, same, rest, calls_tools=calls))
+    tool_calls = (call for rollout in rollouts for message in rollout.messages for call in message.tool_calls)
+    calls = any(isinstance(call.arguments, str) for call in tool_calls)
+    listed: list[Found] = []
+    counted: set[frozenset[int]] = set()
+    for explanation in ranked:
+        if explanation.written and explanation.written not in counted:
+            counted.add(explanation.written)
+            same = [other for other in ranked if other is not explanation and other.written == explanation.written]
+            listed.append(_found(explanation, same, rest, calls_tools=calls))
     because = _unsure(ranked, searched, rest)
     tokenizer = best.writer.tokenizer
     return replace(
-        known,
-        found=tuple(found),
+        so_far,
+        found=tuple(listed),
         sure=not because,
         unsure_because=because,
-        left=_left(best, found[0].explanation, rest, rollouts, audit),
+        left=_left(best, listed[0].explanation, rest, rollouts, audit),
         endings=endings(rollouts, Reference(tokenizer, None)),
         rows_searched=len(searched),
         rows_confirmed=len(rest),
     )
 
 
-def _found(one: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation], *, calls_tools: bool) -> Found:
+def _found(best: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation], *, calls_tools: bool) -> Found:
     """An explanation with the others that write the same."""
-    ways, undetermined = equal_ways(one, rest, calls_tools=calls_tools)
-    equal = [explanation_of(way, one.writer, one.template, rest) for way in ways]
+    ways, undetermined = equal_ways(best, rest, calls_tools=calls_tools)
+    equal = [explanation_of(way, best.writer, best.template, rest) for way in ways]
     equal += [explanation_of(other.way, other.writer, other.template, rest) for other in same]
-    mine = explanation_of(one.way, one.writer, one.template, rest)
+    explanation = explanation_of(best.way, best.writer, best.template, rest)
     return Found(
-        mine,
-        share_of(one.written, rest),
-        tuple(other for other in equal if other != mine),
+        explanation,
+        share_of(best.written, rest),
+        tuple(other for other in equal if other != explanation),
         tuple(undetermined),
     )
 
@@ -342,28 +348,28 @@ def _left(
     if not missing or audit is None:
         return _unwritten(best, rest)
     tokenizer = best.writer.tokenizer
-    given = explanation.renderer(tokenizer)
+    same_date = explanation.renderer(tokenizer)
     own = _own_dates(best, rest)
     numbers: Counter[str] = Counter()
     first: dict[str, Finding] = {}
-    for rollout in [one for one in rollouts if one.place in missing][:_AUDITED]:
+    for rollout in [each for each in rollouts if each.place in missing][:_AUDITED]:
         date = own.get(rollout.place)
-        renderer = given if date is None else replace(given, clock=Clock(date))
+        renderer = same_date if date is None else replace(same_date, clock=Clock(date))
         for finding in audit(rollout, tokenizer, renderer):
             cause = f"{finding.code} {finding.hit.cause}".rstrip()
             numbers[cause] += 1
             first.setdefault(cause, finding)
-    found = tuple(
+    causes = tuple(
         Left(cause, number, first[cause].place, first[cause].hit.turn) for cause, number in numbers.most_common()
     )
-    return found or _unwritten(best, rest)
+    return causes or _unwritten(best, rest)
 
 
 def _own_dates(best: Confirmed, rest: Sequence[Observation]) -> dict[Place, datetime | None]:
     """The date of each rollout, if dates vary."""
     if CLOCK not in best.way.varies:
         return {}
-    own = ((one.place, best.writer.resolved(best.way, one)) for one in rest)
+    own = ((observation.place, best.writer.resolved(best.way, observation)) for observation in rest)
     return {place: way.clock for place, way in own if way is not None}
 
 
@@ -371,16 +377,16 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
     """The same without an audit: the template refuses, or text or tokens differ."""
     numbers: Counter[str] = Counter()
     first: dict[str, Observation] = {}
-    for at, one in enumerate(rest):
+    for at, observation in enumerate(rest):
         if at not in best.written:
-            text = best.writer.text(best.way, one)
-            refusal = best.writer.refusal(best.way, one) if text is None else None
-            sampled = differs_in_answers(best.writer, best.way, one)
-            what = "the same text in other tokens" if best.writer.spells(best.way, one) else "another text"
+            text = best.writer.text(best.way, observation)
+            refusal = best.writer.refusal(best.way, observation) if text is None else None
+            sampled = differs_in_answers(best.writer, best.way, observation)
+            what = "the same text in other tokens" if best.writer.spells(best.way, observation) else "another text"
             cause = f"{what}, in answers" if sampled else what
             cause = f"the template refuses the messages: {refusal}" if refusal is not None else cause
             numbers[cause] += 1
-            first.setdefault(cause, one)
+            first.setdefault(cause, observation)
     return tuple(
         Left(cause, number, first[cause].place, first[cause].turn) for cause, number in numbers.most_common()
     )
@@ -392,15 +398,15 @@ _VALUES = 8
 
 def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequence[Observation]) -> Explanation:
     """The explanation of a way; values that vary from row to row are set to the most frequent one."""
-    own = [one for observation in seen if (one := writer.resolved(way, observation)) is not None]
+    own = [row_way for observation in seen if (row_way := writer.resolved(way, observation)) is not None]
     clock, args = way.clock, dict(way.args)
     if way.varies and own:
-        dates = Counter(one.clock for one in own)
+        dates = Counter(row_way.clock for row_way in own)
         clock = dates.most_common(1)[0][0] if CLOCK in way.varies else clock
         for name in sorted(way.varies - {CLOCK, SYSTEM}):
-            values = Counter(repr(dict(one.args)[name]) for one in own)
+            values = Counter(repr(dict(row_way.args)[name]) for row_way in own)
             wanted = values.most_common(1)[0][0]
-            args[name] = next(value for one in own if repr(value := dict(one.args)[name]) == wanted)
+            args[name] = next(value for row_way in own if repr(value := dict(row_way.args)[name]) == wanted)
     return Explanation(
         writer.tokenizer.name,
         template,
@@ -415,7 +421,7 @@ def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequ
 def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> Iterator[Departure]:
     kind = DepartureKind
     if way.system is not None:
-        stated = any(one.messages[0].role in ("system", "developer") for one in seen)
+        stated = any(observation.messages[0].role in ("system", "developer") for observation in seen)
         yield Departure(kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED, way.system)
     if way.drops_system:
         yield Departure(kind.SYSTEM_DROPPED)
@@ -431,11 +437,11 @@ def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> It
         yield Departure(kind.STATED_UNUSED)
     for name in sorted(way.varies):
         if name == CLOCK:
-            dates = dict.fromkeys(str(one.clock.date()) for one in own if one.clock is not None)
+            dates = dict.fromkeys(str(row_way.clock.date()) for row_way in own if row_way.clock is not None)
             yield Departure(kind.CLOCK_VARIES, "", tuple(sorted(dates))[:_VALUES])
         elif name == SYSTEM:
-            systems = Counter(one.system for one in own if one.system is not None)
+            systems = Counter(row_way.system for row_way in own if row_way.system is not None)
             yield Departure(kind.SYSTEM_VARIES, "", tuple(text for text, _ in systems.most_common(_VALUES)))
         else:
-            values = dict.fromkeys(str(dict(one.args)[name]) for one in own)
+            values = dict.fromkeys(str(dict(row_way.args)[name]) for row_way in own)
             yield Departure(kind.ARGUMENT_VARIES, name, tuple(values)[:_VALUES])

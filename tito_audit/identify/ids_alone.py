@@ -41,7 +41,7 @@ class Family:
     def fits(self, ids: Ids) -> bool:
         """Whether a sequence opens like a chat of the family and holds all its marks."""
         head = tuple(ids[:3].tolist())
-        opens = any(head[: len(one)] == one for one in self.opens)
+        opens = any(head[: len(opening)] == opening for opening in self.opens)
         return opens and bool(np.isin(list(self.marks), ids).all())
 
 
@@ -135,7 +135,7 @@ def id_sequences(rollouts: Iterable[Rollout]) -> list[Ids]:
 
 
 def _families(sequences: Sequence[Ids], largest: int) -> Iterator[FamilySeen]:
-    for family in sorted(FAMILIES, key=lambda one: one.size):
+    for family in sorted(FAMILIES, key=lambda fam: fam.size):
         if largest >= family.size:
             continue
         fitting = sum(family.fits(ids) for ids in sequences)
@@ -147,9 +147,9 @@ def _sequences(rollout: Rollout) -> Iterator[Ids]:
     if rollout.training_row is not None:
         yield rollout.training_row.token_ids
     for turn in rollout.turns:
-        found = turn.seen_ids if turn.completion_ids is not None else turn.prompt_ids
-        if found is not None:
-            yield found
+        ids = turn.seen_ids if turn.completion_ids is not None else turn.prompt_ids
+        if ids is not None:
+            yield ids
 
 
 def _prompts(rollout: Rollout) -> Iterator[Ids]:

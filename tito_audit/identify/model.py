@@ -103,16 +103,16 @@ class Explanation:
 
     def settings(self, base: Settings) -> Settings:
         """The settings with everything of it that flags can express."""
-        given: dict[str, Any] = {}
+        flags: dict[str, Any] = {}
         if self.template != GIVEN_TEMPLATE:
-            given = {
+            flags = {
                 "tokenizer": self.tokenizer,
                 "chat_template": self.template.chat_template,
                 "template_name": self.template.template_name,
             }
         return replace(
             base,
-            **given,
+            **flags,
             template_args=dict(self.template_args),
             tool_arguments=self.tool_arguments,
             clock=RECORDED if self.dates_vary else self.clock,
@@ -122,7 +122,7 @@ class Explanation:
     @property
     def dates_vary(self) -> bool:
         """Whether prompts have dates of their own; `clock` is then the most frequent one."""
-        return any(one.kind is DepartureKind.CLOCK_VARIES for one in self.departures)
+        return any(departure.kind is DepartureKind.CLOCK_VARIES for departure in self.departures)
 
     @property
     def _clock(self) -> str | None:

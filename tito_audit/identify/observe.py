@@ -91,7 +91,7 @@ class Observation:
 
 def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
     """The observations of rollouts: their prompts, else the starts of their training rows."""
-    return [one for rollout in rollouts for one in observations_of(rollout)]
+    return [observation for rollout in rollouts for observation in observations_of(rollout)]
 
 
 def observations_of(rollout: Rollout) -> Iterator[Observation]:
@@ -163,21 +163,27 @@ def _made(rollout: Rollout, turn: int, messages: Sequence[Message], ids: Ids, be
 
 def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
     """A few observations that differ as much as possible, first prompts first and short ones first."""
-    ordered = sorted(seen, key=lambda one: (len(one.ids) > _LONGEST, one.part, len(one.ids)))
+    ordered = sorted(
+        seen, key=lambda observation: (len(observation.ids) > _LONGEST, observation.part, len(observation.ids))
+    )
     by_shape: dict[tuple[object, ...], list[Observation]] = {}
-    said: set[bytes] = set()
-    for one in ordered:
-        key = one.ids.tobytes()
-        if key not in said:
-            said.add(key)
-            by_shape.setdefault(one.shape, []).append(one)
+    ids_picked: set[bytes] = set()
+    for observation in ordered:
+        key = observation.ids.tobytes()
+        if key not in ids_picked:
+            ids_picked.add(key)
+            by_shape.setdefault(observation.shape, []).append(observation)
     picked: list[Observation] = []
     depth = 0
     while len(picked) < most and any(depth < len(group) for group in by_shape.values()):
         picked += [group[depth] for group in by_shape.values() if depth < len(group)]
         depth += 1
-    sizes = accumulate(len(one.ids) for one in picked)
-    return [one for at, (one, size) in enumerate(zip(picked, sizes, strict=True)) if at < 2 or size <= _ALL][:most]
+    sizes = accumulate(len(observation.ids) for observation in picked)
+    return [
+        observation
+        for at, (observation, size) in enumerate(zip(picked, sizes, strict=True))
+        if at < 2 or size <= _ALL
+    ][:most]
 
 
 _CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))
@@ -200,8 +206,10 @@ def endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, 
                     after.setdefault(last, Counter())[_gap(rest, reference)] += 1
     vocabulary = reference.vocabulary
     return tuple(
-        Ending(one, vocabulary.piece(one), number, after[one].most_common(1)[0][0] if one in after else None)
-        for one, number in turns.most_common(_MOST)
+        Ending(
+            token, vocabulary.piece(token), number, after[token].most_common(1)[0][0] if token in after else None
+        )
+        for token, number in turns.most_common(_MOST)
     )
 
 

@@ -20,38 +20,38 @@ _ROLE = re.compile(r"(?i)\W(user|system|observation|developer|human|assistant)\W
 _Spans = list[tuple[int, int]]
 
 
-def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
+def differs_in_answers(writer: Writer, way: Way, observation: Observation) -> bool:
     """Whether a prompt holds the rendered tokens, except in its answers."""
-    text = writer.text(way, one)
+    text = writer.text(way, observation)
     if text is None:
         return False
-    text, recorded = writer.cut(text, one), writer.recorded(one)
-    if one.begun and _goes_on(writer, text, one):
+    text, recorded = writer.cut(text, observation), writer.recorded(observation)
+    if observation.begun and _goes_on(writer, text, observation):
         return True
-    answers = _answers(writer, way, one)
+    answers = _answers(writer, way, observation)
     if answers is None:
         return text == recorded
-    mine, theirs = answers.spans(text), answers.spans(recorded)
-    if _outside(text, mine) != _outside(recorded, theirs):
+    rendered_spans, recorded_spans = answers.spans(text), answers.spans(recorded)
+    if _outside(text, rendered_spans) != _outside(recorded, recorded_spans):
         return False
     ids = writer.ids(text)
     if ids is None:
         return False
-    canonical = _ids_outside(writer, ids, text, mine)
-    logged = _ids_outside(writer, one.ids, recorded, theirs)
+    canonical = _ids_outside(writer, ids, text, rendered_spans)
+    logged = _ids_outside(writer, observation.ids, recorded, recorded_spans)
     return canonical is None or logged is None or np.array_equal(canonical, logged)
 
 
-def _goes_on(writer: Writer, text: str, one: Observation) -> bool:
+def _goes_on(writer: Writer, text: str, observation: Observation) -> bool:
     """Whether a prompt that begins with what was sampled continues as rendered."""
-    new = one.ids[one.begun :]
+    new = observation.ids[observation.begun :]
     added = writer.tokenizer.vocabulary.text(new)
     return text.endswith(added) and writer.encodes(added, new)
 
 
-def _answers(writer: Writer, way: Way, one: Observation) -> _Answers | None:
+def _answers(writer: Writer, way: Way, observation: Observation) -> _Answers | None:
     """What finds answers, from after the name of their role up to their end token; None without a role."""
-    stated = one.stated if way.uses_stated else {}
+    stated = observation.stated if way.uses_stated else {}
     opener = writer.renderer.opener({**dict(way.args), **stated})
     core = _CORE.match(opener)
     if core is None or not core[0]:
@@ -74,11 +74,11 @@ class _Answers(NamedTuple):
         at = text.find(self.core)
         while at >= 0:
             start = at + len(self.core)
-            found = self.ends.search(text, start)
-            if found is None:
+            end = self.ends.search(text, start)
+            if end is None:
                 break
-            spans.append((start, found.end()))
-            at = text.find(self.core, found.end())
+            spans.append((start, end.end()))
+            at = text.find(self.core, end.end())
         return spans
 
 
@@ -110,5 +110,5 @@ def _ids_outside(writer: Writer, ids: Ids, text: str, spans: _Spans) -> Ids | No
         start, at = at + size, at + size + answer
         first = int(np.searchsorted(ends, start, side="right"))
         inside[first : int(np.searchsorted(ends, at, side="left")) + 1] = True
-    kept: Ids = ids[~inside]
-    return kept
+    outside: Ids = ids[~inside]
+    return outside

@@ -45,30 +45,30 @@ class Search:
 
     def best(self, start: Way) -> Way:
         """The way that writes most of the observations exactly, found from `start`; of equal ones the simplest."""
-        found = self._climb(start)
-        if self._is_exact(found):
-            return self._simplest(found)
-        for other in self._starts(found):
+        best_way = self._climb(start)
+        if self._is_exact(best_way):
+            return self._simplest(best_way)
+        for other in self._starts(best_way):
             if self._exhausted:
                 break
             climbed = self._climb(other)
-            found = climbed if self.score(climbed) > self.score(found) else found
-            if self._is_exact(found):
+            best_way = climbed if self.score(climbed) > self.score(best_way) else best_way
+            if self._is_exact(best_way):
                 break
-        return self._simplest(found)
+        return self._simplest(best_way)
 
     def score(self, way: Way) -> Score:
         """How well a way writes the observations."""
         key = way.key
         if key not in self._scores:
             exact, near = 0, 0.0
-            for one in self._seen:
-                weight = _FIRST if one.first else _LATER
-                if self._writer.spells(way, one):
+            for observation in self._seen:
+                weight = _FIRST if observation.first else _LATER
+                if self._writer.spells(way, observation):
                     exact += weight
                     near += weight
                 else:
-                    near += weight * self._nearness(way, one)
+                    near += weight * self._nearness(way, observation)
             self._scores[key] = Score(exact, round(near, 6), -way.cost)
         return self._scores[key]
 
@@ -77,7 +77,7 @@ class Search:
         return self._writer.written > self._until
 
     def _is_exact(self, way: Way) -> bool:
-        return all(self._writer.spells(way, one) for one in self._seen)
+        return all(self._writer.spells(way, observation) for observation in self._seen)
 
     def _climb(self, way: Way) -> Way:
         """The way after single changes, as long as one helps."""
@@ -91,19 +91,19 @@ class Search:
                 break
         return way
 
-    def _starts(self, found: Way) -> Iterator[Way]:
+    def _starts(self, start: Way) -> Iterator[Way]:
         """Other starting points: all combinations of arguments if they are few, else each change alone."""
-        choices = [[None, *one.values] for one in self._writer.arguments.arguments if one.values]
-        names = [one.name for one in self._writer.arguments.arguments if one.values]
+        choices = [[None, *argument.values] for argument in self._writer.arguments.arguments if argument.values]
+        names = [argument.name for argument in self._writer.arguments.arguments if argument.values]
         if prod(map(len, choices)) <= _PRODUCT:
             for values in product(*choices):
-                way = found
+                way = start
                 for name, value in zip(names, values, strict=True):
                     way = way.without_arg(name) if value is None else way.with_arg(name, value)
                 yield way
             return
         for options in self._dimensions():
-            yield from options(found)
+            yield from options(start)
 
     def _simplest(self, way: Way) -> Way:
         """The way without everything that no observation needs."""
@@ -123,21 +123,21 @@ class Search:
             yield self._clocks
         for argument in arguments.arguments:
             yield self._values(argument)
-        if any(one.tools for one in seen):
+        if any(observation.tools for observation in seen):
             yield lambda way: (replace(way, without_tools=not way.without_tools),)
-        if any(message.tool_calls for one in seen for message in one.messages):
+        if any(message.tool_calls for observation in seen for message in observation.messages):
             yield lambda way: (replace(way, tool_arguments=form) for form in ("auto", "string", "object"))
-        if any(one.stated for one in seen):
+        if any(observation.stated for observation in seen):
             yield lambda way: (replace(way, uses_stated=not way.uses_stated),)
-        if any(has_reasoning(message) for one in seen for message in one.messages):
+        if any(has_reasoning(message) for observation in seen for message in observation.messages):
             yield lambda way: (replace(way, reasoning=what) for what in ("as logged", "dropped", "in content"))
         yield self._system_prompts
-        if any(one.opens for one in seen):
+        if any(observation.opens for observation in seen):
             yield lambda way: (replace(way, opens=not way.opens, prefill=""),)
         yield self._prefills
 
     def _clocks(self, way: Way) -> Iterator[Way]:
-        dates = [date for one in self._seen if (date := self._writer.date(way, one)) is not None]
+        dates = [date for observation in self._seen if (date := self._writer.date(way, observation)) is not None]
         bare = replace(way, varies=way.varies - {CLOCK})
         yield replace(bare, clock=None)
         for date in dict.fromkeys(dates):
@@ -148,7 +148,7 @@ class Search:
     def _values(self, argument: Argument) -> Callable[[Way], Iterator[Way]]:
         name = argument.name
 
-        stated = any(name in one.stated for one in self._seen)
+        stated = any(name in observation.stated for observation in self._seen)
 
         def ways(way: Way) -> Iterator[Way]:
             yield way.without_arg(name)
@@ -157,7 +157,7 @@ class Search:
                 if stated:  # else the log's value overrides it
                     yield replace(way.with_arg(name, value), uses_stated=False)
             if argument.written:
-                read = [self._writer.value(way, name, one) for one in self._seen]
+                read = [self._writer.value(way, name, observation) for observation in self._seen]
                 for value in {repr(value): value for values in read for value in values}.values():
                     yield way.with_arg(name, value)
                 if len({repr(values[0]) for values in read if values}) > 1:
@@ -168,15 +168,15 @@ class Search:
     def _system_prompts(self, way: Way) -> Iterator[Way]:
         way = replace(way, varies=way.varies - {SYSTEM})
         yield replace(way, system=None, drops_system=False)
-        if any(one.messages[0].role in ("system", "developer") for one in self._seen):
+        if any(observation.messages[0].role in ("system", "developer") for observation in self._seen):
             yield replace(way, system=None, drops_system=True)
-        texts = [text for one in self._seen for text in self._writer.system(way, one)]
+        texts = [text for observation in self._seen for text in self._writer.system(way, observation)]
         controls = self._writer.renderer.control_texts
         for text, _ in Counter(texts).most_common(4):
             if not any(token in text for token in controls):
                 yield replace(way, system=text, drops_system=False)
         plain = replace(way, system=None, drops_system=False)
-        own = {self._writer.own_system(plain, one) for one in self._seen}
+        own = {self._writer.own_system(plain, observation) for observation in self._seen}
         if len(own) > 1:
             yield replace(plain, varies=plain.varies | {SYSTEM})
 
@@ -187,10 +187,10 @@ class Search:
             return
         plain = replace(way, bos=0)
         yield plain
-        for one in self._seen[:2]:
-            text = self._writer.text(plain, one)
+        for observation in self._seen[:2]:
+            text = self._writer.text(plain, observation)
             if text is not None:
-                more = _leading(self._writer.recorded(one), bos) - _leading(text, bos)
+                more = _leading(self._writer.recorded(observation), bos) - _leading(text, bos)
                 if more in (-1, 1, 2):
                     yield replace(way, bos=more)
 
@@ -198,26 +198,26 @@ class Search:
         """With the text that all recorded prompts have after the rendered text."""
         plain = replace(way, prefill="")
         yield plain
-        for one in self._seen:
-            text, recorded = self._writer.text(plain, one), self._writer.recorded(one)
-            if one.opens and not one.answer and text is not None and recorded.startswith(text):
+        for observation in self._seen:
+            text, recorded = self._writer.text(plain, observation), self._writer.recorded(observation)
+            if observation.opens and not observation.answer and text is not None and recorded.startswith(text):
                 rest = recorded[len(text) :]
                 if 0 < len(rest) <= _PREFILL:
                     yield replace(way, prefill=rest)
 
     # How close a text is
 
-    def _nearness(self, way: Way, one: Observation) -> float:
+    def _nearness(self, way: Way, observation: Observation) -> float:
         """How much of the recorded text is rendered, at its start, its end and line by line; below 1."""
-        text = self._writer.text(way, one)
-        recorded = self._writer.recorded(one)
-        at = recorded.find(one.answer) if one.answer else -1
+        text = self._writer.text(way, observation)
+        recorded = self._writer.recorded(observation)
+        at = recorded.find(observation.answer) if observation.answer else -1
         recorded = recorded[:at] if at > 0 else recorded
         if not text or not recorded:
             return -1.0 if text is None else 0.0
         start = common_start(text, recorded)
         end = min(common_start(text[::-1], recorded[::-1]), min(len(text), len(recorded)) - start)
-        lines = self._lines.setdefault(id(one), Counter(recorded.split("\n")))
+        lines = self._lines.setdefault(id(observation), Counter(recorded.split("\n")))
         shared = sum(len(line) * number + number for line, number in (Counter(text.split("\n")) & lines).items())
         longest = max(len(text), len(recorded))
         return 0.5 * (start + end) / longest + 0.49 * shared / (longest + 1)

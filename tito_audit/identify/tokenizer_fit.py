@@ -90,15 +90,17 @@ def not_read(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
     That needs no encoding, so misfits are found without loading tokenizers.
     """
     seen = [_look(rows, tokenizer) for tokenizer in tokenizers]
-    if not any(one.texts > _IN_PIECES and one.found >= _READ * one.texts for one in seen):
+    if not any(rows_seen.texts > _IN_PIECES and rows_seen.found >= _READ * rows_seen.texts for rows_seen in seen):
         return [None] * len(seen)
-    return [listed(_counted(one)) if one.found <= _FOUND * one.texts else None for one in seen]
+    return [
+        listed(_counted(rows_seen)) if rows_seen.found <= _FOUND * rows_seen.texts else None for rows_seen in seen
+    ]
 
 
 def unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
     """How many ids of a log are not in the vocabulary."""
-    known = tokenizer.vocabulary.known
-    return sum(int(np.count_nonzero(~known(ids))) for _, all_ids in tested(rollouts) for ids in all_ids)
+    is_known = tokenizer.vocabulary.known
+    return sum(int(np.count_nonzero(~is_known(ids))) for _, all_ids in tested(rollouts) for ids in all_ids)
 
 
 def share_back(rows: Tested, reference: Reference) -> float:
@@ -137,7 +139,7 @@ def _reads(seen: _Seen) -> bool:
 def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
     """The share of the ids that come back, if it is too small for the right tokenizer; else None."""
     alone = seen.texts < 2
-    ids = [one for rollout, all_ids in tested for one in (_given(rollout) if alone else all_ids)]
+    ids = [sequence for rollout, all_ids in tested for sequence in (_given(rollout) if alone else all_ids)]
     if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
         return None
     same = _come_back(ids, reference)
@@ -157,9 +159,9 @@ def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
         seen.past_end |= set(past[:_REAL].tolist())
         seen.decoded.append(text)
         plain = _plain(text)
-        for one in _texts(rollout):
+        for logged in _texts(rollout):
             seen.texts += 1
-            seen.found += _held(one, plain)
+            seen.found += _held(logged, plain)
     return seen
 
 
@@ -168,12 +170,12 @@ def _ids(rollout: Rollout) -> list[Ids]:
     if rollout.stated.dummy_tokens:
         return []
     if rollout.turns and (last := rollout.turns[-1].seen_ids) is not None:
-        found = [last]  # beside calls, the ids of a row may be wrong
+        sequences = [last]  # beside calls, the ids of a row may be wrong
     elif rollout.training_row is not None:
-        found = [rollout.training_row.token_ids]
+        sequences = [rollout.training_row.token_ids]
     else:
-        found = [turn.completion_ids for turn in rollout.turns if turn.completion_ids is not None]
-    return [ids[:_DECODED] for ids in found if _real(ids)]
+        sequences = [turn.completion_ids for turn in rollout.turns if turn.completion_ids is not None]
+    return [ids[:_DECODED] for ids in sequences if _real(ids)]
 
 
 def _given(rollout: Rollout) -> Iterator[Ids]:
@@ -216,8 +218,8 @@ def _plain(text: str) -> str:
 def _come_back(ids: Sequence[Ids], reference: Reference) -> float:
     """The share of the ids that re-encoding their text reproduces, in any order."""
     same = number = 0
-    for one in ids:
-        recorded = one[:_ENCODED]
+    for sequence in ids:
+        recorded = sequence[:_ENCODED]
         again = reference.encode(reference.text(recorded))
         common = Counter(recorded.tolist()) & Counter(again.tolist())
         same += common.total()
@@ -229,9 +231,9 @@ def _opened(seen: _Seen, reference: Reference) -> bool:
     """Whether a row holds the generation prompt of the template, as rendered after a question."""
     if reference.renderer is None:
         return False
-    asked = as_messages([{"role": "user", "content": "?!"}], "messages")
+    question = as_messages([{"role": "user", "content": "?!"}], "messages")
     try:
-        opener = reference.render(asked, (), {}, opens_answer=True).rpartition("?!")[2].strip()
+        opener = reference.render(question, (), {}, opens_answer=True).rpartition("?!")[2].strip()
     except RenderError:
         return False
     return len(opener) > _TEXT and any(opener in text for text in seen.decoded)
@@ -243,10 +245,10 @@ def _in_pieces(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
     if renderer is None:
         return None
     source = "".join(template.source for template in renderer.templates.values())
-    held = {one for _, all_ids in tested for ids in all_ids for one in ids.tolist()}
-    if not held & vocabulary.special_ids:
+    recorded = {token_id for _, all_ids in tested for ids in all_ids for token_id in ids.tolist()}
+    if not recorded & vocabulary.special_ids:
         return None  # the rows hold no control tokens at all
-    for token in sorted(vocabulary.added_ids - held):
+    for token in sorted(vocabulary.added_ids - recorded):
         piece = vocabulary.piece(token)
         if len(piece) > 1 and piece in source:
             counts = [text.count(piece) for text in seen.decoded]

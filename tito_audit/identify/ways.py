@@ -41,12 +41,12 @@ def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
         value = recorded[len(first) : len(recorded) - len(last)]
         if len(first) + len(last) <= len(recorded) and len(value) <= longest:
             yield value
-    said = set()
+    yielded = set()
     for before, after in _around(first, pieces[1]):
-        found = _found(before, after, recorded)
-        if found is not None and len(found) <= longest and found not in said:
-            said.add(found)
-            yield found
+        value_found = _found(before, after, recorded)
+        if value_found is not None and len(value_found) <= longest and value_found not in yielded:
+            yielded.add(value_found)
+            yield value_found
 
 
 def _around(before: str, after: str) -> Iterator[tuple[str, str]]:
@@ -70,18 +70,18 @@ def _found(before: str, after: str, recorded: str) -> str | None:
 def date_in(text: str, recorded: str, formats: Sequence[str]) -> datetime | None:
     """The date in a recorded text, where a text rendered at SAMPLE_DATE has that date; None if not found."""
     values: list[tuple[str, str]] = []
-    for form in sorted(formats, key=lambda one: (-one.count("%"), one)):
+    for form in sorted(formats, key=lambda form_name: (-form_name.count("%"), form_name)):
         sample = SAMPLE_DATE.strftime(form)
-        found = next(between(text, sample, recorded, 2 * len(sample) + 20), None) if sample else None
-        if found is not None and not _covered(form, values):
-            values.append((form, found))
+        text_found = next(between(text, sample, recorded, 2 * len(sample) + 20), None) if sample else None
+        if text_found is not None and not _covered(form, values):
+            values.append((form, text_found))
     return parsed(values) if values else None
 
 
 def _covered(form: str, values: Iterable[tuple[str, str]]) -> bool:
     """Whether everything that a format names is named by others too."""
-    known = {part[:1] for other, _ in values for part in other.split("%")[1:]}
-    return bool(known) and bool({part[:1] for part in form.split("%")[1:]} & known)
+    covered = {part[:1] for other, _ in values for part in other.split("%")[1:]}
+    return bool(covered) and bool({part[:1] for part in form.split("%")[1:]} & covered)
 
 
 def parsed(values: Sequence[tuple[str, str]]) -> datetime | None:
@@ -141,17 +141,17 @@ class Way:
 
     def given(self, name: str) -> bool:
         """Whether it gives an argument."""
-        return any(name == mine for mine, _ in self.args)
+        return any(name == argument for argument, _ in self.args)
 
     def with_arg(self, name: str, value: object) -> Way:
         """The same with another value of an argument."""
-        kept = tuple(pair for pair in self.args if pair[0] != name)
-        return replace(self, args=(*kept, (name, value)), varies=self.varies - {name})
+        others = tuple(pair for pair in self.args if pair[0] != name)
+        return replace(self, args=(*others, (name, value)), varies=self.varies - {name})
 
     def without_arg(self, name: str) -> Way:
         """The same without an argument."""
-        kept = tuple(pair for pair in self.args if pair[0] != name)
-        return replace(self, args=kept, varies=self.varies - {name})
+        others = tuple(pair for pair in self.args if pair[0] != name)
+        return replace(self, args=others, varies=self.varies - {name})
 
     def with_system(self, text: str | None) -> Way:
         """The same with one system prompt for all prompts."""
@@ -160,8 +160,8 @@ class Way:
     @property
     def departs(self) -> int:
         """How many departures it has that no flag can express."""
-        told = (not self.uses_stated, not self.opens, self.prefill, self.bos, self.system is not None)
-        return sum(map(bool, (*told, self.drops_system, self.reasoning != "as logged"))) + len(self.varies)
+        departures = (not self.uses_stated, not self.opens, self.prefill, self.bos, self.system is not None)
+        return sum(map(bool, (*departures, self.drops_system, self.reasoning != "as logged"))) + len(self.varies)
 
     @property
     def cost(self) -> int:
@@ -197,131 +197,133 @@ class Writer:
         """The arguments of the template; of all templates, if tools decide which one is used."""
         from tito_audit.render.arguments import TemplateArguments  # imports jinja2
 
-        found = [template.arguments for template in self.renderer.templates.values()]
+        templates = [template.arguments for template in self.renderer.templates.values()]
         if self.renderer.name is not None:
-            found = [self.renderer.templates[self.renderer.name].arguments]
-        arguments = {one.name: one for each in reversed(found) for one in each.arguments}
-        formats = dict.fromkeys(text for each in found for text in each.clock_formats)
+            templates = [self.renderer.templates[self.renderer.name].arguments]
+        arguments = {argument.name: argument for each in reversed(templates) for argument in each.arguments}
+        formats = dict.fromkeys(text for each in templates for text in each.clock_formats)
         return TemplateArguments(
-            tuple(arguments.values()), any(each.reads_clock for each in found), tuple(formats)
+            tuple(arguments.values()), any(each.reads_clock for each in templates), tuple(formats)
         )
 
-    def recorded(self, one: Observation) -> str:
+    def recorded(self, observation: Observation) -> str:
         """The text of the recorded ids."""
-        key = id(one)
+        key = id(observation)
         if key not in self._recorded:
-            self._kept.append(one)  # no other object gets its id
-            self._recorded[key] = self.tokenizer.vocabulary.text(one.ids)
+            self._kept.append(observation)  # no other object gets its id
+            self._recorded[key] = self.tokenizer.vocabulary.text(observation.ids)
         return self._recorded[key]
 
-    def text(self, way: Way, one: Observation) -> str | None:
+    def text(self, way: Way, observation: Observation) -> str | None:
         """The text of an observation in this way; None if the template refuses."""
-        key = way.key, id(one)
+        key = way.key, id(observation)
         if key not in self._texts:
-            self.recorded(one)
+            self.recorded(observation)
             if len(self._texts) >= _FEW:
                 self._texts.clear()
-            own = self.resolved(way, one) if way.varies else way
-            self._texts[key] = self._write(own, one) if own is not None else None
+            own = self.resolved(way, observation) if way.varies else way
+            self._texts[key] = self._write(own, observation) if own is not None else None
         return self._texts[key]
 
-    def value(self, way: Way, name: str, one: Observation) -> list[object]:
+    def value(self, way: Way, name: str, observation: Observation) -> list[object]:
         """The values that an argument may have had in an observation, the likeliest first."""
-        text = self.text(way.with_arg(name, MARK), one)
+        text = self.text(way.with_arg(name, MARK), observation)
         if text is None:
             return []
-        found = between(text, MARK, self.recorded(one), _LONGEST_VALUE)
-        return [value for read in found for value in plain_value(read)]
+        texts = between(text, MARK, self.recorded(observation), _LONGEST_VALUE)
+        return [value for read in texts for value in plain_value(read)]
 
-    def date(self, way: Way, one: Observation) -> datetime | None:
+    def date(self, way: Way, observation: Observation) -> datetime | None:
         """The date that the template wrote into an observation; None if it is not found."""
-        text = self.text(replace(way, clock=SAMPLE_DATE, varies=way.varies - {CLOCK}), one)
-        return date_in(text, self.recorded(one), self.arguments.clock_formats) if text is not None else None
+        text = self.text(replace(way, clock=SAMPLE_DATE, varies=way.varies - {CLOCK}), observation)
+        return (
+            date_in(text, self.recorded(observation), self.arguments.clock_formats) if text is not None else None
+        )
 
-    def system(self, way: Way, one: Observation) -> list[str]:
+    def system(self, way: Way, observation: Observation) -> list[str]:
         """The system prompts that an observation may have, the likeliest first."""
-        text = self.text(replace(way, system=MARK, drops_system=False), one)
-        return list(between(text, MARK, self.recorded(one), _LONGEST_SYSTEM)) if text is not None else []
+        text = self.text(replace(way, system=MARK, drops_system=False), observation)
+        return list(between(text, MARK, self.recorded(observation), _LONGEST_SYSTEM)) if text is not None else []
 
-    def own_system(self, way: Way, one: Observation) -> str | None:
+    def own_system(self, way: Way, observation: Observation) -> str | None:
         """The system prompt that a prompt opens with and the messages lack; None if it has none.
 
         Unlike other texts it is read only if everything around it, up to the end of the first message, is exactly
         what the template writes, and it holds no control tokens.
         """
-        if one.messages[0].role in _SYSTEM_ROLES:
+        if observation.messages[0].role in _SYSTEM_ROLES:
             return None
-        recorded, text = self.recorded(one), self.text(way.with_system(None), one)
-        if text is not None and recorded.startswith(_opening(text, one)):
+        recorded, text = self.recorded(observation), self.text(way.with_system(None), observation)
+        if text is not None and recorded.startswith(_opening(text, observation)):
             return None
-        marked = self.text(way.with_system(MARK), one)
+        marked = self.text(way.with_system(MARK), observation)
         if marked is None or marked.count(MARK) != 1:
             return None
         before, _, after = marked.partition(MARK)
-        end = recorded.find(_opening(after, one), len(before))
-        found = recorded[len(before) : end]
-        if not recorded.startswith(before) or end < 0 or not found or len(found) > _LONGEST_SYSTEM:
+        end = recorded.find(_opening(after, observation), len(before))
+        system = recorded[len(before) : end]
+        if not recorded.startswith(before) or end < 0 or not system or len(system) > _LONGEST_SYSTEM:
             return None
-        return found if not any(token in found for token in self.renderer.control_texts) else None
+        return system if not any(token in system for token in self.renderer.control_texts) else None
 
-    def resolved(self, way: Way, one: Observation) -> Way | None:
+    def resolved(self, way: Way, observation: Observation) -> Way | None:
         """The way with its varying values read from the observation; None if one is not found there."""
         for name in sorted(way.varies - {SYSTEM}):
             if name == CLOCK:
-                date = self.date(way, one)
+                date = self.date(way, observation)
                 if date is None:
                     return None
                 way = replace(way, clock=date, varies=way.varies - {CLOCK})
             else:
-                values = self.value(way, name, one)
+                values = self.value(way, name, observation)
                 if not values:
                     return None
                 way = way.with_arg(name, values[0])
         if SYSTEM in way.varies:
-            own = self.own_system(way, one)
+            own = self.own_system(way, observation)
             way = way.with_system(own)
         return way
 
-    def spells(self, way: Way, one: Observation) -> bool:
+    def spells(self, way: Way, observation: Observation) -> bool:
         """Whether it writes the text of the recorded ids."""
-        text = self.text(way, one)
-        if text is not None and one.part is Part.START:
-            return self._is_followed(text, one)
-        return text is not None and self.cut(text, one) == self.recorded(one)
+        text = self.text(way, observation)
+        if text is not None and observation.part is Part.START:
+            return self._is_followed(text, observation)
+        return text is not None and self.cut(text, observation) == self.recorded(observation)
 
-    def alike(self, way: Way, other: Way, one: Observation) -> bool:
+    def alike(self, way: Way, other: Way, observation: Observation) -> bool:
         """Whether two ways write the same for an observation."""
-        if one.part is Part.START and self.spells(way, one) and self.spells(other, one):
+        if observation.part is Part.START and self.spells(way, observation) and self.spells(other, observation):
             return True
-        return self.text(way, one) == self.text(other, one)
+        return self.text(way, observation) == self.text(other, observation)
 
-    def writes(self, way: Way, one: Observation) -> bool:
+    def writes(self, way: Way, observation: Observation) -> bool:
         """Whether what it writes encodes as exactly the recorded ids."""
-        text = self.text(way, one)
+        text = self.text(way, observation)
         if text is None:
             return False
-        if one.part is Part.START:
-            return self._is_followed(text, one) and self._begins_with(text, one)
-        cut = self.cut(text, one)
-        return cut == self.recorded(one) and self.encodes(cut, one.ids)
+        if observation.part is Part.START:
+            return self._is_followed(text, observation) and self._begins_with(text, observation)
+        cut = self.cut(text, observation)
+        return cut == self.recorded(observation) and self.encodes(cut, observation.ids)
 
-    def cut(self, text: str, one: Observation) -> str:
+    def cut(self, text: str, observation: Observation) -> str:
         """A text without what a template writes after the last token of a row."""
-        recorded = self.recorded(one)
-        longer = not one.opens and text.startswith(recorded) and len(text) - len(recorded) <= _REST
+        recorded = self.recorded(observation)
+        longer = not observation.opens and text.startswith(recorded) and len(text) - len(recorded) <= _REST
         return recorded if longer else text
 
-    def _is_followed(self, text: str, one: Observation) -> bool:
+    def _is_followed(self, text: str, observation: Observation) -> bool:
         """Whether a recorded text begins with this one, and the answer follows."""
-        recorded = self.recorded(one)
+        recorded = self.recorded(observation)
         answer = _NO_THOUGHT.sub("", recorded[len(text) :], count=1)
-        return recorded.startswith(text) and answer.startswith(one.answer)
+        return recorded.startswith(text) and answer.startswith(observation.answer)
 
-    def _begins_with(self, text: str, one: Observation) -> bool:
+    def _begins_with(self, text: str, observation: Observation) -> bool:
         """Whether the ids begin with those of a text; a row that was encoded as one text may merge its end."""
         ids = self.ids(text)
-        begins = ids is not None and _same(ids, one.ids[: len(ids)])
-        return begins or self.encodes(self.recorded(one), one.ids)
+        begins = ids is not None and _same(ids, observation.ids[: len(ids)])
+        return begins or self.encodes(self.recorded(observation), observation.ids)
 
     def ids(self, text: str) -> Ids | None:
         """The ids of a text; None if the tokenizer cannot encode it."""
@@ -335,19 +337,19 @@ class Writer:
         own = self.ids(text)
         return own is not None and _same(own, ids)
 
-    def refusal(self, way: Way, one: Observation) -> str | None:
+    def refusal(self, way: Way, observation: Observation) -> str | None:
         """Why the template refuses an observation; None if it does not."""
-        own = self.resolved(way, one) if way.varies else way
+        own = self.resolved(way, observation) if way.varies else way
         try:
             if own is not None:
-                self._rendered(own, one)
+                self._rendered(own, observation)
         except RenderError as error:
             return str(error)
         return None
 
-    def _write(self, way: Way, one: Observation) -> str | None:
+    def _write(self, way: Way, observation: Observation) -> str | None:
         try:
-            text = self._rendered(way, one)
+            text = self._rendered(way, observation)
         except RenderError as error:
             reason = str(error)
             self.refused[reason] = self.refused.get(reason, 0) + 1
@@ -355,9 +357,9 @@ class Writer:
         if text is None:
             return None
         self.written += len(text)
-        return self._around(way, text) + (way.prefill if one.opens else "")
+        return self._around(way, text) + (way.prefill if observation.opens else "")
 
-    def _rendered(self, way: Way, one: Observation) -> str | None:
+    def _rendered(self, way: Way, observation: Observation) -> str | None:
         """What the template writes; None if it is given no messages. RenderError if it refuses."""
         renderer = replace(
             self.renderer,
@@ -366,14 +368,14 @@ class Writer:
             clock=Clock(way.clock) if way.clock is not None else None,
             without_tools=way.without_tools,
         )
-        messages = _sent(way, one.messages)
+        messages = _sent(way, observation.messages)
         if not messages:
             return None
         return renderer.render(
             messages,
-            one.tools,
-            add_generation_prompt=way.opens and one.opens,
-            template_kwargs=one.stated if way.uses_stated else {},
+            observation.tools,
+            add_generation_prompt=way.opens and observation.opens,
+            template_kwargs=observation.stated if way.uses_stated else {},
         )
 
     def _around(self, way: Way, text: str) -> str:
@@ -382,11 +384,11 @@ class Writer:
         return text.removeprefix(self.bos) if way.bos else text
 
 
-def _opening(text: str, one: Observation) -> str:
+def _opening(text: str, observation: Observation) -> str:
     """The text up to the end of the first message's own."""
-    said = one.messages[0].text.strip()
-    at = text.find(said) if said else -1
-    return text[: at + len(said)] if at >= 0 else text
+    first = observation.messages[0].text.strip()
+    at = text.find(first) if first else -1
+    return text[: at + len(first)] if at >= 0 else text
 
 
 def _same(ids: Ids, recorded: Ids) -> bool:

@@ -57,17 +57,17 @@ def adopted(
     """
     speakers = Speakers(settings.sampled_roles)
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
-    prompts = [one for one in map(first_prompt, rollouts) if one is not None]
-    given = _Reading(tokenizer, renderer, own_dates=settings.clock == RECORDED)
-    if len(prompts) < _LEAST or given.fits(prompts):
+    prompts = [prompt for prompt in map(first_prompt, rollouts) if prompt is not None]
+    reading_given = _Reading(tokenizer, renderer, own_dates=settings.clock == RECORDED)
+    if len(prompts) < _LEAST or reading_given.fits(prompts):
         return None
     from tito_audit.run.change import changes_of  # slow to import, and rarely needed
 
-    right = sum(map(given.writes, prompts))
+    right = sum(map(reading_given.writes, prompts))
     # If many prompts match as given, an explanation must write those and all others.
     least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
     for change in changes_of(rollouts, prompts, tokenizer, renderer, settings):
-        reading = replace(given, renderer=change.renderer, own_dates=change.own_dates)
+        reading = replace(reading_given, renderer=change.renderer, own_dates=change.own_dates)
         exact = reading.exact(prompts)
         if exact >= least:
             return _adopted(change, reading, exact, right, prompts) if change.code in codes else None

@@ -130,37 +130,43 @@ def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[
     for key, name in names_of_log(rollouts).items():
         if HubName.of(name) is None:
             continue
-        folders = (log.parent / one for log in logs for one in dict.fromkeys((name, name.split("/")[-1])))
+        folders = (log.parent / folder for log in logs for folder in dict.fromkeys((name, name.split("/")[-1])))
         beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
         cached = cached_tokenizer(name)
         if beside is not None:
             yield Offer(str(beside), f"the log names its {key} '{name}'", beside)
         elif cached is not None:
             yield Offer(cached.name, f"the log names its {key} '{name}'", cached.folder)
-        elif name not in (one.name for one in passed_over):
+        elif name not in (passed.name for passed in passed_over):
             passed_over.append(
                 PassedOver(name, f"the log names this {key}, which is not on this machine: pass -t")
             )
 
 
-def _cached(rollouts: Sequence[Rollout], known: set[str], passed_over: list[PassedOver]) -> Iterator[Offer]:
+def _cached(rollouts: Sequence[Rollout], offered: set[str], passed_over: list[PassedOver]) -> Iterator[Offer]:
     """Those in the hub cache whose vocabulary has all the ids, likeliest first."""
-    found = [one for one in cached_tokenizers() if one.name not in known]
-    passed_over += [PassedOver(one.name, "too many in the hub cache: pass -t") for one in found[_GLANCED:]]
+    cached = [tokenizer for tokenizer in cached_tokenizers() if tokenizer.name not in offered]
+    passed_over += [
+        PassedOver(tokenizer.name, "too many in the hub cache: pass -t") for tokenizer in cached[_GLANCED:]
+    ]
     sequences = id_sequences(rollouts)
     ranked = []
-    for one in found[:_GLANCED]:
-        seen = glance(one.folder)
+    for tokenizer in cached[:_GLANCED]:
+        seen = glance(tokenizer.folder)
         largest = max((int(ids.max()) for ids in sequences), default=-1)
         if seen is None:
-            passed_over.append(PassedOver(one.name, "its tokenizer.json cannot be read"))
+            passed_over.append(PassedOver(tokenizer.name, "its tokenizer.json cannot be read"))
         elif largest >= seen.size:
-            passed_over.append(PassedOver(one.name, f"its ids end at {seen.size - 1:,}, the log has {largest:,}"))
+            passed_over.append(
+                PassedOver(tokenizer.name, f"its ids end at {seen.size - 1:,}, the log has {largest:,}")
+            )
         else:
-            ranked.append((_opened(sequences, seen.control_ids), one))
+            ranked.append((_opened(sequences, seen.control_ids), tokenizer))
     ranked.sort(key=lambda pair: -pair[0])
-    passed_over += [PassedOver(one.name, "others are more likely: pass -t") for _, one in ranked[_LOADED:]]
-    yield from (Offer(one.name, "in the hub cache", one.folder) for _, one in ranked[:_LOADED])
+    passed_over += [
+        PassedOver(tokenizer.name, "others are more likely: pass -t") for _, tokenizer in ranked[_LOADED:]
+    ]
+    yield from (Offer(tokenizer.name, "in the hub cache", tokenizer.folder) for _, tokenizer in ranked[:_LOADED])
 
 
 def _opened(sequences: Sequence[Ids], control_ids: frozenset[int]) -> float:

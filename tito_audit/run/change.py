@@ -52,15 +52,15 @@ def changes_of(
             yield Change(explanation, settings, prompts, renderer)
     for template in _other_templates(tokenizer, settings):
         try:
-            made = make_renderer(
+            named = make_renderer(
                 tokenizer, template_name=template.template_name, time_limit=settings.template_seconds
             )
         except SetupError:
             continue
-        other = replace(renderer, templates=made.templates, name=made.name)
+        other = replace(renderer, templates=named.templates, name=named.name)
         clock = renderer.clock.at if renderer.clock is not None else None
-        given = renderer.template_args, renderer.tool_arguments, clock, renderer.without_tools
-        yield Change(Explanation(tokenizer.name, template, *given), settings, prompts, other)
+        same = renderer.template_args, renderer.tool_arguments, clock, renderer.without_tools
+        yield Change(Explanation(tokenizer.name, template, *same), settings, prompts, other)
         explanation = _surely(head, tokenizer, other)
         if explanation is not None:
             yield Change(replace(explanation, template=template), settings, prompts, other)
@@ -68,8 +68,12 @@ def changes_of(
 
 def _surely(head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
     """What certainly explains rollouts with a template, if a log can be audited with it."""
-    found = explain_head(head, tokenizer, renderer)
-    return found if found is not None and all(one.kind in _ADOPTED for one in found.departures) else None
+    explanation = explain_head(head, tokenizer, renderer)
+    return (
+        explanation
+        if explanation is not None and all(departure.kind in _ADOPTED for departure in explanation.departures)
+        else None
+    )
 
 
 def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[NamedTemplate]:
@@ -89,7 +93,7 @@ class Change:
     def __init__(
         self, explanation: Explanation, settings: Settings, prompts: Sequence[FirstPrompt], renderer: Renderer
     ) -> None:
-        kinds = {one.kind: one for one in explanation.departures}
+        kinds = {departure.kind: departure for departure in explanation.departures}
         self._explanation = explanation
         self._settings = settings
         self._renderer = renderer
@@ -103,8 +107,8 @@ class Change:
     @property
     def renderer(self) -> Renderer:
         """The renderer with this change."""
-        found = replace(self._explanation.applied(self._renderer), without_stated=self._unused)
-        return replace(found, clock=self._renderer.clock) if self.own_dates else found
+        changed = replace(self._explanation.applied(self._renderer), without_stated=self._unused)
+        return replace(changed, clock=self._renderer.clock) if self.own_dates else changed
 
     @property
     def code(self) -> str:
@@ -142,11 +146,11 @@ class Change:
         """Each difference from the settings: the rule that reports it, its cause, and its wording."""
         new, old = self._explanation, self._settings
         if new.template != GIVEN_TEMPLATE:
-            given = old.chat_template or f"its template {old.template_name or 'default'}"
+            instead = old.chat_template or f"its template {old.template_name or 'default'}"
             yield (
                 ARGUMENTS,
                 "another chat template",
-                f"with the tokenizer's {new.template.label[4:]}, not with {given}",
+                f"with the tokenizer's {new.template.label[4:]}, not with {instead}",
             )
         yield from self._arguments()
         if new.tool_arguments != old.tool_arguments:
@@ -155,9 +159,11 @@ class Change:
         if self._dates:
             yield DATE, "other dates", f"{_on(self._dates)}, not on the date that the template writes now"
         elif new.clock is not None and not self.own_dates and new.clock != old.clock:
-            known = isinstance(old.clock, datetime)
-            given = f"{old.clock:%Y-%m-%d}, as --clock says" if known else f"{datetime.now():%Y-%m-%d}, as now"
-            yield DATE, f"written on {new.clock:%Y-%m-%d}", f"on {new.clock:%Y-%m-%d}, not on {given}"
+            is_stated = isinstance(old.clock, datetime)
+            instead = (
+                f"{old.clock:%Y-%m-%d}, as --clock says" if is_stated else f"{datetime.now():%Y-%m-%d}, as now"
+            )
+            yield DATE, f"written on {new.clock:%Y-%m-%d}", f"on {new.clock:%Y-%m-%d}, not on {instead}"
         if new.without_tools and old.tools != NO_TOOLS:
             yield TOOLS, "all tools missing", "without the tools that the rows state"
 
@@ -177,10 +183,10 @@ class Change:
         as_given = NamedTemplate("", None, old.chat_template, old.template_name)
         template = as_given if self._explanation.template == GIVEN_TEMPLATE else self._explanation.template
         clock = None if self.own_dates else self._explanation.clock
-        known = replace(
+        stated = replace(
             self._explanation, tokenizer=old.tokenizer or "", template=template, clock=clock, departures=()
         )
-        return (*known.flags(), *(("--clock", RECORDED) if self.own_dates else ()))
+        return (*stated.flags(), *(("--clock", RECORDED) if self.own_dates else ()))
 
 
 def _argument(arguments: Mapping[str, object], name: str) -> str:
@@ -193,9 +199,9 @@ def _argument(arguments: Mapping[str, object], name: str) -> str:
 def _stated(prompts: Sequence[FirstPrompt]) -> Mapping[str, str]:
     """The arguments stated in the rows, as in the first row that has each."""
     stated: dict[str, str] = {}
-    for one in prompts:
-        for name in one.rollout.template_kwargs:
-            stated.setdefault(name, _argument(one.rollout.template_kwargs, name))
+    for prompt in prompts:
+        for name in prompt.rollout.template_kwargs:
+            stated.setdefault(name, _argument(prompt.rollout.template_kwargs, name))
     return stated
 
 

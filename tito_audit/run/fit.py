@@ -103,14 +103,16 @@ def _rendered(rollout: Rollout, reference: Reference) -> str | None:
 def _control_ids(all_ids: Sequence[Ids], reference: Reference) -> Counter[str]:
     """How often the recorded ids hold each control token, by text, without BOS and end tokens."""
     vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
-    found = Counter(one for ids in all_ids for one in ids[vocabulary.control(ids)].tolist() if one not in ends)
-    return Counter({vocabulary.piece(one): number for one, number in found.items()})
+    counts = Counter(
+        token for ids in all_ids for token in ids[vocabulary.control(ids)].tolist() if token not in ends
+    )
+    return Counter({vocabulary.piece(token): number for token, number in counts.items()})
 
 
 def _control_texts(text: str, reference: Reference) -> Counter[str]:
     """The same for a rendered text."""
     vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
-    pieces = (vocabulary.piece(one) for one in vocabulary.special_ids - ends)
+    pieces = (vocabulary.piece(token) for token in vocabulary.special_ids - ends)
     return Counter({piece: text.count(piece) for piece in pieces if piece in text})
 
 
@@ -127,15 +129,15 @@ def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:
     """What the log names, what to pass, and what to run next."""
     named = names_of_log(rollouts)
     says = listed([f"its {key} '{name}'" for key, name in named.items()])
-    said = f"the log names {says}; " if says else ""
-    here = next((one for one in map(_on_this_machine, named.values()) if one is not None), None)
+    advice = f"the log names {says}; " if says else ""
+    here = next((cached for cached in map(_on_this_machine, named.values()) if cached is not None), None)
     if here is not None:
-        said += f"pass -t {shell_word(here)}, which is on this machine, or else "
+        advice += f"pass -t {shell_word(here)}, which is on this machine, or else "
     identify = f"`tito-audit identify {shell_word(rollouts[0].place.file)}` tries those on this machine"
     if cause == TOKENIZER:
-        return f"{said}pass the tokenizer of the model that sampled it (-t NAME); {identify}"
+        return f"{advice}pass the tokenizer of the model that sampled it (-t NAME); {identify}"
     sampler = "pass the template that the sampler used (--chat-template FILE), or that tokenizer (-t NAME)"
-    return f"{said}{sampler}; {identify}"
+    return f"{advice}{sampler}; {identify}"
 
 
 def _on_this_machine(name: str) -> str | None:

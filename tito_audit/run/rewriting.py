@@ -45,16 +45,16 @@ def rewriting(
 
     `template` holds the words that name it after `tito-audit template`.
     """
-    several = [one for one in (with_speakers(rollout, speakers) for rollout in head) if len(_answers(one)) > 1]
+    several = [each for each in (with_speakers(rollout, speakers) for rollout in head) if len(_answers(each)) > 1]
     looked = several[:_ROLLOUTS]
-    found = [(one, place) for one in looked if (place := _rewritten(one, renderer)) is not None]
-    if not found:
+    rewritten = [(each, place) for each in looked if (place := _rewritten(each, renderer)) is not None]
+    if not rewritten:
         return None
-    first, place = found[0]
+    first, place = rewritten[0]
     here = f"row {first.place.row}" + (f", item {first.place.item}" if first.place.item else "")
     command = " ".join(map(shell_word, ("tito-audit", "template", *template)))
     message = (
-        f"the template is not append-only for {len(found)} of the first {many(len(looked), 'conversation')}: "
+        f"the template is not append-only for {len(rewritten)} of the first {many(len(looked), 'conversation')}: "
         f"rendered up to the answer in message {place.message} of {here} it writes {place.was!r}, but in a later "
         f"prompt {place.becomes!r}; `{command}` shows where it breaks and which argument would prevent that"
     )
@@ -73,8 +73,8 @@ def _rewritten(rollout: Rollout, renderer: Renderer) -> _Rewritten | None:
     What the faster engine shows counts only if the reference shows the same.
     """
     forms = Forms()
-    found = _place(rollout, partial(renderer.guess, forms=forms))
-    return found and _place(rollout, partial(_by_reference, renderer))
+    place = _place(rollout, partial(renderer.guess, forms=forms))
+    return place and _place(rollout, partial(_by_reference, renderer))
 
 
 def _by_reference(renderer: Renderer, *messages: Any, **how: Any) -> str | None:
