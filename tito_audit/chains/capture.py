@@ -71,7 +71,7 @@ def _trees(calls: Sequence[_Call]) -> list[_Call]:
     for call in calls:
         parent = _parent(call, longest_first)
         (by_turn[parent.turn].children if parent is not None else roots).append(call)
-        insort(longest_first, call.history, key=lambda one: -len(one.seen))
+        insort(longest_first, call.history, key=lambda history: -len(history.seen))
     for call in reversed(calls):
         call.size += sum(child.size for child in call.children)
     return roots
@@ -83,7 +83,7 @@ def _parent(call: _Call, longest_first: Sequence[History]) -> History | None:
     Where an answer was re-tokenized, what precedes it still identifies its call.
     """
     prompt = call.history.prompt
-    shorter = (one for one in longest_first if len(one.prompt) < len(prompt))
+    shorter = (history for history in longest_first if len(history.prompt) < len(prompt))
     best, call.common = closest(prompt, shorter, longest_first=True)
     return best if best is not None and 0 < call.common >= len(best.prompt) // _HISTORY else None
 
@@ -103,13 +103,15 @@ def _walked(roots: Sequence[_Call]) -> tuple[list[int], list[int]]:
         siblings, on_main = waiting.pop()
         if not siblings:
             continue
-        kept = max(siblings, key=lambda call: (call.common, call.size, call.time, call.number))
+        main_call = max(siblings, key=lambda call: (call.common, call.size, call.time, call.number))
         retries = [
-            call for call in siblings if call is not kept and not call.children and call.has_prompt_of(kept)
+            call
+            for call in siblings
+            if call is not main_call and not call.children and call.has_prompt_of(main_call)
         ]
-        others = [call for call in siblings if call is not kept and call not in retries]
-        order += [call.number for call in (*retries, kept)]
-        main += [kept.number] if on_main else []
+        others = [call for call in siblings if call is not main_call and call not in retries]
+        order += [call.number for call in (*retries, main_call)]
+        main += [main_call.number] if on_main else []
         waiting += [([call], False) for call in reversed(others)]
-        waiting.append((kept.children, on_main))
+        waiting.append((main_call.children, on_main))
     return order, main

@@ -76,8 +76,8 @@ class Doubles:
         if self._order is None:
             self._order = self._in_order()
         at = int(np.searchsorted(self._sequences(), sequence, sorter=self._order))
-        found = None if at == len(self) else self._at(int(self._order[at]))
-        return found if found is not None and found.sequence == sequence else None
+        double = None if at == len(self) else self._at(int(self._order[at]))
+        return double if double is not None and double.sequence == sequence else None
 
     def _at(self, number: int) -> Double:
         sequence, first, others, cause, at = self._fixed[5 * number : 5 * number + 5]

@@ -79,15 +79,17 @@ def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None]
     if sampled is not None and len(sampled) != len(calls):
         raise ValueError(f"sampled has {len(sampled)} masks for {len(calls)} calls")
     masks = [None] * len(calls) if sampled is None else sampled
-    taken = [_as_call(call, mask, number) for number, (call, mask) in enumerate(zip(calls, masks, strict=True))]
-    parents = _parents(taken)
+    sampled_calls = [
+        _as_call(call, mask, number) for number, (call, mask) in enumerate(zip(calls, masks, strict=True))
+    ]
+    parents = _parents(sampled_calls)
     trained: set[int] = set()
     rows = []
-    for leaf in _leaves(taken, parents):
+    for leaf in _leaves(sampled_calls, parents):
         chain = chain_to(leaf, parents)
-        fresh = tuple(k for k in chain if k not in trained and taken[k].sampled.any())
+        fresh = tuple(k for k in chain if k not in trained and sampled_calls[k].sampled.any())
         trained.update(fresh)
-        rows.append(_row(taken, chain, fresh))
+        rows.append(_row(sampled_calls, chain, fresh))
     return sorted(rows, key=lambda row: row.trained[0])
 
 
@@ -142,9 +144,9 @@ def _parents(calls: Sequence[_Call]) -> dict[int, int]:
     parents = {}
     for k, call in enumerate(calls):
         prompt = call.seen[: call.start]
-        held = earlier.longest_prefix(prompt)
-        if held is not None:
-            parents[k] = held.turn
+        history = earlier.longest_prefix(prompt)
+        if history is not None:
+            parents[k] = history.turn
         if len(call.seen):
             earlier.add(History(k, prompt, call.seen))
     return parents
@@ -153,11 +155,11 @@ def _parents(calls: Sequence[_Call]) -> dict[int, int]:
 def _leaves(calls: Sequence[_Call], parents: Mapping[int, int]) -> list[int]:
     """The calls that sampled something and are continued, directly or indirectly, by no other such call."""
     sampled = [k for k, call in enumerate(calls) if call.sampled.any()]
-    kept = set(sampled)
+    leaves = set(sampled)
     for k in reversed(range(len(calls))):
-        if k in kept and k in parents:
-            kept.add(parents[k])
-    return last_calls(sampled, {k: parents[k] for k in kept if k in parents})
+        if k in leaves and k in parents:
+            leaves.add(parents[k])
+    return last_calls(sampled, {k: parents[k] for k in leaves if k in parents})
 
 
 def _row(calls: Sequence[_Call], chain: Sequence[int], trained: Sequence[int]) -> ForkedRow:

@@ -64,10 +64,10 @@ class Histories:
         lengths, hashes = np.frombuffer(self._lengths, np.int64), np.frombuffer(self._hashes, np.uint64)
         fits = lengths <= len(prompt)
         fits &= self._hash_at(prompt)[np.minimum(lengths, len(prompt))] == hashes
-        found = np.flatnonzero(fits)
-        longest_first = found[np.argsort(lengths[found], kind="stable")][::-1]
+        places = np.flatnonzero(fits)
+        longest_first = places[np.argsort(lengths[places], kind="stable")][::-1]
         candidates = (self._all[at] for at in longest_first.tolist())
-        return next((one for one in candidates if starts_with(prompt, one.seen)), None)
+        return next((candidate for candidate in candidates if starts_with(prompt, candidate.seen)), None)
 
     def longest_prefix_or_closest(self, prompt: Ids) -> History:
         """The longest history that a prompt starts with, else the one that it shares the most with.
@@ -99,11 +99,11 @@ def closest(
     `longest_first` promises that order of the histories, in which most of them can be skipped.
     """
     best, most = None, -1
-    for one in histories:
-        if len(one.seen) > most:
-            shared = common_prefix(prompt, one.seen)
+    for history in histories:
+        if len(history.seen) > most:
+            shared = common_prefix(prompt, history.seen)
             if shared > most:
-                best, most = one, shared
+                best, most = history, shared
         elif longest_first:
             break
     return best, max(most, 0)

@@ -183,8 +183,8 @@ class Ledger:
     def calls(self) -> NDArray[np.bool_]:
         """`[N]` which sequences are calls."""
         out = np.zeros(len(self), np.bool_)
-        said = self._turns.values()
-        np.greater(said, 0, out=out[: len(said)])
+        turns = self._turns.values()
+        np.greater(turns, 0, out=out[: len(turns)])
         return out
 
     def trained(self, left_out: NDArray[np.bool_]) -> int:
@@ -199,8 +199,8 @@ class Ledger:
 
     def shared(self) -> Numbers:
         """`[K]` the spans whose context and tokens another sequence shares, in order."""
-        found = [np.empty(0, np.int64), *self._shared()]
-        return np.sort(np.concatenate(found))
+        places = [np.empty(0, np.int64), *self._shared()]
+        return np.sort(np.concatenate(places))
 
     def _shared(self) -> Iterator[Numbers]:
         """The same, one part of the hashes after another."""
@@ -210,12 +210,12 @@ class Ledger:
         for at in range(0, len(hashes), BLOCK):
             part[at : at + BLOCK] = hashes[at : at + BLOCK] >> np.uint64(64 - bits) if bits else 0
         for number in range(1 << bits):
-            mine = np.flatnonzero(part == number)
-            held = hashes[mine]
-            order = np.argsort(held, kind="stable")
-            held = held[order]
-            same = held[1:] == held[:-1]
-            twice = np.zeros(len(held), np.bool_)
+            own_places = np.flatnonzero(part == number)
+            own_hashes = hashes[own_places]
+            order = np.argsort(own_hashes, kind="stable")
+            own_hashes = own_hashes[order]
+            same = own_hashes[1:] == own_hashes[:-1]
+            twice = np.zeros(len(own_hashes), np.bool_)
             twice[1:] |= same
             twice[:-1] |= same
-            yield mine[order[twice]]
+            yield own_places[order[twice]]

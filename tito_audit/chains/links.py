@@ -77,10 +77,10 @@ def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
     last = earlier.last
     if starts_with(prompt, last.seen):
         return Link(turn, last.turn, LinkKind.CONTINUES, len(prompt), len(last.seen))
-    for one in reversed(earlier):
-        if np.array_equal(prompt, one.prompt):
-            detail = f"the same prompt as turn {one.turn}"
-            return Link(turn, one.turn, LinkKind.RETRY, len(prompt), len(prompt), detail)
+    for history in reversed(earlier):
+        if np.array_equal(prompt, history.prompt):
+            detail = f"the same prompt as turn {history.turn}"
+            return Link(turn, history.turn, LinkKind.RETRY, len(prompt), len(prompt), detail)
     return None
 
 
@@ -100,8 +100,8 @@ def resumed_prompt(prompt: Ids, branch: History, earlier: Histories) -> History 
     """
     if not starts_with(prompt, branch.seen):
         return None
-    longer = (one for one in reversed(earlier) if len(one.prompt) > len(branch.seen))
-    return next((one for one in longer if starts_with(prompt, one.prompt)), None)
+    longer = (history for history in reversed(earlier) if len(history.prompt) > len(branch.seen))
+    return next((history for history in longer if starts_with(prompt, history.prompt)), None)
 
 
 def sibling_link(turn: int, prompt: Ids, parent: History, last: History) -> Link:

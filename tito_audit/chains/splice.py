@@ -154,11 +154,11 @@ def _is_open(seen: _Turns, prefix: _Turns) -> bool:
     after = prefix.rest()
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
     ends = seen.ends[:-1] if ended else seen.ends
-    said = _body(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
+    body = _body(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
     as_many_ends = len(prefix.ends) <= len(ends)
     turn = prefix.body(len(prefix.ends) - 1)
-    in_rest, in_turn = common_ends(after.ids, said.ids), common_ends(turn.ids, said.ids)
-    if len(after) < len(said) and said.starts_with(after):
+    in_rest, in_turn = common_ends(after.ids, body.ids), common_ends(turn.ids, body.ids)
+    if len(after) < len(body) and body.starts_with(after):
         # As a generation prompt is.
         return as_many_ends and sum(in_rest) >= sum(in_turn)
     if in_rest[1] >= in_turn[1] + _TELLING:
@@ -195,7 +195,7 @@ def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
     if (
         not is_last
         and len(last)
-        and any(last.data == new.body(kept).data for kept in range(min(same, len(new.ends))))
+        and any(last.data == new.body(place).data for place in range(min(same, len(new.ends))))
     ):
         # An equal turn was kept, so this one was too, and the beginning was dropped.
         turn, is_last = _align(*_bodies(old, new, 0))
@@ -299,11 +299,11 @@ def _no_place(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int]) -> S
     last = old.body(len(old.ends) - 1)
     shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last.ids[-6:].tolist()))}"
     ids = ", ".join(map(str, sorted(stops)))
-    held = bisect_right(new.ends, agreed)
+    count = bisect_right(new.ends, agreed)
     return SpliceError(
         f"template_ids ({len(new.ids)} tokens, {len(new.ends)} turn ends) holds no end of the last turn of "
         f"template_prefix_ids ({len(old.ids)} tokens, {len(old.ends)} turns), which reads [{shown}], nor of a "
-        f"turn before it; turn ends are the ids {ids}. Both agree in {agreed} tokens ({held} turn ends).\n"
+        f"turn before it; turn ends are the ids {ids}. Both agree in {agreed} tokens ({count} turn ends).\n"
         "Without that place what was seen cannot be joined to what is new: tokens would be lost or doubled.\n"
         "Check that both render the same messages with the same template and tools, and that stop_ids holds the "
         "id that the template ends a turn with. If the history was changed on purpose, start a new training row."

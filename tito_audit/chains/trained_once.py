@@ -51,9 +51,9 @@ def settle(ledger: Ledger) -> Settled:
     of = ledger.sequences_of(shared)
     nodes = np.unique(ledger.spans["hash"][shared], return_inverse=True)[1].astype(np.int64)
     evidence, never = _calls_of_rows(ledger, of, nodes)
-    kept = ~evidence[of]
-    kept &= (np.bincount(nodes[kept], minlength=len(nodes)) > 1)[nodes]
-    families = _Families(ledger, shared[kept], of[kept], nodes[kept])
+    unproven = ~evidence[of]
+    unproven &= (np.bincount(nodes[unproven], minlength=len(nodes)) > 1)[nodes]
+    families = _Families(ledger, shared[unproven], of[unproven], nodes[unproven])
     doubles, undecided = Doubles(), array("q")
     for family in families:
         family.settle(doubles, undecided)
@@ -69,17 +69,13 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
     met = np.zeros(len(ledger), np.bool_)
     met[of[by_row[nodes] & calls[of]]] = True
     for start, end in ledger.file_ranges():
-        mine, found = calls[start:end], int(np.count_nonzero(met[start:end]))
-        if 2 * found > np.count_nonzero(mine):
-            never.append(np.flatnonzero(mine & ~met[start:end]) + start)
-        mine &= found > 0
-    return calls, _each_once(ledger, np.concatenate(never))
-
-
-def _each_once(ledger: Ledger, numbers: Numbers) -> Numbers:
-    """The sequences, without repeats of the same tokens."""
+        met_calls, count = calls[start:end], int(np.count_nonzero(met[start:end]))
+        if 2 * count > np.count_nonzero(met_calls):
+            never.append(np.flatnonzero(met_calls & ~met[start:end]) + start)
+        met_calls &= count > 0
+    numbers = np.concatenate(never)
     hashes = ledger.spans["hash"][ledger.first_spans[numbers + 1].astype(np.int64) - 1]
-    return np.sort(numbers[np.unique(hashes, return_index=True)[1]])
+    return calls, np.sort(numbers[np.unique(hashes, return_index=True)[1]])  # without repeats of the same tokens
 
 
 def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
@@ -156,9 +152,9 @@ def _totals(logprobs: NDArray[np.float32]) -> list[float]:
     """The logprob of each span and all before it; unknown logprobs count as certain, and NaN means that none is
     known."""
     unknown = np.isnan(logprobs)
-    known = np.cumsum(np.where(unknown, 0.0, logprobs), dtype=np.float64)
-    known[np.logical_and.accumulate(unknown)] = np.nan
-    return list(known.tolist())
+    sums = np.cumsum(np.where(unknown, 0.0, logprobs), dtype=np.float64)
+    sums[np.logical_and.accumulate(unknown)] = np.nan
+    return list(sums.tolist())
 
 
 @dataclass(slots=True, eq=False)
@@ -216,11 +212,11 @@ class _Family:
     def settle(self, doubles: Doubles, undecided: array[int]) -> None:
         """Add what the sequences train more than once, and those of which nothing shows it."""
         events, open_ = 0, set[int]()
-        for held in sorted(self._nodes.values(), key=lambda held: held[0][0].ends[held[0][1]]):
-            for event in _events(held):
+        for visits in sorted(self._nodes.values(), key=lambda visits: visits[0][0].ends[visits[0][1]]):
+            for event in _events(visits):
                 events += 1
                 _count(event, events)
-            open_ |= _open(held)
+            open_ |= _open(visits)
         for member in self.members:
             if member.again:
                 doubles.add(_double(member))
@@ -242,27 +238,27 @@ def _events(held: Sequence[_Held]) -> list[list[_Held]]:
     return [*same, *(_grouped(passing, whole[:_LEADERS]) if whole else ())]
 
 
-def _grouped(held: Sequence[_Held], leaders: Sequence[_Held]) -> list[list[_Held]]:
+def _grouped(visits: Sequence[_Held], leaders: Sequence[_Held]) -> list[list[_Held]]:
     """Events of several sequences: each joins the first one that it agrees with; without `leaders` it may lead."""
     events = [[leader] for leader in leaders]
-    for one in held:
-        event = next((event for event in events if _agree(event[0], one)), None)
+    for visit in visits:
+        event = next((event for event in events if _agree(event[0], visit)), None)
         if event is not None:
-            event.append(one)
+            event.append(visit)
         elif not leaders and len(events) < _LEADERS:
-            events.append([one])
+            events.append([visit])
     return [event for event in events if len(event) > 1]
 
 
-def _agree(one: _Held, other: _Held) -> bool:
+def _agree(visit: _Held, other: _Held) -> bool:
     """Whether they may be one sampling event: no different server ids, no clearly different logprobs."""
-    (a, at), (b, bt) = one, other
+    (a, at), (b, bt) = visit, other
     if a.answer_id and b.answer_id and a.answer_id != b.answer_id:
         return False
-    known, said = a.totals[at], b.totals[bt]
-    if math.isnan(known) or math.isnan(said) or sum(a.tokens[: at + 1]) != sum(b.tokens[: bt + 1]):
+    total, other_total = a.totals[at], b.totals[bt]
+    if math.isnan(total) or math.isnan(other_total) or sum(a.tokens[: at + 1]) != sum(b.tokens[: bt + 1]):
         return True
-    return abs(known - said) <= 1 + abs(known + said) / 20
+    return abs(total - other_total) <= 1 + abs(total + other_total) / 20
 
 
 def _count(event: Sequence[_Held], number: int) -> None:
@@ -285,14 +281,14 @@ def _count(event: Sequence[_Held], number: int) -> None:
         member.event[span] = number
 
 
-def _open(held: Sequence[_Held]) -> set[int]:
+def _open(visits: Sequence[_Held]) -> set[int]:
     """The sequences after the first for which it is unknown whether the tokens were sampled twice."""
-    if not all(math.isnan(member.totals[span]) for member, span in held):
+    if not all(math.isnan(member.totals[span]) for member, span in visits):
         return set()
-    ids = [member.answer_id for member, _ in held]
+    ids = [member.answer_id for member, _ in visits]
     if all(ids) and len(set(ids)) == len(ids):
         return set()
-    return {member.number for member, span in held[1:] if span not in member.event}
+    return {member.number for member, span in visits[1:] if span not in member.event}
 
 
 def _double(member: _Member) -> Double:

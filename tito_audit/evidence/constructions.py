@@ -119,8 +119,8 @@ def _explain(sequence: UnmatchedSequence, out: _Changed, numbers: Sequence[int])
     found: list[tuple[Candidate, list[int]]] = []
     for candidate in _candidates(sequence) if numbers and sequence.has_role_markers else ():
         rest = sequence.differing(candidate.text)
-        explained = [number for number in numbers if not any(_touch(out[number], one) for one in rest)]
-        if not explained or any(_new(one, out, numbers) for one in rest):
+        explained = [number for number in numbers if not any(_touch(out[number], part) for part in rest)]
+        if not explained or not all(any(_touch(out[number], part) for number in numbers) for part in rest):
             continue
         found.append((candidate, explained))
         if all(number in explained or _harmless(out[number]) for number in numbers):
@@ -129,11 +129,6 @@ def _explain(sequence: UnmatchedSequence, out: _Changed, numbers: Sequence[int])
         for number in explained:
             if out[number].construction is None:
                 out[number] = replace(out[number], construction=candidate.construction)
-
-
-def _new(stretch: tuple[int, int], out: _Changed, numbers: Sequence[int]) -> bool:
-    """Whether a stretch differs where the messages, as logged, gave the recorded tokens."""
-    return not any(_touch(out[number], stretch) for number in numbers)
 
 
 def _candidates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
@@ -151,6 +146,9 @@ def _candidates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
 def _touch(difference: Difference, stretch: tuple[int, int]) -> bool:
     """Whether a stretch of recorded tokens is part of a difference, or next to it."""
     return stretch[0] <= difference.end and difference.start <= stretch[1]
+
+
+# Prompts rendered on the date that they hold
 
 
 def dates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
@@ -174,6 +172,9 @@ def _written(sequence: UnmatchedSequence, renderer: Renderer) -> str | None:
     return other.write(sequence.messages, sequence.rollout.tools)
 
 
+# Prompts and rows rendered without the older messages
+
+
 _TRIED = 4
 """How many later questions are tried as the start of the history."""
 
@@ -193,6 +194,9 @@ def histories(sequence: UnmatchedSequence) -> Iterator[Candidate]:
                 dropped = first - len(head)
                 what = "an older message is" if dropped == 1 else f"{dropped} older messages are"
                 yield Candidate(text, Construction("SEQ303", "older messages dropped", f"{what} left out"))
+
+
+# Prompts rendered with a system prompt other than the messages', or with theirs in another place
 
 
 _PROBE = "titoauditprobe"

@@ -87,6 +87,9 @@ def first_prompt(rollout: Rollout) -> FirstPrompt | None:
     return FirstPrompt(rollout, rollout.messages[:answer], row.token_ids[start:end], whole=False)
 
 
+# The date in a rollout's own prompt, for templates that write one
+
+
 def has_clock(renderer: Renderer) -> bool:
     """Whether its templates may write the date."""
     return any(reads_clock(template.source) for template in renderer.templates.values())

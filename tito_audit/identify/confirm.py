@@ -55,12 +55,10 @@ def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[
         written = _written(writer, other, seen)
         if len(written) > len(best.written):
             best = replace(best, way=other, written=written)
-    return replace(best, read=_read(best, seen)) if SYSTEM in best.way.varies else best
-
-
-def _read(best: Confirmed, seen: Sequence[Observation]) -> dict[int, str]:
+    if SYSTEM not in best.way.varies:
+        return best
     own = ((at, best.writer.resolved(best.way, seen[at])) for at in sorted(best.written))
-    return {at: way.system for at, way in own if way is not None and way.system is not None}
+    return replace(best, read={at: way.system for at, way in own if way is not None and way.system is not None})
 
 
 def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset[int]:
@@ -146,6 +144,10 @@ def _same_date(best: Confirmed) -> Iterator[Way]:
             date: datetime | None = parsed([(form, value)])
             if date is not None:
                 yield replace(way.without_arg(argument.name), clock=date)
+
+
+# Why system prompts read from recorded prompts, and missing from the messages, may be something else. Reading a
+# text from each prompt proves nothing: whatever another template writes there would be read too.
 
 
 _LEAST = 4

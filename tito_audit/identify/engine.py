@@ -392,6 +392,9 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
     )
 
 
+# A way as an explanation: the part that flags can express, and the rest
+
+
 _VALUES = 8
 """The most example values named."""
 

@@ -186,6 +186,9 @@ def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
     ][:most]
 
 
+# Which tokens end sampled turns, and what follows them in later prompts
+
+
 _CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))
 _MOST = 6
 _FOLLOWING = 32

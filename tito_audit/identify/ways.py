@@ -21,6 +21,9 @@ from tito_audit.tokens.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from tito_audit.render.arguments import TemplateArguments
 
+# Values read from recorded prompts, located by the template's text before and after them
+
+
 MARK = "qzvargumentzvq"
 """A placeholder for a value to be read; no template treats it specially."""
 SAMPLE_DATE = datetime(1987, 11, 28, 17, 43, 21)
@@ -98,6 +101,9 @@ def parsed(values: Sequence[tuple[str, str]]) -> datetime | None:
         if all(moved.strftime(form) == text for form, text in values):
             return moved
     return None
+
+
+# Ways, and what each writes
 
 
 Reasoning: TypeAlias = Literal["as logged", "dropped", "in content"]
@@ -357,7 +363,8 @@ class Writer:
         if text is None:
             return None
         self.written += len(text)
-        return self._around(way, text) + (way.prefill if observation.opens else "")
+        text = text.removeprefix(self.bos) if way.bos < 0 else self.bos * way.bos + text
+        return text + (way.prefill if observation.opens else "")
 
     def _rendered(self, way: Way, observation: Observation) -> str | None:
         """What the template writes; None if it is given no messages. RenderError if it refuses."""
@@ -377,11 +384,6 @@ class Writer:
             add_generation_prompt=way.opens and observation.opens,
             template_kwargs=observation.stated if way.uses_stated else {},
         )
-
-    def _around(self, way: Way, text: str) -> str:
-        if way.bos > 0:
-            return self.bos * way.bos + text
-        return text.removeprefix(self.bos) if way.bos else text
 
 
 def _opening(text: str, observation: Observation) -> str:

@@ -188,11 +188,17 @@ class Join:
     def joins_logs(self, log: Path) -> bool:
         """Whether rows of a log are joined, or numbered, with those of other logs."""
         calls = self._calls is not None and log in self._calls.heads and len(self._calls.heads) > 1
-        return calls or any(one.keys.occurrences is not None for one in (self._messages, self._tools) if one)
+        return calls or any(
+            partners.keys.occurrences is not None for partners in (self._messages, self._tools) if partners
+        )
 
     def keys(self) -> list[str]:
         """The columns by which other files are joined."""
-        return [f"{one.option} {one.keys}" for one in (self._messages, self._tools) if one is not None]
+        return [
+            f"{partners.option} {partners.keys}"
+            for partners in (self._messages, self._tools)
+            if partners is not None
+        ]
 
     def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
         """The rollouts of a row with the messages and tools found for them; their own are kept.
@@ -224,15 +230,15 @@ class Join:
     def notices(self) -> Iterator[str]:
         """What other files had for the rollouts, for the summary, after all results were counted."""
         cut = (self._settings.limit, self._settings.row, self._settings.sample)
-        whole = all(one is None for one in cut)
+        whole = all(limit is None for limit in cut)
         for tally in self._tallies:
             yield from tally.notices(whole=whole)
         if self._list is not None:
-            kept = (
+            own = (
                 f"; {self._with_own_tools} had tools of their own, which were kept" if self._with_own_tools else ""
             )
             count = self._rollouts - self._with_own_tools
-            yield f"--tools {self._settings.tools}: {_tools(len(self._list))} for {count} rollouts{kept}."
+            yield f"--tools {self._settings.tools}: {_tools(len(self._list))} for {count} rollouts{own}."
 
     def _partners(self, option: str, named: str | None, logs: Sequence[Path]) -> Partners | None:
         if named is None:
@@ -256,18 +262,18 @@ class Join:
     def _gathering(self, log: Log) -> Gathering | None:
         """The conversations of a log whose rows are single calls; None for any other log."""
         for calls in (self._captures, self._calls):
-            if calls is not None and (found := calls.gathering(log)) is not None:
-                return found
+            if calls is not None and (gathering := calls.gathering(log)) is not None:
+                return gathering
         return None
 
     def _apply(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
         place = rollout.place
         joined: dict[str, int] = {}
-        tools, said = rollout.tools, None
+        tools, conversation = rollout.tools, None
         if self._messages is not None:
-            joined["messages_row"], code, said = self._found(self._messages, place, number, of, row)
+            joined["messages_row"], code, conversation = self._found(self._messages, place, number, of, row)
             joined["messages_from"] = code
-            tools = tools or (said.tools if said is not None else ())
+            tools = tools or (conversation.tools if conversation is not None else ())
         if self._list is not None:
             joined["tools_from"] = OWN if tools else 0
             tools = tools or self._list
@@ -278,14 +284,18 @@ class Join:
         rollout = replace(rollout, tools=tools)
         if has_messages(rollout):
             joined["messages_from"] = OWN
-        elif said is not None and not said.messages:
+        elif conversation is not None and not conversation.messages:
             joined["messages_from"] = EMPTY
-        elif said is not None and calls_unknown_tools(said.messages, tools):
+        elif conversation is not None and calls_unknown_tools(conversation.messages, tools):
             joined["messages_from"] = NO_TOOLS
-        elif said is not None and not rollout.turns and all(one.given for one in said.messages):
+        elif (
+            conversation is not None
+            and not rollout.turns
+            and all(message.given for message in conversation.messages)
+        ):
             joined["messages_from"] = NO_ANSWER
-        elif said is not None:
-            rollout = with_conversation(rollout, said)
+        elif conversation is not None:
+            rollout = with_conversation(rollout, conversation)
         return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
     def _found(
@@ -298,23 +308,23 @@ class Join:
         key = partners.keys.of_log(row, place.file, place.row)
         if key is None:
             return NO_ID, NO_ID, None
-        found = partners.find(key)
-        if found is None:
+        partner = partners.find(key)
+        if partner is None:
             return NO_ROW, NO_ROW, None
-        at, where, other = found
-        known = (partners.option, at)
-        if self._held is None or self._held[0] != known:
-            self._held = known, _conversations(other, where)
-        said = self._held[1]
-        if isinstance(said, str):
+        at, where, other = partner
+        cached = (partners.option, at)
+        if self._held is None or self._held[0] != cached:
+            self._held = cached, _conversations(other, where)
+        conversations_of_row = self._held[1]
+        if isinstance(conversations_of_row, str):
             return at, UNREADABLE, None
-        if not said:
+        if not conversations_of_row:
             return at, EMPTY, None
         # One conversation can serve several rollouts only if all of them were sent it.
-        answered = bool(said[0].messages) and said[0].messages[-1].sampled
-        if len(said) != of and (len(said) != 1 or answered):
+        answered = bool(conversations_of_row[0].messages) and conversations_of_row[0].messages[-1].sampled
+        if len(conversations_of_row) != of and (len(conversations_of_row) != 1 or answered):
             return at, MISFIT, None
-        return at, at, said[number if len(said) == of else 0]
+        return at, at, conversations_of_row[number if len(conversations_of_row) == of else 0]
 
 
 def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> None:

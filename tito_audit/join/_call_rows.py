@@ -55,21 +55,21 @@ class Traced:
     """Whether a key found in the log itself was taken to name conversations."""
 
     @classmethod
-    def of(cls, found: Conversations, rows: Rows) -> Traced:
+    def of(cls, conversations: Conversations, rows: Rows) -> Traced:
         """What was found, in numbers; `rows` are the calls' rows."""
-        sizes = np.bincount(found.of, minlength=len(found.of))
+        sizes = np.bincount(conversations.of, minlength=len(conversations.of))
         several = sizes > 1
         joined = int(sizes[several].sum())
-        counts = np.bincount(found.by, minlength=len(JoinedBy))
-        unsure = found.unsure
+        counts = np.bincount(conversations.by, minlength=len(JoinedBy))
+        unsure = conversations.unsure
         return cls(
             joined,
             int(several.sum()),
-            len(found.of) - joined,
+            len(conversations.of) - joined,
             {by: int(counts[by]) for by in JoinedBy},
             len(unsure),
             int(rows[unsure[0]]) if len(unsure) else None,
-            found.keys_believed,
+            conversations.keys_believed,
         )
 
 
@@ -130,15 +130,15 @@ class CallRows:
         parse = self.readers[0].parse
         lines = 0
         with closing(mapped(ReadBatch(self._read, history.tracer, parse), self._batches())) as answers:
-            for number, said in answers:
-                assert said is not None, "every batch has an answer"
+            for number, batch in answers:
+                assert batch is not None, "every batch has an answer"
                 if len(self._starts) <= number:
                     self._starts += [len(self._index)] * (number + 1 - len(self._starts))
                     lines = 0
                 room = None if most is None else most - len(self._index)
-                self._add(self.readers[number], said, lines, history, room)
-                lines += said.lines
-                if room is not None and room < len(said.index):
+                self._add(self.readers[number], batch, lines, history, room)
+                lines += batch.lines
+                if room is not None and room < len(batch.index):
                     self.cut = True
                     break
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
@@ -152,14 +152,14 @@ class CallRows:
                 self.failed[reader.path] = error
 
     def _add(
-        self, reader: RandomAccess, said: BatchSaid, lines: int, history: HistoryIndex, room: int | None
+        self, reader: RandomAccess, batch: BatchSaid, lines: int, history: HistoryIndex, room: int | None
     ) -> None:
         """Keep what the rows of a batch say, as far as there is room; the batch's lines are numbered from
         `lines`."""
-        self.unnamed += said.unnamed
-        self.others += said.others
-        self.several += said.several
-        for index, place, call in islice(zip(said.index, said.places, said.calls, strict=True), room):
+        self.unnamed += batch.unnamed
+        self.others += batch.others
+        self.several += batch.several
+        for index, place, call in islice(zip(batch.index, batch.places, batch.calls, strict=True), room):
             row = len(self._index)
             self._index.append(index + lines)
             self._at.append(place if isinstance(place, int) else reader.keep(place))
@@ -192,10 +192,10 @@ class CallRows:
         self.traced: Traced | None = None
         """What was found by history; None if no row is joined by it."""
         if len(history):
-            found = history.settle(self._reread, decode)
+            conversations = history.settle(self._reread, decode)
             traced = np.frombuffer(self._traced, np.uint32)
-            root[traced] = traced[found.of]
-            self.traced = Traced.of(found, traced)
+            root[traced] = traced[conversations.of]
+            self.traced = Traced.of(conversations, traced)
         return root
 
     def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:

@@ -71,7 +71,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     first = calls.each[calls.order[0]].stated
     # The id is that of one call.
     facts = {name: value for name, value in first.facts.items() if name != "id"}
-    copies = next((one.stated.copies_disagree for one in calls.each if one.stated.copies_disagree), "")
+    copies = next(
+        (each_call.stated.copies_disagree for each_call in calls.each if each_call.stated.copies_disagree), ""
+    )
     stated = replace(
         first,
         chain=calls.chain,
@@ -80,13 +82,14 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         answer_ids=tuple(calls.each[k].stated.facts.get("id") for k in calls.order),
         facts=facts,
         copies_disagree=copies,
-        ids_wanted=any(one.stated.ids_wanted for one in calls.each),
+        ids_wanted=any(each_call.stated.ids_wanted for each_call in calls.each),
     )
     logged = [_logged(calls.each[number]) for number in calls.order]
     main = part_of([logged[k] for k in calls.chain], place, row.form, NOTHING_STATED).rollout
-    known = dict(zip(calls.chain, main.turns, strict=True))
+    turns_of_chain = dict(zip(calls.chain, main.turns, strict=True))
     turns = tuple(
-        known.get(k) or replace(call.turn, prompt_messages=call.prompt or None) for k, call in enumerate(logged)
+        turns_of_chain.get(k) or replace(call.turn, prompt_messages=call.prompt or None)
+        for k, call in enumerate(logged)
     )
     return (replace(main, turns=turns, stated=stated),)
 
@@ -107,18 +110,18 @@ def _calls(row: CallsOfRollout, place: Place) -> _Calls:
     return _Calls(each, order, chain)
 
 
-def _logged(one: Rollout) -> LoggedCall:
+def _logged(rollout: Rollout) -> LoggedCall:
     """A rollout's only call, with what it was sent and what it wrote."""
-    (turn,) = one.turns
-    sent, answer = request_and_answer(one)
+    (turn,) = rollout.turns
+    sent, answer = request_and_answer(rollout)
     return LoggedCall(
         replace(turn, message_index=None, prompt_messages=None),
-        _no_source,
+        CallSource,
         sent,
         answer,
-        one.tools,
-        one.template_kwargs,
-        one.stated,
+        rollout.tools,
+        rollout.template_kwargs,
+        rollout.stated,
     )
 
 
@@ -128,10 +131,6 @@ def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | No
     index = turn.message_index
     sent = turn.prompt_messages or (call.messages[:index] if index is not None else ())
     return sent, call.messages[index] if index is not None else None
-
-
-def _no_source() -> CallSource:
-    return CallSource()
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
@@ -145,12 +144,12 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             f"{what}, and has no place for the parts of a fork; `tito-audit convert LOG --to rows` makes a "
             "training row of each"
         )
-    (one,) = repaired
-    read = _calls(row, one.rollout.place)
-    if one.turns_from != tuple(range(len(read.order))):
+    (repair,) = repaired
+    read = _calls(row, repair.rollout.place)
+    if repair.turns_from != tuple(range(len(read.order))):
         raise RecordError("each line is one call, and the call cannot be removed from it")
     form, calls = format_named(row.form), list(row[CALLS])
-    for number, turn in zip(read.order, one.rollout.turns, strict=True):
+    for number, turn in zip(read.order, repair.rollout.turns, strict=True):
         alone = read.each[number]
         # The messages of the conversation are not the call's.
         (was,) = alone.turns
@@ -173,7 +172,11 @@ def _times(row: CallsOfRollout) -> Sequence[float]:
     """When each call was made; if the log does not say, numbers in the order of the rows."""
     rows = [(raw.index, raw.value or {}) for raw in row.raws]
     if not row.by_key:
-        return [_number(call.get("created_at"), index) for index, call in rows]
+        ended = [(call.get("created_at"), index) for index, call in rows]
+        return [
+            float(time) if isinstance(time, int | float) and not isinstance(time, bool) else float(index)
+            for time, index in ended
+        ]
     for name in _TIMES:
         for within in (None, "response"):
             times = [_time(call if within is None else call.get(within), name) for _, call in rows]
@@ -193,8 +196,3 @@ def _time(holder: object, name: str) -> float | None:
     if isinstance(value, datetime):
         return value.timestamp()
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _number(value: object, otherwise: float) -> float:
-    """When a call ended; if the log does not say, a number in the order of the lines."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float(otherwise)

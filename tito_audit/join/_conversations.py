@@ -51,29 +51,33 @@ def has_messages(rollout: Rollout) -> bool:
     return bool(rollout.messages) or any(turn.prompt_messages is not None for turn in rollout.turns)
 
 
-def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
+def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
     """The rollout with these messages, and each call with its own if calls and answers can be paired."""
     members = rollout.stated.chain
     chain = list(range(len(rollout.turns)) if members is None else members)
-    paired = _paired([rollout.turns[number] for number in chain], said)
-    if members is not None and paired is not None and _is_another_agent(rollout, chain, paired, said):
+    paired = _paired([rollout.turns[number] for number in chain], conversation)
+    if members is not None and paired is not None and _is_another_agent(rollout, chain, paired, conversation):
         paired = None
     turns = list(rollout.turns)
     if paired is not None:
         for number, (index, sent) in zip(chain, paired, strict=True):
             turns[number] = replace(turns[number], message_index=index, prompt_messages=sent)
-        _mark_retries(turns, chain, said.messages)
-    arguments = rollout.template_kwargs or said.template_kwargs or {}
-    return replace(rollout, messages=said.messages, turns=tuple(turns), template_kwargs=arguments)
+        _mark_retries(turns, chain, conversation.messages)
+    arguments = rollout.template_kwargs or conversation.template_kwargs or {}
+    return replace(rollout, messages=conversation.messages, turns=tuple(turns), template_kwargs=arguments)
 
 
 def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
     """The conversations in these columns; several where `messages` is a list of lists."""
     form, messages = format_named("generic"), columns.get("messages")
     each = [columns]
-    if isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages):
-        each = [{**columns, "messages": one} for one in messages]
-    return tuple(_conversation_of(rollout) for one in each for rollout in form.read(one, place))
+    if (
+        isinstance(messages, list | tuple)
+        and messages
+        and all(isinstance(message_list, list | tuple) for message_list in messages)
+    ):
+        each = [{**columns, "messages": message_list} for message_list in messages]
+    return tuple(_conversation_of(rollout) for message_list in each for rollout in form.read(message_list, place))
 
 
 def _conversation_of(rollout: Rollout) -> Conversation:
@@ -82,51 +86,53 @@ def _conversation_of(rollout: Rollout) -> Conversation:
 
 
 def _paired(
-    turns: Sequence[Turn], said: Conversation
+    turns: Sequence[Turn], conversation: Conversation
 ) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
     """Each call's message index and what it was sent; None if calls and answers cannot be paired."""
     if not turns:
         return None
-    if len(said.calls) == len(turns) and any(index is not None or sent for index, sent in said.calls):
-        return said.calls
-    answers = [i for i, message in enumerate(said.messages) if message.sampled]
+    if len(conversation.calls) == len(turns) and any(
+        index is not None or sent for index, sent in conversation.calls
+    ):
+        return conversation.calls
+    answers = [i for i, message in enumerate(conversation.messages) if message.sampled]
     last = answers[-len(turns) :]
-    if len(turns) == 1 and said.messages and not said.messages[-1].sampled:
-        if last and _wrote(turns, said.messages, last):
+    if len(turns) == 1 and conversation.messages and not conversation.messages[-1].sampled:
+        if last and _wrote(turns, conversation.messages, last):
             return [(last[0], None)]
         # What the only call was sent; after a tool message, this is certain only if the call wrote other text.
-        sure = said.messages[-1].speaker != "tool" or turns[0].completion_text is not None
-        return [(None, said.messages)] if sure else None
+        sure = conversation.messages[-1].speaker != "tool" or turns[0].completion_text is not None
+        return [(None, conversation.messages)] if sure else None
     # More answers than calls: the first ones are examples, not sampled, or the log holds only some of the calls.
-    if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, said.messages, last)):
+    if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, conversation.messages, last)):
         return None
     return [(index, None) for index in last]
 
 
 def _wrote(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
     """Whether these messages have the texts that the calls are known to have written."""
-    known = [
+    pairs = [
         (turn.completion_text, messages[index].text)
         for turn, index in zip(turns, indices, strict=True)
         if turn.completion_text is not None
     ]
-    return bool(known) and all(mine == theirs for mine, theirs in known)
+    return bool(pairs) and all(ours == theirs for ours, theirs in pairs)
 
 
 def _is_another_agent(
     rollout: Rollout,
     chain: Sequence[int],
     paired: Sequence[tuple[int | None, tuple[Message, ...] | None]],
-    said: Conversation,
+    conversation: Conversation,
 ) -> bool:
     """Whether the messages are another agent's: none of them has a text that the chain is known to have
     written."""
     pairs = [
-        (rollout.turns[number].completion_text, said.messages[index].text)
+        (rollout.turns[number].completion_text, conversation.messages[index].text)
         for number, (index, _) in zip(chain, paired, strict=True)
         if index is not None and rollout.turns[number].completion_text is not None
     ]
-    return bool(pairs) and not any((mine or "").strip() == theirs.strip() for mine, theirs in pairs)
+    return bool(pairs) and not any((own or "").strip() == theirs.strip() for own, theirs in pairs)
 
 
 def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
@@ -135,13 +141,16 @@ def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Messa
         if number in chain or turn.prompt_ids is None:
             continue
         for other in (turns[k] for k in chain):
-            asked = other.prompt_ids
-            if asked is not None and len(asked) == len(turn.prompt_ids) and (asked == turn.prompt_ids).all():
+            prompt = other.prompt_ids
+            if prompt is not None and len(prompt) == len(turn.prompt_ids) and (prompt == turn.prompt_ids).all():
                 sent = (
                     messages[: other.message_index] if other.message_index is not None else other.prompt_messages
                 )
                 turns[number] = replace(turn, prompt_messages=sent)
                 break
+
+
+# Files of tools: one list for all rollouts, or rows with an id and tools
 
 
 _SHAPES = ("parameters", "input_schema", "description")
@@ -176,12 +185,12 @@ def shared_tools(named: str, settings: Settings) -> tuple[ToolSpec, ...] | None:
 
 def _listed(tools: object, where: str) -> tuple[ToolSpec, ...]:
     try:
-        found = chat_tools(tools, f"--tools {where}")
+        specs = chat_tools(tools, f"--tools {where}")
     except RecordError as error:
         raise SetupError(f"{error}.") from None
-    if not found:
+    if not specs:
         raise SetupError(f"--tools {where}: the list of tools is empty.")
-    return found
+    return specs
 
 
 def _is_tool(row: Row) -> bool:

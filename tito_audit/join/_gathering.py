@@ -47,8 +47,8 @@ class Gathering:
         for row, left_out in self._wanted():
             log.left_out = left_out
             members = rows.members(row)
-            raws = [rows.raw(one, log.parse) for one in members]
-            files = [str(rows.paths[rows.of_call(one).file]) for one in members]
+            raws = [rows.raw(member, log.parse) for member in members]
+            files = [str(rows.paths[rows.of_call(member).file]) for member in members]
             yield _gathered_row(raws, files, rows.form(row), log.max_row_bytes, by_key=self._by_key)
             log.position = log.size * (row - every.start) // len(every)
         log.left_out = self._left_out
@@ -60,17 +60,17 @@ class Gathering:
         each = max(size * len(every) // max(log.size, 1), 1)
         part: list[_Packed] = []
         left_out: list[int] = []
-        held = before = 0
+        gathered_rows = before = 0
         failed: StorageError | None = None
         try:
             for row, passed in self._wanted():
                 part.append(self._packed(row))
                 left_out.append(passed - before)
-                held += len(part[-1].rows)
-                if held >= each:
+                gathered_rows += len(part[-1].rows)
+                if gathered_rows >= each:
                     done = log.size * (row - every.start) // len(every)
                     yield self._chunk(part, [*left_out, passed - before], done)
-                    part, left_out, held, before = [], [], 0, passed
+                    part, left_out, gathered_rows, before = [], [], 0, passed
         except StorageError as error:
             failed = error
         if part or self._left_out > before:
@@ -90,9 +90,9 @@ class Gathering:
                 continue
             if sample is not None:
                 before, name, first = sample.left_out, rows.name(row), rows.index(row)
-                taken = sample.takes(first, first, name, len(name))
+                sampled = sample.takes(first, first, name, len(name))
                 self._left_out = sample.left_out
-                if taken:
+                if sampled:
                     yield row, before
             else:
                 yield row, 0
@@ -110,7 +110,7 @@ class Gathering:
 
     def _packed(self, row: int) -> _Packed:
         rows = self._rows
-        places = [rows.of_call(one) for one in rows.members(row)]
+        places = [rows.of_call(member) for member in rows.members(row)]
         return _Packed(
             rows.form(row),
             [(place.file, place.ticket, rows.readers[place.file].packed(place.ticket)) for place in places],
@@ -144,7 +144,7 @@ class _Gathered(Chunk):
             for number, group in enumerate(self.groups):
                 if reading.sample is not None:
                     reading.sample.left_out = self.left_out[number]
-                raws = [self._raw(one, opened, stack) for one in group.rows]
+                raws = [self._raw(member, opened, stack) for member in group.rows]
                 files = [str(self.files[file]) for file, _, _ in group.rows]
                 yield _gathered_row(raws, files, group.form, self.limit, by_key=self.by_key)
         if reading.sample is not None:
@@ -173,6 +173,9 @@ def _gathered_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit
             "raise --max-row-bytes to read them",
         )
     return RawRow(first.index, CallsOfRollout(raws, form, files, by_key=by_key))
+
+
+# Conversations written back: each call in its own row, in its own file
 
 
 _OPEN, _KEEP, _DROP, _CHANGED = 0, 1, 2, 3
@@ -207,13 +210,13 @@ class CallEdits:
 
     def put(self, row: int, line: RawRow, out: Output) -> None:
         """Write a row for which this is known."""
-        said = self._said[row]
-        if said == _KEEP:
+        edits = self._said[row]
+        if edits == _KEEP:
             out.keep(line)
-        elif said == _DROP:
+        elif edits == _DROP:
             out.replace(line, [])
         else:
-            old, new = pickle.loads(unpacked(self._spool.packed(said - _CHANGED)))  # written by this run
+            old, new = pickle.loads(unpacked(self._spool.packed(edits - _CHANGED)))  # written by this run
             out.replace(replace(line, value=old), new)
 
 
@@ -250,11 +253,11 @@ class GatheredOutput:
         else:
             (row,) = rows
             added = {name: value for name, value in row.items() if name != CALLS}
-            for member, one, call in zip(members, raw.value.raws, row[CALLS], strict=True):
-                if call is one.value:
+            for member, line, call in zip(members, raw.value.raws, row[CALLS], strict=True):
+                if call is line.value:
                     self._edits.keep(member)
                 else:
-                    self._edits.write(member, one.value or {}, [{**call, **added}])
+                    self._edits.write(member, line.value or {}, [{**call, **added}])
         self._write()
 
     def finish(self, log: Log) -> None:
@@ -275,6 +278,9 @@ class GatheredOutput:
             self._waiting = None
             self._edits.put(row, line, self._out)
             self.changed = self._out.changed
+
+
+# A run's logs of single calls, joined when they are first read
 
 
 _OTHERS = 2
@@ -380,18 +386,18 @@ class JoinedCalls:
 
     def _calls_in(self, rows: Iterable[RawRow], most: int, wanted: int) -> list[Row] | None:
         """The first calls among some rows; None if `most` other rows come before them, or there are none."""
-        found: list[Row] = []
+        calls: list[Row] = []
         others = 0
         for raw in islice(rows, _ASKED):
             if raw.value is None:
                 continue
             could = may_join(raw.value, self._named, stated=self._settings.session is not None)
             if could:
-                found.append(raw.value)
+                calls.append(raw.value)
             others += could is False
-            if len(found) == wanted or (others >= most and not found):
+            if len(calls) == wanted or (others >= most and not calls):
                 break
-        return found or None
+        return calls or None
 
 
 class Captures:
@@ -416,11 +422,11 @@ class Captures:
 
     def notices(self) -> Iterator[str]:
         """How many lines became how many rollouts."""
-        held = {path: rows for path, rows in self._held.items() if rows is not None}
-        if held:
-            lines = sum(rows.named for rows in held.values())
-            rollouts = sum(rows.conversations_named for rows in held.values())
-            where = f"{len(held)} token captures" if len(held) > 1 else str(next(iter(held)))
+        captures = {path: rows for path, rows in self._held.items() if rows is not None}
+        if captures:
+            lines = sum(rows.named for rows in captures.values())
+            rollouts = sum(rows.conversations_named for rows in captures.values())
+            where = f"{len(captures)} token captures" if len(captures) > 1 else str(next(iter(captures)))
             yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
 
     def _rows(self, log: Log) -> CallRows | None:

@@ -62,8 +62,8 @@ class Keys:
         """The id of a row of the log as text; None when it has none."""
         parts = [id_text(value_at(row, name)) for name in self.ours]
         if self.occurrences is not None:
-            known = self.occurrences.get(file)
-            parts.append(str(known[index]) if known is not None and index < len(known) else "0")
+            counts = self.occurrences.get(file)
+            parts.append(str(counts[index]) if counts is not None and index < len(counts) else "0")
         return _joined([_scope_of_log(path_of(file)), *parts] if self.scoped else parts)
 
     def of_other(self, row: Row, file: Path) -> str | None:
@@ -75,8 +75,7 @@ class Keys:
 
     def __str__(self) -> str:
         return " + ".join(
-            mine if mine == other else f"{mine} = {other}"
-            for mine, other in zip(self.ours, self.theirs, strict=True)
+            own if own == other else f"{own} = {other}" for own, other in zip(self.ours, self.theirs, strict=True)
         )
 
 
@@ -94,28 +93,28 @@ def keys_for(
 
     SetupError when a column is missing, or the files share no id.
     """
-    mine, theirs = _columns(logs, max_row_bytes, rows_at), _columns(others, max_row_bytes)
-    if not mine or not theirs:
+    own, theirs = _columns(logs, max_row_bytes, rows_at), _columns(others, max_row_bytes)
+    if not own or not theirs:
         return None
     if on:
-        _refuse_missing(on.keys(), mine, f"{logs[0]}")
+        _refuse_missing(on.keys(), own, f"{logs[0]}")
         _refuse_missing(on.values(), theirs, f"{others[0]}")
-        found = tuple(on.keys()), tuple(on.values())
+        names = tuple(on.keys()), tuple(on.values())
     else:
-        common = _common(mine, theirs)
+        common = _common(own, theirs)
         if common is None:
             raise SetupError(
                 f"{option} {others[0]}: it and the log have no id column in common.\n"
-                f"The log has {_listed(mine)}; the file has {_listed(theirs)}.\n"
+                f"The log has {_listed(own)}; the file has {_listed(theirs)}.\n"
                 "Name the columns to join on with --on LOG_COLUMN=FILE_COLUMN."
             )
-        found = common
-    keys = Keys(*found)
-    if found[0] != ("sample_index",) or found[1] != ("sample_index",):
+        names = common
+    keys = Keys(*names)
+    if names[0] != ("sample_index",) or names[1] != ("sample_index",):
         return keys
     scoped = all(_scope_of_log(file) for file in logs) and all(map(_ROLLOUT_ID.fullmatch, map(_stem, others)))
     counted = _occurrences(logs) if "sample_occurrence" in theirs and rows_at is None else None
-    return Keys(*found, scoped=scoped, occurrences=counted)
+    return Keys(*names, scoped=scoped, occurrences=counted)
 
 
 def first_row(files: Iterable[Path], max_row_bytes: int, rows_at: str | None = None) -> Row | None:
@@ -132,20 +131,20 @@ def _rows(files: Iterable[Path], max_row_bytes: int, rows_at: str | None) -> Ite
 
 def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = None) -> dict[str, Any]:
     """The columns of the first rows, each with its first value that is not null."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(_SEEN), strict=False):
         for name, value in row.items():
-            if found.get(name) is None:
-                found[name] = value
+            if columns.get(name) is None:
+                columns[name] = value
         if value_at(row, "_ng_rollout_id") is not None:
-            found.setdefault("_ng_rollout_id", value_at(row, "_ng_rollout_id"))
-    return found
+            columns.setdefault("_ng_rollout_id", value_at(row, "_ng_rollout_id"))
+    return columns
 
 
-def _common(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _common(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     for columns in _IDS:
         sides: list[tuple[str, ...]] = []
-        for row in (mine, theirs):
+        for row in (own, theirs):
             named = [next((name for name in names if id_text(row.get(name))), None) for names in columns]
             sides.append(tuple(name for name in named if name is not None))
         if len(sides[0]) == len(sides[1]) == len(columns):
@@ -205,8 +204,8 @@ def id_text(value: object) -> str | None:
 
 
 def _joined(parts: Sequence[str | None]) -> str | None:
-    known = [part for part in parts if part is not None]
-    return _BETWEEN.join(known) if len(known) == len(parts) else None
+    texts = [part for part in parts if part is not None]
+    return _BETWEEN.join(texts) if len(texts) == len(parts) else None
 
 
 def _stem(file: Path) -> str:
@@ -217,8 +216,8 @@ def _stem(file: Path) -> str:
 
 
 def _scope_of_log(file: Path) -> str | None:
-    found = _OF_ROLLOUT.fullmatch(_stem(file))
-    return found[1] if found else None
+    match = _OF_ROLLOUT.fullmatch(_stem(file))
+    return match[1] if match else None
 
 
 def _samples(log: Log) -> Sequence[Any] | None:
@@ -235,7 +234,7 @@ def _samples(log: Log) -> Sequence[Any] | None:
 
 def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
     """By Parquet log, how many rows before each have its sample; only logs in which a sample occurs twice."""
-    found: dict[str, NDArray[np.int64]] = {}
+    by_log: dict[str, NDArray[np.int64]] = {}
     for file in logs:
         column = _samples(open_log(file))
         if column is None:
@@ -246,5 +245,5 @@ def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
             counts[number] = seen.get(value, 0)
             seen[value] = int(counts[number]) + 1
         if counts.any():
-            found[str(file)] = counts
-    return found
+            by_log[str(file)] = counts
+    return by_log

@@ -69,8 +69,8 @@ class Partners:
         wanted = np.uint64(_hash(key))
         number = int(np.searchsorted(self._hashes, wanted))
         while number < len(self._hashes) and self._hashes[number] == wanted:
-            place, row, held = self._row(number)
-            if held == key:
+            place, row, own_key = self._row(number)
+            if own_key == key:
                 return number, place, row
             number += 1
         return None
@@ -88,13 +88,13 @@ class Partners:
     def _refuse_doubles(self) -> None:
         alike = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
         for number in alike.tolist():
-            (one, _, key), (other, _, again) = self._row(number), self._row(number + 1)
+            (place, _, key), (other, _, again) = self._row(number), self._row(number + 1)
             if key != again:
                 continue
             columns = ", ".join(self.keys.theirs)
             raise SetupError(
-                f"{self.option}: {one} and {other} have the same id ({columns}: {readable_id(key)}), so which one "
-                "belongs to a rollout is unknown.\n"
+                f"{self.option}: {place} and {other} have the same id ({columns}: {readable_id(key)}), so which "
+                "one belongs to a rollout is unknown.\n"
                 "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
             )
 
@@ -106,6 +106,9 @@ def readable_id(key: str) -> str:
 
 def _hash(key: str) -> int:
     return hash_of(key.encode("utf-8", "surrogatepass"))
+
+
+# Counts of what a join found, and the notices about them
 
 
 NO_ROW, NO_ID, OWN, EMPTY, MISFIT, UNREADABLE, NO_TOOLS, NO_ANSWER = -1, -2, -3, -4, -5, -6, -7, -8

@@ -153,7 +153,7 @@ def _read(row: Row, named: Format | None) -> tuple[Format | None, Sequence[Rollo
 
 def _are_calls(rollouts: Sequence[Rollout]) -> bool:
     """Whether each of these rollouts is one call and nothing else."""
-    return bool(rollouts) and all(len(one.turns) == 1 and one.training_row is None for one in rollouts)
+    return bool(rollouts) and all(len(rollout.turns) == 1 and rollout.training_row is None for rollout in rollouts)
 
 
 def is_row_of_call(row: Row, form: Format) -> bool:

@@ -19,6 +19,7 @@ from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, ma
 from tito_audit.join.history import JoinedBy
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
+from tito_audit.terminal.words import listed
 
 _LISTED = 16
 
@@ -28,8 +29,8 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
     where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
     path = read.stated or own_key(rows)
     by_name = [_named(rows, path, stated=read.stated is not None)] if path is not None else []
-    said = [*by_name, [*_traced(rows, read), *_several(rows)]]
-    return [f"{where}: {'; '.join(each)}." for each in said if each]
+    notices = [*by_name, [*_traced(rows, read), *_several(rows)]]
+    return [f"{where}: {'; '.join(each)}." for each in notices if each]
 
 
 def own_key(rows: CallRows) -> str | None:
@@ -43,52 +44,53 @@ def own_key(rows: CallRows) -> str | None:
 def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
     conversations = rows.conversations_named
     names = len(np.unique(np.frombuffer(rows.keys, np.uint64)))
-    said = [f"{_rows(rows.named)} read as the calls of {_conversations(conversations)}, by `{path}`"]
+    parts = [f"{_rows(rows.named)} read as the calls of {_conversations(conversations)}, by `{path}`"]
     if conversations > names:
-        said.append(
+        parts.append(
             f"calls with the same `{path}` but another format, model, tools or template arguments are separate "
             "conversations"
         )
     if not stated:
-        return said
+        return parts
     if rows.unnamed and rows.traced is None:
-        said.append(f"{rows.unnamed:,} row{'s' * (rows.unnamed != 1)} without it stay{_s(rows.unnamed)} separate")
+        parts.append(f"{rows.unnamed:,} row{'s' * (rows.unnamed != 1)} without it stay{_s(rows.unnamed)} separate")
     if rows.others:
-        said.append(
+        parts.append(
             f"{rows.others:,} row{'s' * (rows.others != 1)} with it {'is' if rows.others == 1 else 'are'} not a "
             f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
         )
-    return said
+    return parts
 
 
 def _traced(rows: CallRows, read: CallReader) -> list[str]:
     """What was found by history, and by keys found in the log itself."""
-    found = rows.traced
-    if found is None:
+    traced = rows.traced
+    if traced is None:
         return []
-    alone = found.alone
-    if not found.joined:
+    alone = traced.alone
+    if not traced.joined:
         if read.stated is not None:
             return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
         # Rows of plain columns may just as well be whole rollouts of one call.
-        told = alone > 1 and (found.unsure or rows.forms[1:] != ["generic"])
-        return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if told else []
+        worth_saying = alone > 1 and (traced.unsure or rows.forms[1:] != ["generic"])
+        return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if worth_saying else []
     ways = [
-        (found.by[JoinedBy.KEY] or found.keys_believed, f"`{read.found}`"),
-        (found.by[JoinedBy.IDS], "token ids"),
-        (found.by[JoinedBy.MESSAGES], "messages"),
-        (found.by[JoinedBy.TEXT], "text"),
+        (traced.by[JoinedBy.KEY] or traced.keys_believed, f"`{read.found}`"),
+        (traced.by[JoinedBy.IDS], "token ids"),
+        (traced.by[JoinedBy.MESSAGES], "messages"),
+        (traced.by[JoinedBy.TEXT], "text"),
     ]
-    if found.keys_believed:
+    if traced.keys_believed:
         ways = ways[:1]
-    by = _listed([word for count, word in ways if count])
-    said = [f"{_rows(found.joined)} read as the calls of {_conversations(found.conversations)}, by {by}"]
+    by = listed([word for count, word in ways if count])
+    parts = [f"{_rows(traced.joined)} read as the calls of {_conversations(traced.conversations)}, by {by}"]
     if alone:
-        said.append(f"{alone:,} call{'s' * (alone != 1)} {'is' if alone == 1 else 'are'} joined to no other")
-    if found.first_unsure is not None:
-        where = _place(rows, found.first_unsure)
-        said.append(f"{found.unsure:,} could continue more than one call (first {where})")
-    return said
+        parts.append(f"{alone:,} call{'s' * (alone != 1)} {'is' if alone == 1 else 'are'} joined to no other")
+    if traced.first_unsure is not None:
+        first = rows.of_call(traced.first_unsure)
+        where = f"{rows.paths[first.file]}:{first.ticket[0]}"
+        parts.append(f"{traced.unsure:,} could continue more than one call (first {where})")
+    return parts
 
 
 def _several(rows: CallRows) -> list[str]:
@@ -97,13 +99,8 @@ def _several(rows: CallRows) -> list[str]:
     return [f"{_rows(count, 'holds', 'hold')} several calls or choices and {stay}"] if count else []
 
 
-def _place(rows: CallRows, row: int) -> str:
-    where = rows.of_call(row)
-    return f"{rows.paths[where.file]}:{where.ticket[0]}"
-
-
-def _rows(count: int, one: str = "was", many: str = "were") -> str:
-    return f"1 row {one}" if count == 1 else f"{count:,} rows {many}"
+def _rows(count: int, singular: str = "was", plural: str = "were") -> str:
+    return f"1 row {singular}" if count == 1 else f"{count:,} rows {plural}"
 
 
 def _conversations(count: int) -> str:
@@ -112,10 +109,6 @@ def _conversations(count: int) -> str:
 
 def _s(count: int) -> str:
     return "s" * (count == 1)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # A key that no row has
@@ -150,6 +143,9 @@ def _close(path: str, keys: Sequence[str]) -> list[str]:
     like = difflib.get_close_matches(last, list(dict.fromkeys(ends.values())), n=3)
     own = [key for end in like for key in keys if ends[key] == end]
     return list(dict.fromkeys([*difflib.get_close_matches(path, keys, n=2), *own]))[:3]
+
+
+# What the first rows of a log show about its calls: keys that could name conversations, and what these yield
 
 
 _LIKE_A_KEY = re.compile(
@@ -221,8 +217,8 @@ def calls_seen(
 
 def _believed(rows: CallRows) -> bool:
     """Whether the key found in the log itself joins calls."""
-    found = rows.traced
-    return found is not None and (found.keys_believed or bool(found.by[JoinedBy.KEY]))
+    traced = rows.traced
+    return traced is not None and (traced.keys_believed or bool(traced.by[JoinedBy.KEY]))
 
 
 def _joined(rows: CallRows, reader: CallReader) -> CallsJoined:

@@ -12,6 +12,7 @@ from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.render.span_builder import common_start
 from tito_audit.run.headlines import headed
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import many
@@ -95,17 +96,7 @@ def _place(rollout: Rollout, render: Callable[..., str | None]) -> _Rewritten | 
         for messages, opens in ((rollout.messages[:answer], True), (rollout.messages[: answer + 1], False)):
             text = render(messages, add_generation_prompt=opens)
             if text is not None and not whole.startswith(text.rstrip()):
-                at = _start(text, _shared(text, whole))
+                shared = common_start(text, whole)
+                at = max(text.rfind("\n", 0, shared) + 1, shared - _BEFORE)  # its line, or shortly before it
                 return _Rewritten(answer, text[at : at + _SHOWN], whole[at : at + _SHOWN])
     return None
-
-
-def _start(text: str, at: int) -> int:
-    """Where to start showing a difference: at its line, or shortly before it."""
-    return max(text.rfind("\n", 0, at) + 1, at - _BEFORE)
-
-
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts start with in common."""
-    differing = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differing, min(len(one), len(other)))

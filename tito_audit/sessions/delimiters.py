@@ -91,20 +91,20 @@ class Delimiters:
 
     def between(self, left: str, right: str) -> Delimiter:
         """The delimiter of a pair; SpliceError with the reason if there is none."""
-        found = self.pairs.get((left, right))
-        if found is None:
+        delimiter = self.pairs.get((left, right))
+        if delimiter is None:
             raise SpliceError(
                 f"{self.tokenizer.name}: the text between {left} and {right} is unknown.\n"
                 "The template refused every conversation with them in this order, or moved one of them.\n"
                 "Render this conversation with the template instead."
             )
-        if found.text is None:
+        if delimiter.text is None:
             raise SpliceError(
-                f"{self.tokenizer.name}: the text between {left} and {right} is not fixed: {found.reason}.\n"
+                f"{self.tokenizer.name}: the text between {left} and {right} is not fixed: {delimiter.reason}.\n"
                 "Turns that are joined with one of its forms would not be what the template writes.\n"
                 "Render this conversation with the template instead."
             )
-        return found
+        return delimiter
 
 
 def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = None) -> Delimiters:
@@ -116,22 +116,22 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer))
     renderer = renderer or make_renderer(loaded)
     answer = answer_form(loaded, renderer)
-    found = seams(renderer, loaded, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
+    between = seams(renderer, loaded, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
     groups: dict[Pair, list[Seam]] = {}
-    for seam in found:
+    for seam in between:
         if not seam.left.endswith("with tools"):
             pair = _NAMES.get(seam.left, seam.left), _NAMES.get(seam.right, seam.right)
             groups.setdefault(pair, []).append(seam)
     pairs = {pair: _delimiter(loaded, pair, group, answer.end) for pair, group in groups.items()}
     for pair, reason in _refuted(renderer, pairs, answer):
         pairs[pair] = replace(pairs[pair], text=None, ids=None, reason=reason)
-    return Delimiters(loaded, pairs, {one.role: one for one in contents(renderer)}, answer)
+    return Delimiters(loaded, pairs, {content.role: content for content in contents(renderer)}, answer)
 
 
 def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
     """How the template writes an answer that has only content."""
-    asked = {"role": "user", "content": USER}
-    messages = as_messages([asked, answering(ANSWER), asked], "a probe")
+    question = {"role": "user", "content": USER}
+    messages = as_messages([question, answering(ANSWER), question], "a probe")
     try:
         prompt = renderer.render(messages[:1], add_generation_prompt=True)
         last = renderer.render(messages[:2], add_generation_prompt=False)
@@ -150,15 +150,15 @@ def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
 def _first_end(text: str, ends: Sequence[str]) -> str:
     """A text up to the end token that it begins with, white space aside; "" if it begins with none."""
     bare = text.lstrip()
-    found = max((end for end in ends if end and bare.startswith(end)), key=len, default="")
-    return text[: len(text) - len(bare) + len(found)] if found else ""
+    end_found = max((end for end in ends if end and bare.startswith(end)), key=len, default="")
+    return text[: len(text) - len(bare) + len(end_found)] if end_found else ""
 
 
 def _refuted(
     renderer: Renderer, pairs: Mapping[Pair, Delimiter], answer: AnswerForm
 ) -> Iterator[tuple[Pair, str]]:
     """The pairs that have another text in longer conversations, each with the reason."""
-    found: dict[Pair, str] = {}
+    refuted: dict[Pair, str] = {}
     for pattern in _LONGER:
         for form in _MORE_CONTENTS:
             texts = [form.format(number) for number in range(len(pattern))]
@@ -169,8 +169,8 @@ def _refuted(
                 continue
             pair, reason = _first_unlike(pattern, texts, whole, pairs, answer)
             if pair is not None:
-                found.setdefault(pair, reason)
-    yield from found.items()
+                refuted.setdefault(pair, reason)
+    yield from refuted.items()
 
 
 def _first_unlike(
@@ -184,21 +184,21 @@ def _first_unlike(
             break
         if not whole.startswith(text, at):
             return pair, f"a longer conversation has {whole[at : at + len(text)]!r} where others have {text!r}"
-        said = (answer.opens or "") + content + answer.end if pair[1] == ASSISTANT else content
+        expected = (answer.opens or "") + content + answer.end if pair[1] == ASSISTANT else content
         at += len(text)
-        if not whole.startswith(said, at):
+        if not whole.startswith(expected, at):
             break  # the content is written differently, which says nothing about the text around it
-        at += len(said)
+        at += len(expected)
     return None, ""
 
 
 def _end_ids(tokenizer: Tokenizer, end: str) -> tuple[int, ...] | None:
     """The ids of the end token after any content."""
-    found = set()
+    ids = set()
     for edge in EDGES if end else ():
         before, whole = _ids(tokenizer, ANSWER + edge), _ids(tokenizer, ANSWER + edge + end)
-        found.add(whole[len(before) :] if whole[: len(before)] == before else None)
-    return found.pop() if len(found) == 1 else None
+        ids.add(whole[len(before) :] if whole[: len(before)] == before else None)
+    return ids.pop() if len(ids) == 1 else None
 
 
 def _delimiter(tokenizer: Tokenizer, pair: Pair, group: Sequence[Seam], end: str) -> Delimiter:

@@ -14,19 +14,19 @@ _BEFORE, _AFTER, _QUOTED = 24, 48, 60
 
 def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: Departure) -> Fork:
     """The fork of a client that changed the history or left part of it out."""
-    at, held = departure.at, departure.held
-    call = f"call {held.node.call_id}"
+    at, answer = departure.at, departure.held
+    call = f"call {answer.node.call_id}"
     if departure.reasoning:
-        texts = _two(messages[at].reasoning, held.sent[at].reasoning)
+        texts = _two(messages[at].reasoning, answer.sent[at].reasoning)
         return Fork(ForkReason.EDITED, f"message {at} has other reasoning than it had: {texts}", at)
-    later = held.keys[at + 1 :]
+    later = answer.keys[at + 1 :]
     if keys[at] in later:
         left_out = later.index(keys[at]) + 1
         what = f"messages {at} to {at + left_out - 1} are" if left_out > 1 else f"message {at} is"
         return Fork(ForkReason.SHORTENED, f"{what} left out of the history that {call} had", at)
     return Fork(
         ForkReason.EDITED,
-        f"message {at} differs from the one that {call} had: {_two(_said(messages[at]), _said(held.sent[at]))}",
+        f"message {at} differs from the one that {call} had: {_two(_said(messages[at]), _said(answer.sent[at]))}",
         at,
     )
 
@@ -63,11 +63,11 @@ def leaves_out(parts: Sequence[str], message: int | None) -> Fork:
     return Fork(ForkReason.TEMPLATE_REWRITES, f"the template leaves the answer's {what} out", message)
 
 
-def _two(sent: str | None, held: str | None) -> str:
+def _two(sent: str | None, stored: str | None) -> str:
     """Two texts, from a little before they part."""
-    sent, held = sent or "", held or ""
-    at = max(common_start(sent, held) - _BEFORE, 0)
-    return f"{_quoted(sent[at:])}, not {_quoted(held[at:])}"
+    sent, stored = sent or "", stored or ""
+    at = max(common_start(sent, stored) - _BEFORE, 0)
+    return f"{_quoted(sent[at:])}, not {_quoted(stored[at:])}"
 
 
 def _said(message: Message) -> str:

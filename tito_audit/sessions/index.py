@@ -1,4 +1,10 @@
-"""Which session holds an answer to a history, and how much all of them hold."""
+"""Which session holds an answer to a history, and whether a message that a client sends back is the one it holds.
+
+Two messages are the same if their role, content and tool calls are: no content, null and "" are one, as are a text
+and a single part with that text; arguments are equal as JSON, with numbers exact and typed (1 is not 1.0, 1.0 is
+1.00) and repeated keys refused. The ids of tool calls are names: what counts is the call that a result refers to.
+Reasoning is compared separately, because clients leave it out.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +25,17 @@ START = b""
 """The key of an empty history."""
 _COMPARED = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 _OF_ANSWERS = frozenset({"assistant"})
-_DIGEST = 16
+_SIZE = 16
 _LONG = 500
 """Characters of a text that is compared by its digest."""
 
 
 def history_keys(keys: Sequence[bytes]) -> list[bytes]:
     """A key for each beginning of a history, `[L + 1]`: equal where all messages up to there are the same."""
-    found = [START]
+    history = [START]
     for key in keys:
-        found.append(blake2b(found[-1] + key, digest_size=_DIGEST).digest())
-    return found
+        history.append(blake2b(history[-1] + key, digest_size=_SIZE).digest())
+    return history
 
 
 def message_keys(messages: Sequence[Message]) -> list[bytes]:
@@ -37,24 +43,20 @@ def message_keys(messages: Sequence[Message]) -> list[bytes]:
     calls: dict[str, tuple[int, int]] = {}
     keys: list[bytes] = []
     for index, message in enumerate(messages):
-        keys.append(_digest(_canonical(message, calls, index)))
+        # repr of tuples, texts and numbers is injective, so equal digests mean equal messages.
+        keys.append(digest(repr(_canonical(message, calls, index))))
         calls.update({call.id: (index, k) for k, call in enumerate(message.tool_calls) if call.id is not None})
     return keys
 
 
-def reasoning_agrees(sent: Message, held: Message) -> bool:
+def reasoning_agrees(sent: Message, stored: Message) -> bool:
     """Whether the client left the reasoning out, or sent it as it was."""
-    return not sent.reasoning or sent.reasoning == held.reasoning
+    return not sent.reasoning or sent.reasoning == stored.reasoning
 
 
 def call_ids(message: Message) -> tuple[str | None, ...]:
     """The ids of its tool calls."""
     return tuple(call.id for call in message.tool_calls)
-
-
-def _digest(value: object) -> bytes:
-    # repr of tuples, texts and numbers is injective, so equal digests mean equal messages.
-    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=_DIGEST).digest()
 
 
 def _canonical(message: Message, calls: Mapping[str, tuple[int, int]], index: int) -> tuple[object, ...]:
@@ -65,16 +67,18 @@ def _canonical(message: Message, calls: Mapping[str, tuple[int, int]], index: in
         place = calls.get(answered) if isinstance(answered, str) else None
         # Counted back from here, as the message before may have been compacted.
         refers = ("call", index - place[0], place[1]) if place is not None else plain(answered)
-    said = tuple((call.name, arguments_of(call)) for call in message.tool_calls)
-    others = () if message.role in _OF_ANSWERS else tuple(sorted(_others(wire)))
-    return message.role, _content(message), said, refers, others
-
-
-def _others(wire: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The other fields of a message, as sortable texts."""
-    for key, value in wire.items():
-        if key not in _COMPARED and value is not None:
-            yield str(key), repr(plain(value))
+    tool_calls = tuple((call.name, arguments_of(call)) for call in message.tool_calls)
+    # As sortable texts.
+    others = (
+        (str(key), repr(plain(value))) for key, value in wire.items() if key not in _COMPARED and value is not None
+    )
+    return (
+        message.role,
+        _content(message),
+        tool_calls,
+        refers,
+        () if message.role in _OF_ANSWERS else tuple(sorted(others)),
+    )
 
 
 def _content(message: Message) -> object:
@@ -91,26 +95,26 @@ def _short(text: str) -> object:
     """A text, or the digest of a long one, which is cheaper than its repr."""
     if len(text) <= _LONG:
         return text
-    return "long", len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).digest()
+    return "long", len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
 
 
 def _is_text(part: Mapping[str, Any]) -> bool:
-    said = {key for key, value in part.items() if value is not None}
-    return said == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+    fields = {key for key, value in part.items() if value is not None}
+    return fields == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
 
 
 def arguments_of(call: ToolCall) -> object:
     """The arguments of a call as comparable JSON; their text if it is not JSON or repeats a key."""
-    given = call.arguments
-    if not isinstance(given, str):
-        return "json", plain(given)
+    arguments = call.arguments
+    if not isinstance(arguments, str):
+        return "json", plain(arguments)
     try:
         parsed = json.loads(
-            given, object_pairs_hook=_Pairs, parse_float=_Number, parse_int=int, parse_constant=_Number
+            arguments, object_pairs_hook=_Pairs, parse_float=_Number, parse_int=int, parse_constant=_Number
         )
         return "json", plain(parsed)
     except (ValueError, RecursionError):
-        return "text", given
+        return "text", arguments
 
 
 class _Number(str):
@@ -152,18 +156,20 @@ def _exact(number: str) -> object:
         return number
     if not isinstance(exponent, int):
         return number
-    kept = len(digits)
-    while kept > 1 and digits[kept - 1] == 0:
-        kept -= 1
-    if digits[:kept] == (0,):
+    count = len(digits)
+    while count > 1 and digits[count - 1] == 0:
+        count -= 1
+    if digits[:count] == (0,):
         return sign, (0,), 0
-    return sign, digits[:kept], exponent + len(digits) - kept
+    return sign, digits[:count], exponent + len(digits) - count
+
+
+# Texts and ids recognized by a digest of their beginning
 
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[int, bytes]
 """The length and the digest of a byte string."""
-_SIZE = 16
 
 
 def text_bytes(text: str) -> bytes:
@@ -216,32 +222,35 @@ class Prefixes(Generic[T]):
 
     def add(self, key: Key, value: T) -> None:
         """Hold a value by the key of its string; with both it can be removed."""
-        length, found = key
+        length, digest_of_string = key
         if length not in self._held:
             insort(self._lengths, length)
-        self._held.setdefault(length, {}).setdefault(found, []).append(value)
+        self._held.setdefault(length, {}).setdefault(digest_of_string, []).append(value)
 
     def remove(self, key: Key, value: T) -> None:
         """Remove a value."""
         length, wanted = key
-        held = self._held[length]
-        held[wanted].remove(value)
-        if not held[wanted]:
-            del held[wanted]
-        if not held:
+        of_length = self._held[length]
+        of_length[wanted].remove(value)
+        if not of_length[wanted]:
+            del of_length[wanted]
+        if not of_length:
             del self._held[length]
             self._lengths.remove(length)
 
     def matches(self, data: bytes) -> Iterator[tuple[int, Sequence[T]]]:
         """The values whose string this one starts with, with its length: the longest first."""
-        state, at, found = running(), 0, []
+        state, at, matching = running(), 0, []
         for length in self._lengths[: bisect_right(self._lengths, len(data))]:
             state.update(data[at:length])
             at = length
             values = self._held[length].get(state.digest())
             if values:
-                found.append((length, values))
-        yield from reversed(found)
+                matching.append((length, values))
+        yield from reversed(matching)
+
+
+# The answers of a session by the history that leads to them
 
 
 Fit: TypeAlias = tuple[int, int]
@@ -325,12 +334,12 @@ class Histories:
         self._places: dict[bytes, _Place] = {}
         self._answered: set[bytes] = set()
 
-    def add(self, held: Held, history_keys: Sequence[bytes]) -> None:
+    def add(self, answer: Held, history_keys: Sequence[bytes]) -> None:
         """Hold an answer; the keys are those of `held.sent`, the empty history first."""
         for key in history_keys[:-1]:
-            self._places.setdefault(key, _Place()).passing = held
-        self._places.setdefault(history_keys[-1], _Place()).answers.append(held)
-        self._answered.add(held.keys[-1])
+            self._places.setdefault(key, _Place()).passing = answer
+        self._places.setdefault(history_keys[-1], _Place()).answers.append(answer)
+        self._answered.add(answer.keys[-1])
 
     def answered(self, keys: Sequence[bytes]) -> bool:
         """Whether one of these messages is an answer of this session, whatever came before it."""
@@ -339,14 +348,16 @@ class Histories:
     def matches(self, messages: Sequence[Message], history_keys: Sequence[bytes]) -> Iterator[Match]:
         """The answer at each place of a history where there is one, the last place first."""
         for depth in range(self.known(history_keys), 0, -1):
-            found = [held for held in self._at(history_keys[depth]) if _differing(messages, held, depth) is None]
-            if found:
-                yield _pick(messages, found, depth)
+            answers = [
+                answer for answer in self._at(history_keys[depth]) if _differing(messages, answer, depth) is None
+            ]
+            if answers:
+                yield _pick(messages, answers, depth)
 
     def fit(self, messages: Sequence[Message], key: bytes, depth: int) -> Fit | None:
         """How well the best answer at this place of a history fits; None if none does."""
-        found = [held for held in self._at(key) if _differing(messages, held, depth) is None]
-        return max((_fit(messages, held, depth) for held in found), default=None)
+        answers = [answer for answer in self._at(key) if _differing(messages, answer, depth) is None]
+        return max((_fit(messages, answer, depth) for answer in answers), default=None)
 
     def known(self, history_keys: Sequence[bytes]) -> int:
         """How many messages the history shares with one that the session holds."""
@@ -358,43 +369,43 @@ class Histories:
         """Where a history departs from the stored one that it shares the most with; None if it only continues. Its
         first `agreed` messages are those of a stored answer.
         """
-        known = self.known(history_keys)
-        place = self._places.get(history_keys[known])
+        shared = self.known(history_keys)
+        place = self._places.get(history_keys[shared])
         if place is None:
             return None
-        for held in reversed([*place.answers, *([place.passing] if place.passing is not None else [])]):
-            at = _differing(messages, held, known)
+        for answer in reversed([*place.answers, *([place.passing] if place.passing is not None else [])]):
+            at = _differing(messages, answer, shared)
             if at is not None and at >= agreed:
-                return Departure(at, held, reasoning=True)
-        return Departure(known, place.passing) if place.passing is not None and known < len(messages) else None
+                return Departure(at, answer, reasoning=True)
+        return Departure(shared, place.passing) if place.passing is not None and shared < len(messages) else None
 
     def _at(self, key: bytes) -> Sequence[Held]:
         place = self._places.get(key)
         return place.answers if place is not None else ()
 
 
-def _differing(messages: Sequence[Message], held: Held, depth: int) -> int | None:
+def _differing(messages: Sequence[Message], answer: Held, depth: int) -> int | None:
     """The first of `depth` messages whose reasoning differs from what the session holds."""
-    for index, (sent, known) in enumerate(zip(messages[:depth], held.sent, strict=False)):
-        if sent.reasoning and not reasoning_agrees(sent, known):
+    for index, (sent, stored) in enumerate(zip(messages[:depth], answer.sent, strict=False)):
+        if sent.reasoning and not reasoning_agrees(sent, stored):
             return index
     return None
 
 
-def _fit(messages: Sequence[Message], held: Held, depth: int) -> Fit:
+def _fit(messages: Sequence[Message], answer: Held, depth: int) -> Fit:
     """How well an answer fits a history whose messages are the same."""
-    pairs = list(zip(messages[:depth], held.sent, strict=False))
-    ids = sum(call_ids(sent) == call_ids(known) for sent, known in pairs)
-    return ids, sum((sent.reasoning or None) == (known.reasoning or None) for sent, known in pairs)
+    pairs = list(zip(messages[:depth], answer.sent, strict=False))
+    ids = sum(call_ids(sent) == call_ids(stored) for sent, stored in pairs)
+    return ids, sum((sent.reasoning or None) == (stored.reasoning or None) for sent, stored in pairs)
 
 
-def _pick(messages: Sequence[Message], found: Sequence[Held], depth: int) -> Match:
+def _pick(messages: Sequence[Message], answers: Sequence[Held], depth: int) -> Match:
     """The answer that the client most likely continues: the best fit, of several the latest."""
-    if len(found) == 1:
-        return Match(found[0], depth, 0)
-    fits = [_fit(messages, held, depth) for held in found]
-    told = [held for held, fit in zip(found, fits, strict=True) if fit == max(fits)]
-    return Match(told[-1], depth, sum(not _same_ids(held, told[-1]) for held in told))
+    if len(answers) == 1:
+        return Match(answers[0], depth, 0)
+    fits = [_fit(messages, answer, depth) for answer in answers]
+    best = [answer for answer, fit in zip(answers, fits, strict=True) if fit == max(fits)]
+    return Match(best[-1], depth, sum(not _same_ids(answer, best[-1]) for answer in best))
 
 
 def _same_ids(a: Held, b: Held) -> bool:
@@ -417,9 +428,9 @@ class Index:
 
     def answered(self, session_id: str, history: bytes) -> None:
         """Note that a session holds an answer to this history (a key)."""
-        held = self._histories.setdefault(history, {})
-        held.pop(session_id, None)
-        held[session_id] = None
+        sessions = self._histories.setdefault(history, {})
+        sessions.pop(session_id, None)
+        sessions[session_id] = None
 
     def wrote(self, session_id: str, key: Key) -> None:
         """Note that a session holds a text prompt with its answer, or their ids (a key)."""
@@ -437,8 +448,8 @@ class Index:
     def forget(self, session_id: str, histories: Sequence[bytes], texts: Sequence[Key]) -> None:
         """Note that the session no longer holds these."""
         for history in histories:
-            held = self._histories.get(history, {})
-            if held.pop(session_id, 0) is None and not held:
+            sessions = self._histories.get(history, {})
+            if sessions.pop(session_id, 0) is None and not sessions:
                 del self._histories[history]
         for key in texts:
             self._texts.remove(key, session_id)
@@ -449,10 +460,10 @@ class Index:
 
     def of_history(self, keys: Sequence[bytes]) -> str | None:
         """The session that answered the most of a history, the latest of several."""
-        found = next((self._histories[key] for key in reversed(keys) if key in self._histories), None)
-        return next(reversed(found)) if found else None
+        sessions = next((self._histories[key] for key in reversed(keys) if key in self._histories), None)
+        return next(reversed(sessions)) if sessions else None
 
     def of_text(self, data: bytes) -> str | None:
         """The session with the longest prompt and answer that this text, or these ids, start with."""
-        found = next(self._texts.matches(data), None)
-        return found[1][-1] if found is not None else None
+        match = next(self._texts.matches(data), None)
+        return match[1][-1] if match is not None else None

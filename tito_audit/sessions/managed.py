@@ -255,7 +255,11 @@ class ManagedServer:
     def _track(self, nodes: Sequence[Node]) -> None:
         """Track answers: the first replaces the one that it continues."""
         for node in nodes:
-            places = [place for place, one in enumerate(self._current) if _continues(node, one)]
+            places = [
+                place
+                for place, other in enumerate(self._current)
+                if node.parent is other and node.prompt.kept == other.prompt.length + len(other.output_ids)
+            ]
             if places and not self.track_tree:
                 self._current[places[0]] = node
             else:
@@ -266,26 +270,21 @@ class ManagedServer:
         keys: dict[int, str] = {}
         tree: dict[str, SequenceNode] = {}
         for node in self._current:
-            made = sequence(node, self.tokenizer.vocabulary)
-            key = _free_key(tree, made.full_text, node.seen_ids)
+            node_of_tree = sequence(node, self.tokenizer.vocabulary)
+            key = _free_key(tree, node_of_tree.full_text, node.seen_ids)
             keys[id(node)] = key
             parent = None if node.parent is None else keys[id(node.parent)]
-            made.metadata |= {"key": key, "parent": parent}
-            tree[key] = made
+            node_of_tree.metadata |= {"key": key, "parent": parent}
+            tree[key] = node_of_tree
         return tree
 
-    def _prompt_ids(self, asked: dict[str, Any]) -> Sequence[int]:
-        if asked.get("input_ids") is not None:
-            return list(asked["input_ids"])
+    def _prompt_ids(self, body: dict[str, Any]) -> Sequence[int]:
+        if body.get("input_ids") is not None:
+            return list(body["input_ids"])
         session = self._open()
-        prompt = session.prompt(chat_call(asked)) if "messages" in asked else session.text_prompt(asked["prompt"])
+        prompt = session.prompt(chat_call(body)) if "messages" in body else session.text_prompt(body["prompt"])
         ids: list[int] = prompt.ids.tolist()
         return ids
-
-
-def _continues(node: Node, other: Node) -> bool:
-    """Whether an answer's prompt begins with another answer, whole."""
-    return node.parent is other and node.prompt.kept == other.prompt.length + len(other.output_ids)
 
 
 def _free_key(tree: dict[str, SequenceNode], text: str, ids: Ids) -> str:
@@ -307,6 +306,9 @@ def _renderer(tokenizer: Tokenizer, chat_template: str | None) -> Renderer | Non
     if chat_template is None and not tokenizer.chat_templates:
         return None
     return make_renderer(tokenizer, chat_template=chat_template)
+
+
+# Placeholders for endpoints that return no token ids: to try an environment, never to train
 
 
 VARIABLE = "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"
@@ -337,8 +339,8 @@ class PlaceholderServer:
         answer = await self._client().chat.completions.create(**asked)
         messages: Sequence[Mapping[str, Any]] = asked.get("messages") or ()
         for choice in answer.choices:
-            told = [*messages, {"role": "assistant", "content": choice.message.content}]
-            text = "\n\n".join(f"{one['role']}:{one.get('content') or ''}" for one in told)
+            conversation = [*messages, {"role": "assistant", "content": choice.message.content}]
+            text = "\n\n".join(f"{message['role']}:{message.get('content') or ''}" for message in conversation)
             self._nodes.append(_node(text, choice.finish_reason))
         return answer
 

@@ -175,7 +175,7 @@ def _entries(choice: Any) -> Sequence[Any]:
         values = _get(logprobs, "token_logprobs") or ()
         if len(values) != len(tokens):
             raise ChoiceError(f"The choice has {len(tokens)} tokens and {len(values)} logprobs.\n{_ASK}")
-        content = [{"token": one, "logprob": value} for one, value in zip(tokens, values, strict=True)]
+        content = [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]
     if not content:
         raise ChoiceError(f"The choice has zero tokens in its logprobs.\n{_ASK}")
     return list(content)
@@ -202,21 +202,21 @@ def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
         return ids
     named = [_TOKEN_ID.fullmatch(str(_get(entry, "token"))) for entry in entries]
     if all(named):
-        return as_ids([int(found[1]) for found in named if found], "token_id")
-    found = recover_ids([_token_text(entry) for entry in entries], tokenizer.vocabulary, tokenizer.eos_ids)
-    if found.ids is None:
-        raise ChoiceError(f"{tokenizer.name}: no id for a sampled token: {found.problem}.\n{_ASK}")
-    if found.ambiguous:
+        return as_ids([int(match[1]) for match in named if match], "token_id")
+    data = [_get(entry, "bytes") for entry in entries]
+    texts = [
+        TokenText(str(_get(entry, "token")), None if own is None else bytes(own), math.nan)
+        for entry, own in zip(entries, data, strict=True)
+    ]
+    recovered = recover_ids(texts, tokenizer.vocabulary, tokenizer.eos_ids)
+    if recovered.ids is None:
+        raise ChoiceError(f"{tokenizer.name}: no id for a sampled token: {recovered.problem}.\n{_ASK}")
+    if recovered.ambiguous:
         raise ChoiceError(
-            f"{tokenizer.name}: {found.ambiguous} of {len(entries)} sampled tokens may have several ids, as the "
-            f"vocabulary spells their bytes more than once.\n{_ASK}"
+            f"{tokenizer.name}: {recovered.ambiguous} of {len(entries)} sampled tokens may have several ids, as "
+            f"the vocabulary spells their bytes more than once.\n{_ASK}"
         )
-    return found.ids
-
-
-def _token_text(entry: Any) -> TokenText:
-    data = _get(entry, "bytes")
-    return TokenText(str(_get(entry, "token")), None if data is None else bytes(data), math.nan)
+    return recovered.ids
 
 
 def _answer(choice: Any) -> dict[str, Any]:

@@ -126,15 +126,15 @@ class Prompt:
     def ids(self) -> Ids:
         """`[P]` the whole prompt, joined on each call, because ids that calls share are stored once."""
         pieces: list[Ids] = [self.new_ids]
-        prompt, kept = self, self.kept
+        prompt, count = self, self.kept
         while prompt.parent is not None:
             node = prompt.parent
             prompt = node.prompt
             pieces += (
-                node.output_ids[: max(kept - prompt.length, 0)],
-                prompt.new_ids[: max(kept - prompt.kept, 0)],
+                node.output_ids[: max(count - prompt.length, 0)],
+                prompt.new_ids[: max(count - prompt.kept, 0)],
             )
-            kept = min(kept, prompt.kept)
+            count = min(count, prompt.kept)
         return np.concatenate(pieces[::-1])
 
     @property

@@ -36,8 +36,8 @@ def build_multi_turn_ids(
     if the last turn is not one. A conversation with tools begins with the stored `prompt`, which holds their
     definitions. SpliceError if a pair has no delimiter, or if it is unknown how the template writes a content.
     """
-    given = list(turns)
-    runs = list(_runs(given, written, generation_prompt))
+    listed = list(turns)
+    runs = list(_runs(listed, written, generation_prompt))
     return np.concatenate([empty_ids(), *(ids for run in runs for ids in _encoded(written, run))])
 
 
@@ -58,7 +58,7 @@ def _runs(turns: Sequence[StoredTurn], written: Delimiters, opens: bool) -> Iter
             yield _Run((), as_ids(_as_given(turn), f"turn {number}"))
             left = _PROMPT
             continue
-        if left == _START and any(one.role == _TOOL for one in turns):
+        if left == _START and any(each.role == _TOOL for each in turns):
             raise SpliceError(
                 f"{written.tokenizer.name}: a conversation with tools begins with their definitions, and no turn "
                 f"has them.\nPass the ids of the first prompt as a turn with the role {_PROMPT!r}."
@@ -95,7 +95,7 @@ def _check_prompts(turns: Sequence[StoredTurn]) -> None:
 
 def _as_given(turn: StoredTurn) -> list[int]:
     assert not isinstance(turn.content, str)
-    return [int(one) for one in turn.content]
+    return [int(token_id) for token_id in turn.content]
 
 
 def _text(written: Delimiters, left: str, right: str) -> str:
@@ -152,10 +152,10 @@ def _encoded(written: Delimiters, run: _Run) -> Iterator[Ids]:
     text would reach into them.
     """
     tokenizer = written.tokenizer
-    texts = [one if isinstance(one, str) else tokenizer.vocabulary.text(one) for one in run.parts]
+    texts = [part if isinstance(part, str) else tokenizer.vocabulary.text(part) for part in run.parts]
     whole = tokenizer.encode("".join(texts))
-    if any(not isinstance(one, str) for one in run.parts):
-        pieces = [tokenizer.encode(one) if isinstance(one, str) else one for one in run.parts]
+    if any(not isinstance(part, str) for part in run.parts):
+        pieces = [tokenizer.encode(part) if isinstance(part, str) else part for part in run.parts]
         if not np.array_equal(whole, np.concatenate(pieces)):
             raise SpliceError(
                 f"{tokenizer.name}: the ids of a stored message are not what the template's text has there.\n"

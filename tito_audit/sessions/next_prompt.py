@@ -88,11 +88,11 @@ class Writer:
         stopped = node.finish_reason in _STOPPED and last in vocabulary.special_ids
         return vocabulary.piece(last) if last in self._stop_ids or stopped or last == node.stop_reason else None
 
-    def turn_end(self, held: Held) -> TurnEnd | Fork:
+    def turn_end(self, answer: Held) -> TurnEnd | Fork:
         """Where the template ends the turn of an answer, or why it cannot be continued; cached."""
-        if held.end is None:
-            held.end = self._turn_end(held)
-        return held.end
+        if answer.end is None:
+            answer.end = self._turn_end(answer)
+        return answer.end
 
     def added_exactly(self, held: Held, said: Beginnings) -> str | None:
         """What a prompt adds to an answer that it holds exactly as sampled, and that ends there."""
@@ -117,21 +117,21 @@ class Writer:
             return rest.lstrip()[len(stop) :]
         if not end.ended:
             return rest if stop is not None else text[end.new_from :]
-        found = next((one for one in self._ends if rest.startswith(one)), None)
+        found = next((text_of_end for text_of_end in self._ends if rest.startswith(text_of_end)), None)
         if found is None and not rest.lstrip().startswith(self._renderer.control_texts):
             return None
         return rest[len(found or "") :] if stop is not None else text[end.new_from :]
 
-    def rewritten(self, held: Held, call: ChatCall, text: str, message: int) -> Fork:
+    def rewritten(self, answer: Held, call: ChatCall, text: str, message: int) -> Fork:
         """Why a prompt differs from what the template wrote for the history up to this answer."""
-        before = self._closed(held)
-        own = held.node.call
+        before = self._closed(answer)
+        own = answer.node.call
         when = "once the new messages follow"
         for reason, other, what in (
             (ForkReason.TOOLS_CHANGED, own.tools != call.tools, "tools"),
             (ForkReason.ARGUMENTS_CHANGED, dict(own.template_kwargs) != dict(call.template_kwargs), "arguments"),
         ):
-            if other and not self._closed(held, call).startswith(before):
+            if other and not self._closed(answer, call).startswith(before):
                 fork = rewrites(before, text, f"with the {what} of this call", None)
                 return Fork(reason, fork.detail, None)
         return rewrites(before, text, when, message)
@@ -155,11 +155,11 @@ class Writer:
         """
         try:
             start = self._render([_ASKED], opens=False)
-            asked = self._render([_ASKED, answering(ANSWER), _ASKED_AGAIN], opens=False)
+            question = self._render([_ASKED, answering(ANSWER), _ASKED_AGAIN], opens=False)
             opened = self._render([_ASKED, answering(ANSWER)], opens=True)
         except RenderError:
             return ""
-        after, other = (text.partition(ANSWER)[2] for text in (asked, opened))
+        after, other = (text.partition(ANSWER)[2] for text in (question, opened))
         shared = after[: common_start(after, other)].lstrip()
         tokens = sorted(filter(None, self._renderer.control_texts), key=len, reverse=True)
         end = next((token for token in tokens if shared.startswith(token)), "")
@@ -176,36 +176,39 @@ class Writer:
     def _render(self, wires: Sequence[Mapping[str, object]], *, opens: bool) -> str:
         return self._renderer.render(as_messages(wires, "a probe"), add_generation_prompt=opens)
 
-    def _closed(self, held: Held, call: ChatCall | None = None) -> str:
+    def _closed(self, answer: Held, call: ChatCall | None = None) -> str:
         """What the template writes for a history that ends with an answer, by its own call or by another."""
-        by = call or held.node.call
+        by = call or answer.node.call
         return self._renderer.render(
-            held.history, by.tools, add_generation_prompt=False, template_kwargs=by.template_kwargs
+            answer.history, by.tools, add_generation_prompt=False, template_kwargs=by.template_kwargs
         )
 
-    def _turn_end(self, held: Held) -> TurnEnd | Fork:
-        node, written = held.node, held.node.prompt.written
+    def _turn_end(self, answer: Held) -> TurnEnd | Fork:
+        node, written = answer.node, answer.node.prompt.written
         assert written is not None, "an answer to messages"
-        index = len(held.sent) - 1
+        index = len(answer.sent) - 1
         try:
-            text = self._closed(held)
+            text = self._closed(answer)
         except RenderError as error:
             return Fork(ForkReason.NO_PLACE, f"the template refuses a history that ends with it: {error}", index)
         if digest(text[: written.length]) != written.digest:
             return rewrites(self.write(written.messages, node.call), text, "once it is answered", index)
         missing = [part for part in unwritten(node.message, text[written.length :]) if part != "tool calls"]
-        missing += [] if _names_written(node.message, text[written.length :]) else ["tool calls"]
+        new = text[written.length :]
+        missing += [] if all(call.name in new for call in node.message.tool_calls) else ["tool calls"]
         if missing:
             return leaves_out(missing, index)
-        return self._located(held, text, written.length)
+        return self._located(answer, text, written.length)
 
-    def _located(self, held: Held, text: str, start: int) -> TurnEnd | Fork:
+    def _located(self, answer: Held, text: str, start: int) -> TurnEnd | Fork:
         """The end of an answer in what the template writes, which begins with its prompt."""
-        node = held.node
+        node = answer.node
         stop = self.stop_text(node)
         ends = (*self._ends, *([stop] if stop is not None else []))
-        if any(end in part for end in ends for part in _parts(node.message)):
-            return self._spelled_end(held, text, start, ends)
+        calls = (f"{call.name} {call.arguments}" for call in node.message.tool_calls)
+        parts = (node.message.text, node.message.reasoning or "", *calls)
+        if any(end in part for end in ends for part in parts):
+            return self._spelled_end(answer, text, start, ends)
         sampled, ended = sampled_text(text, text[:start], ends)
         if ended:
             at = start + len(sampled) - len(next(end for end in _longest(ends) if sampled.endswith(end)))
@@ -213,29 +216,29 @@ class Writer:
             at = self._text_end(node.message, text, start)
         return TurnEnd(at, digest(text[:at]), self._new_from(node, text, start, at), ended)
 
-    def _spelled_end(self, held: Held, text: str, start: int, ends: Sequence[str]) -> TurnEnd | Fork:
+    def _spelled_end(self, answer: Held, text: str, start: int, ends: Sequence[str]) -> TurnEnd | Fork:
         """The same for an answer whose text spells a token that ends turns: found by one that does not."""
-        node = held.node
-        other = replace(held, history=(*held.history[:-1], _without(held.history[-1], ends)))
+        node = answer.node
+        other = replace(answer, history=(*answer.history[:-1], _without(answer.history[-1], ends)))
         plain = self._closed(other)
         sampled, ended = sampled_text(plain, plain[:start], ends)
         end = next((end for end in _longest(ends) if sampled.endswith(end)), "")
         tail = plain[start + len(sampled) - len(end) :]
         if not ended or plain[:start] != text[:start] or not text.endswith(tail):
-            return Fork(ForkReason.NO_PLACE, "the answer spells a token that ends turns", len(held.sent) - 1)
+            return Fork(ForkReason.NO_PLACE, "the answer spells a token that ends turns", len(answer.sent) - 1)
         at = len(text) - len(tail)
         return TurnEnd(at, digest(text[:at]), self._new_from(node, text, start, at), ended=True)
 
     def _text_end(self, message: Message, text: str, start: int) -> int:
         """The end of an answer of a template that ends no turn."""
-        said = message.text.rstrip()
-        found = text.rfind(said, start) if said and not message.tool_calls else -1
-        return found + len(said) if found >= 0 else max(len(text.rstrip()), start)
+        content = message.text.rstrip()
+        place = text.rfind(content, start) if content and not message.tool_calls else -1
+        return place + len(content) if place >= 0 else max(len(text.rstrip()), start)
 
     def _new_from(self, node: Node, text: str, start: int, at: int) -> int:
         """Where what the template adds to an answer begins: right after what was sampled, if it is written so."""
-        said = self._tokenizer.vocabulary.text(node.output_ids)
-        for form in (said, said.rstrip()):
+        sampled_text = self._tokenizer.vocabulary.text(node.output_ids)
+        for form in (sampled_text, sampled_text.rstrip()):
             if text.startswith(form, start) and start + len(form) <= at:
                 return start + len(form)
         return at
@@ -262,26 +265,21 @@ class Writer:
 
 def _leading(text: str, tokens: Sequence[str]) -> list[str]:
     """The control tokens that a text begins with."""
-    found: list[str] = []
+    texts: list[str] = []
     while (token := next((token for token in tokens if text.startswith(token)), None)) is not None:
-        found.append(token)
+        texts.append(token)
         text = text[len(token) :]
-    return found
+    return texts
 
 
 def _opened(text: str, message: Message) -> str:
     """A text up to the end of what its last message says, which the model continues; as transformers does it."""
-    said = message.text
-    at = text.rfind(said.strip()) if said.strip() else -1
+    content = message.text
+    at = text.rfind(content.strip()) if content.strip() else -1
     if at < 0:
         raise RenderError("the last message is to be continued, and the template does not write its text")
-    exact = at + len(said.lstrip())
-    return text[:exact] if text[at:exact] == said.lstrip() else text[: at + len(said.strip())]
-
-
-def _parts(message: Message) -> tuple[str, ...]:
-    calls = (f"{call.name} {call.arguments}" for call in message.tool_calls)
-    return (message.text, message.reasoning or "", *calls)
+    exact = at + len(content.lstrip())
+    return text[:exact] if text[at:exact] == content.lstrip() else text[: at + len(content.strip())]
 
 
 def _without(message: Message, ends: Sequence[str]) -> Message:
@@ -290,10 +288,6 @@ def _without(message: Message, ends: Sequence[str]) -> Message:
     for end in _longest(ends):
         wire = wire.replace(end, "x" * len(end))
     return as_message(json.loads(wire), "a probe")
-
-
-def _names_written(message: Message, text: str) -> bool:
-    return all(call.name in text for call in message.tool_calls)
 
 
 def _longest(texts: Sequence[str]) -> list[str]:

@@ -48,12 +48,12 @@ class SequenceNode:
 def chain_of(node: Node) -> Iterator[tuple[Node, int]]:
     """An answer and those that its prompt continues, each with how many of its leading ids are kept; the last
     first."""
-    kept = node.prompt.length + len(node.output_ids)
+    count = node.prompt.length + len(node.output_ids)
     while True:
-        yield node, kept
+        yield node, count
         if node.parent is None:
             return
-        node, kept = node.parent, min(kept, node.prompt.kept)
+        node, count = node.parent, min(count, node.prompt.kept)
 
 
 def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None, **more: Any) -> SequenceNode:
@@ -65,14 +65,14 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
     tokens = node.seen_ids
     trained = np.zeros(len(tokens), np.bool_)
     logprobs = np.full(len(tokens), UNSAMPLED)
-    for one, kept in chain_of(node):
-        start = one.prompt.length
-        if (one is not node and trains is None) or id(one) in (trains or ()):
+    for link, count in chain_of(node):
+        start = link.prompt.length
+        if (link is not node and trains is None) or id(link) in (trains or ()):
             continue
-        trained[start:kept] = True
-        logprobs[start:kept] = one.logprobs[: max(kept - start, 0)]
+        trained[start:count] = True
+        logprobs[start:count] = link.logprobs[: max(count - start, 0)]
         if trains is not None:
-            trains.add(id(one))
+            trains.add(id(link))
     return SequenceNode(
         vocabulary.text(tokens),
         tokens.tolist(),
@@ -93,7 +93,7 @@ def _messages(node: Node) -> list[dict[str, Any]]:
 
 def _metadata(node: Node) -> dict[str, Any]:
     prompt = node.prompt
-    told = {
+    metadata = {
         "finish_reason": node.finish_reason,
         "call_id": node.call_id,
         "choice": node.choice,
@@ -105,7 +105,7 @@ def _metadata(node: Node) -> dict[str, Any]:
         "fork": str(prompt.fork.reason) if prompt.fork is not None else None,
         "fork_detail": prompt.fork.detail if prompt.fork is not None else None,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in metadata.items() if value is not None}
 
 
 def digest(ids: Ids) -> str:

@@ -64,18 +64,20 @@ class Session:
         matches = self._histories.matches(call.messages, places)
         first = next(matches, None)
         if first is None:
-            said = Beginnings(self._writer.write(call.messages, call))
-            written = _written(call.messages, call.messages, keys, said)
-            return self._whole(said.text, written, self._no_match(call, keys, places))
+            text_written = Beginnings(self._writer.write(call.messages, call))
+            written = _written(call.messages, call.messages, keys, text_written)
+            return self._whole(text_written.text, written, self._no_match(call, keys, places))
         if first.depth == len(call.messages) and not call.add_generation_prompt:
             return Draft(self._resumed(first), encoded=True)
         rest = call.messages[first.depth :]
         history, sent = first.held.history + rest, first.held.sent + rest
-        said = Beginnings(self._writer.write(history, call))
+        text_written = Beginnings(self._writer.write(history, call))
         if first.held.node.prompt.written is not None:  # asked for soon; so the text is read once
-            said.digest(first.held.node.prompt.written.length)
-        written = _written(history, sent, (*first.held.keys, *keys[first.depth :]), said)
-        return self._going_on(call, first, matches, written, said, self._departed(call, keys, places, first))
+            text_written.digest(first.held.node.prompt.written.length)
+        written = _written(history, sent, (*first.held.keys, *keys[first.depth :]), text_written)
+        return self._going_on(
+            call, first, matches, written, text_written, self._departed(call, keys, places, first)
+        )
 
     def fit(self, messages: Sequence[Message], place: bytes, depth: int) -> Fit | None:
         """How well an answer of this session at this place of a history fits; None if none does."""
@@ -83,9 +85,9 @@ class Session:
 
     def text_prompt(self, prompt: TextPrompt) -> Prompt:
         """For `/v1/completions`: continues the answer whose text or ids the prompt starts with."""
-        found = self._texts.prompt(prompt)
-        if found is not None:
-            return found
+        prompt_found = self._texts.prompt(prompt)
+        if prompt_found is not None:
+            return prompt_found
         start = self._starts.get(prompt_data(prompt))
         if start is not None:
             return start
@@ -104,17 +106,18 @@ class Session:
         """Store the answers to a prompt: one node for each result and the message that the client gets for it
         (`{"text": …}` and no call for a text prompt).
         """
-        made = []
+        nodes = []
         for choice, (result, answer) in enumerate(zip(results, answers, strict=True)):
             node = _node(call_id, choice, prompt, call, result, answer)
-            made.append(node)
+            nodes.append(node)
             if not self._gone:
                 self._keep(node)
         if not self._gone and prompt.branch is Branch.START:
-            self._starts[prompt.written.digest if prompt.written is not None else _text_key(prompt)] = prompt
+            text = prompt.text if prompt.text is not None else prompt.new_ids
+            self._starts[prompt.written.digest if prompt.written is not None else prompt_data(text)] = prompt
         if len(self._nodes) > self._max_nodes:
             self._halve()
-        return tuple(made)
+        return tuple(nodes)
 
     def reset(self) -> None:
         """Forget all answers; the session stays."""
@@ -158,36 +161,40 @@ class Session:
         first: Match,
         earlier: Iterable[Match],
         written: Written,
-        said: Beginnings,
+        text_written: Beginnings,
         fork: Fork | None,
     ) -> Draft:
         """The prompt of a history that holds answers: the last one's ids where that is proved, else those of the
         last one before it, else none."""
-        text = said.text
-        added = self._writer.added_exactly(first.held, said)
+        text = text_written.text
+        added = self._writer.added_exactly(first.held, text_written)
         if added is not None:
             return self._joined(first, added, written, fork, Proof.SAME_TEXT)
         end = self._writer.turn_end(first.held)
         if isinstance(end, TurnEnd):
-            added = self._writer.added(first.held.node, end, text) if said.digest(end.at) == end.digest else None
+            added = (
+                self._writer.added(first.held.node, end, text)
+                if text_written.digest(end.at) == end.digest
+                else None
+            )
             if added is not None:
                 return self._joined(first, added, written, fork)
             end = self._writer.rewritten(first.held, call, text, first.depth - 1)
-        for match, added, proof in self._proved(earlier, said):
+        for match, added, proof in self._proved(earlier, text_written):
             return self._joined(match, added, written, fork or end, proof)
         return self._whole(text, written, fork or end)
 
-    def _proved(self, matches: Iterable[Match], said: Beginnings) -> Iterator[tuple[Match, str, Proof]]:
+    def _proved(self, matches: Iterable[Match], text_written: Beginnings) -> Iterator[tuple[Match, str, Proof]]:
         """The answers that a text continues, with what it adds, the last one first; the text is read once."""
-        text = said.text
-        found = (
+        text = text_written.text
+        proofs = (
             (end, match) for match in matches for end in (match.held.exact, self._writer.turn_end(match.held))
         )
-        ends = [(end, match) for end, match in found if isinstance(end, TurnEnd)]
+        ends = [(end, match) for end, match in proofs if isinstance(end, TurnEnd)]
         ends.sort(key=lambda pair: pair[0].at)
-        found_here = [said.digest(end.at) for end, _ in ends]
-        for (end, match), one in zip(reversed(ends), reversed(found_here), strict=True):
-            added = self._writer.added(match.held.node, end, text) if one == end.digest else None
+        digests = [text_written.digest(end.at) for end, _ in ends]
+        for (end, match), digest in zip(reversed(ends), reversed(digests), strict=True):
+            added = self._writer.added(match.held.node, end, text) if digest == end.digest else None
             if added is not None:
                 yield match, added, Proof.SAME_TEXT if end is match.held.exact else Proof.SAME_SUFFIX
 
@@ -211,18 +218,18 @@ class Session:
 
     def _whole(self, text: str, written: Written, fork: Fork | None) -> Draft:
         """The prompt that keeps nothing."""
-        known = self._starts.get(written.digest) if fork and fork.reason is ForkReason.NEW_CONVERSATION else None
-        if known is not None:
-            return Draft(replace(known, written=written), encoded=True)
+        start = self._starts.get(written.digest) if fork and fork.reason is ForkReason.NEW_CONVERSATION else None
+        if start is not None:
+            return Draft(replace(start, written=written), encoded=True)
         branch = Branch.START if fork is None else Branch.FORK
         return Draft(Prompt(branch, empty_ids(), added=text, fork=fork, written=written))
 
     def _resumed(self, match: Match) -> Prompt:
         """The prompt of a call that continues an unfinished answer: its ids, without a stop token."""
-        held, node = match.held, match.held.node
+        answer, node = match.held, match.held.node
         stopped = self._writer.stop_text(node) is not None
-        said = node.prompt.written
-        assert said is not None, "an answer to messages"
+        text_written = node.prompt.written
+        assert text_written is not None, "an answer to messages"
         what = "the answer is to go on, so the stop token that ended it is left out"
         return Prompt(
             Branch.FORK if stopped else Branch.CONTINUES,
@@ -232,7 +239,7 @@ class Session:
             proof=Proof.SAME_IDS,
             fork=Fork(ForkReason.STOP_LEFT_OUT, what, match.depth - 1) if stopped else None,
             alike=match.alike,
-            written=replace(said, messages=held.history, sent=held.sent, keys=held.keys),
+            written=replace(text_written, messages=answer.history, sent=answer.sent, keys=answer.keys),
         )
 
     def _no_match(self, call: ChatCall, keys: Sequence[bytes], places: Sequence[bytes]) -> Fork | None:
@@ -267,9 +274,9 @@ class Session:
     def _keep(self, node: Node) -> None:
         """Index an answer for the calls that continue it."""
         self._nodes.append(node)
-        for held in _views(node):
-            places = history_keys(held.keys)
-            self._histories.add(held, places)
+        for view in _views(node):
+            places = history_keys(view.keys)
+            self._histories.add(view, places)
             self._index.answered(self.id, places[-1])
             self._indexed.append(places[-1])
         keys = self._texts.add(node)
@@ -291,9 +298,9 @@ class Session:
 
 
 def _written(
-    messages: tuple[Message, ...], sent: tuple[Message, ...], keys: Sequence[bytes], said: Beginnings
+    messages: tuple[Message, ...], sent: tuple[Message, ...], keys: Sequence[bytes], text_written: Beginnings
 ) -> Written:
-    return Written(messages, sent, tuple(keys), len(said.text), said.digest())
+    return Written(messages, sent, tuple(keys), len(text_written.text), text_written.digest())
 
 
 def _node(
@@ -364,7 +371,3 @@ def _held(
     answer: Message,
 ) -> Held:
     return Held(node, history, (*sent, answer), (*keys, *message_keys([answer])))
-
-
-def _text_key(prompt: Prompt) -> bytes:
-    return prompt_data(prompt.text if prompt.text is not None else prompt.new_ids)

@@ -56,23 +56,23 @@ class Tokens:
 
     vocabulary: Vocabulary
 
-    def chat_logprobs(self, one: GenerationResult | GenerationChunk) -> dict[str, Any]:
+    def chat_logprobs(self, result: GenerationResult | GenerationChunk) -> dict[str, Any]:
         """`choices[].logprobs` of a chat completion."""
         return {
             "content": [
                 {**self._entry(token, value), "top_logprobs": [self._entry(*other) for other in others]}
-                for token, value, others in zip(one.output_ids, one.logprobs, _tops(one), strict=True)
+                for token, value, others in zip(result.output_ids, result.logprobs, _tops(result), strict=True)
             ]
         }
 
-    def text_logprobs(self, one: GenerationResult | GenerationChunk, offset: int) -> dict[str, Any]:
+    def text_logprobs(self, result: GenerationResult | GenerationChunk, offset: int) -> dict[str, Any]:
         """`choices[].logprobs` of a completion whose text goes on at `offset`."""
-        texts = [self._text(token) for token in one.output_ids]
+        texts = [self._text(token) for token in result.output_ids]
         offsets = np.cumsum([offset, *map(len, texts)])[:-1].tolist()
-        each = zip(texts, one.logprobs, _tops(one), strict=True)
+        each = zip(texts, result.logprobs, _tops(result), strict=True)
         return {
             "text_offset": offsets,
-            "token_logprobs": [float(value) for value in one.logprobs],
+            "token_logprobs": [float(value) for value in result.logprobs],
             "tokens": texts,
             "top_logprobs": [
                 {text: float(value), **{self._text(other): float(its) for other, its in others}}
@@ -88,8 +88,11 @@ class Tokens:
         return {"token": data.decode("utf-8", "replace"), "logprob": float(logprob), "bytes": list(data)}
 
 
-def _tops(one: GenerationResult | GenerationChunk) -> Sequence[TopLogprobs]:
-    return one.top_logprobs if one.top_logprobs is not None else [()] * len(one.output_ids)
+def _tops(result: GenerationResult | GenerationChunk) -> Sequence[TopLogprobs]:
+    return result.top_logprobs if result.top_logprobs is not None else [()] * len(result.output_ids)
+
+
+# Arguments of a managed server's calls, and its answers as OpenAI objects
 
 
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -117,23 +120,23 @@ _PROMPT_END = 64
 
 def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters among keyword arguments; ValueError if one is not supported."""
-    asked = _merged(given)
-    if asked.get("stream"):
+    body = _merged(given)
+    if body.get("stream"):
         raise ValueError("A managed server gives whole answers: leave `stream` out.")
-    _check_types(asked)
-    stop = asked.get("stop") or ()
-    longest = asked.get("max_completion_tokens")
-    top = asked.get("top_logprobs") or 0
-    if not top and type(asked.get("logprobs")) is int:  # /v1/completions has their number there
-        top = asked["logprobs"]
+    _check_types(body)
+    stop = body.get("stop") or ()
+    longest = body.get("max_completion_tokens")
+    top = body.get("top_logprobs") or 0
+    if not top and type(body.get("logprobs")) is int:  # /v1/completions has their number there
+        top = body["logprobs"]
     return SamplingParams(
-        **{name: asked.get(name) for name in _SAMPLED},
-        max_tokens=longest if longest is not None else asked.get("max_tokens"),
+        **{name: body.get(name) for name in _SAMPLED},
+        max_tokens=longest if longest is not None else body.get("max_tokens"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(asked.get("stop_token_ids") or ()),
-        n=asked.get("n") or 1,
+        stop_token_ids=tuple(body.get("stop_token_ids") or ()),
+        n=body.get("n") or 1,
         top_logprobs=top,
-        extra={name: value for name, value in asked.items() if name not in _OURS and value is not None},
+        extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
     )
 
 
@@ -145,23 +148,23 @@ def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **extra}
 
 
-def _check_types(asked: Mapping[str, Any]) -> None:
+def _check_types(body: Mapping[str, Any]) -> None:
     for name in ("n", "max_tokens", "max_completion_tokens", "top_k", "seed"):
-        value = asked.get(name)
+        value = body.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise ValueError(f"`{name}` is not a whole number: {value!r}.")
     for name in ("n", "max_tokens", "max_completion_tokens"):
-        value = asked.get(name)
+        value = body.get(name)
         if value is not None and value < 1:
             raise ValueError(f"`{name}` is below 1: {value}.")
     for name in ("temperature", "top_p", "min_p"):
-        value = asked.get(name)
+        value = body.get(name)
         if value is not None and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
             raise ValueError(f"`{name}` is not a number of 0 or more: {value!r}.")
-    stop, ids = asked.get("stop") or (), asked.get("stop_token_ids") or ()
-    if not isinstance(stop, str | list | tuple) or not all(isinstance(one, str) for one in stop):
+    stop, ids = body.get("stop") or (), body.get("stop_token_ids") or ()
+    if not isinstance(stop, str | list | tuple) or not all(isinstance(item, str) for item in stop):
         raise ValueError("`stop` is not a string or a list of strings.")
-    if not isinstance(ids, list | tuple) or not all(type(one) is int for one in ids):
+    if not isinstance(ids, list | tuple) or not all(type(item) is int for item in ids):
         raise ValueError("`stop_token_ids` is not a list of token ids.")
 
 
@@ -170,18 +173,18 @@ def chat_call(given: Mapping[str, Any]) -> ChatCall:
     messages = as_messages(given.get("messages"), "messages")
     if not messages:
         raise ValueError("`messages` is empty.")
-    asked = _merged(given)
-    if not isinstance(asked.get("chat_template_kwargs") or {}, Mapping):
+    body = _merged(given)
+    if not isinstance(body.get("chat_template_kwargs") or {}, Mapping):
         raise ValueError("`chat_template_kwargs` is not a mapping.")
-    if asked.get("tool_choice") not in (None, "auto", "none"):
+    if body.get("tool_choice") not in (None, "auto", "none"):
         raise ValueError(
             "`tool_choice` can be auto or none: to force a call a server samples text that is not in the chat "
             "template's form."
         )
     return ChatCall(
         messages,
-        as_tools(asked.get("tools"), "tools"),
-        dict(asked.get("chat_template_kwargs") or {}),
+        as_tools(body.get("tools"), "tools"),
+        dict(body.get("chat_template_kwargs") or {}),
         add_generation_prompt=messages[-1].role != "assistant",
     )
 
@@ -243,4 +246,4 @@ def answer_types() -> Mapping[str, Callable[..., Any]]:
 
 def usage_of(results: Sequence[GenerationResult]) -> dict[str, int]:
     """How many tokens a call took; its prompt counts once."""
-    return usage(len(results[0].input_ids), sum(len(one.output_ids) for one in results))
+    return usage(len(results[0].input_ids), sum(len(result.output_ids) for result in results))

@@ -45,10 +45,10 @@ class Texts:
 
     def add(self, node: Node) -> list[Key]:
         """Hold an answer; the keys it was added under."""
-        found = list(self._keys(node))
-        for key, kept in found:
-            self._known.add(key, _Known(node, kept))
-        return [key for key, _ in found]
+        keys = list(self._keys(node))
+        for key, length in keys:
+            self._known.add(key, _Known(node, length))
+        return [key for key, _ in keys]
 
     def _keys(self, node: Node) -> Iterator[tuple[Key, int]]:
         """The keys of what a prompt starts with that goes on from an answer, and how many ids it then keeps."""
@@ -65,25 +65,25 @@ class Texts:
     def _prompt_state(self, prompt: Prompt) -> blake2b:
         """The running digest of a prompt's ids, which goes on from the answer that it continues."""
         parent = prompt.parent
-        known = self._states.get(id(parent)) if parent is not None else None
-        if parent is None or known is None:
+        state = self._states.get(id(parent)) if parent is not None else None
+        if parent is None or state is None:
             return running(_IDS + prompt.ids.tobytes())
         last = parent.output_ids[-1:]
         left_out = parent.prompt.length + len(parent.output_ids) - prompt.kept
         if left_out == 0:
-            return _with(_with(known[1], last), prompt.new_ids)
+            return _with(_with(state[1], last), prompt.new_ids)
         if left_out == len(last):
-            return _with(known[1], prompt.new_ids)
+            return _with(state[1], prompt.new_ids)
         return running(_IDS + prompt.ids.tobytes())
 
     def prompt(self, prompt: TextPrompt) -> Prompt | None:
         """The prompt that continues the longest matching answer; None if there is none."""
-        for _, found in self._known.matches(prompt_data(prompt)):
-            known = found[-1]
-            same = sum(not np.array_equal(one.node.seen_ids, known.node.seen_ids) for one in found)
+        for _, answers in self._known.matches(prompt_data(prompt)):
+            latest = answers[-1]
+            same = sum(not np.array_equal(answer.node.seen_ids, latest.node.seen_ids) for answer in answers)
             if isinstance(prompt, str):
-                return self._of_text(known.node, prompt, same)
-            return self._of_ids(known, as_ids(prompt, "prompt"), same)
+                return self._of_text(latest.node, prompt, same)
+            return self._of_ids(latest, as_ids(prompt, "prompt"), same)
         return None
 
     def whole(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
@@ -97,40 +97,40 @@ class Texts:
         assert node.prompt.text is not None
         answer = text[len(node.prompt.text) :]
         forms = self._writer.text(node.output_ids), self._writer.data(node.output_ids).decode("utf-8", "replace")
-        said = next((form for form in forms if answer.startswith(form)), None)
-        if said is not None:
-            kept, rest = len(node.output_ids), answer[len(said) :]
+        form_sent = next((form for form in forms if answer.startswith(form)), None)
+        if form_sent is not None:
+            count, rest = len(node.output_ids), answer[len(form_sent) :]
         else:
-            kept = self._writer.said_in(node, text_bytes(answer))
-            data = self._writer.data(node.output_ids[:kept])
+            count = self._writer.said_in(node, text_bytes(answer))
+            data = self._writer.data(node.output_ids[:count])
             rest = text_bytes(answer)[len(data) :].decode("utf-8", "surrogatepass")
-        return self._going_on(node, kept, rest, text, alike)
+        return self._going_on(node, count, rest, text, alike)
 
-    def _going_on(self, node: Node, kept: int, rest: str, text: str, alike: int) -> Prompt:
+    def _going_on(self, node: Node, count: int, rest: str, text: str, alike: int) -> Prompt:
         """The prompt that keeps the first `kept` ids of an answer."""
-        ids = node.output_ids[:kept] if kept else node.prompt.new_ids
+        ids = node.output_ids[:count] if count else node.prompt.new_ids
         new = self._writer.encode(rest, int(ids[-1]) if len(ids) else None)
-        whole = kept == len(node.output_ids)
+        whole = count == len(node.output_ids)
         return Prompt(
             Branch.CONTINUES if whole else Branch.FORK,
             new,
             parent=node,
-            kept=node.prompt.length + kept,
+            kept=node.prompt.length + count,
             added=rest,
             proof=Proof.SAME_IDS,
-            fork=None if whole else _stop_left_out(len(node.output_ids) - kept),
+            fork=None if whole else _stop_left_out(len(node.output_ids) - count),
             alike=alike,
             text=text,
         )
 
-    def _of_ids(self, known: _Known, ids: Ids, alike: int) -> Prompt:
-        node, new = known.node, ids[known.kept :].copy()
-        whole = known.kept == node.prompt.length + len(node.output_ids)
+    def _of_ids(self, answer: _Known, ids: Ids, alike: int) -> Prompt:
+        node, new = answer.node, ids[answer.kept :].copy()
+        whole = answer.kept == node.prompt.length + len(node.output_ids)
         return Prompt(
             Branch.CONTINUES if whole else Branch.FORK,
             new,
             parent=node,
-            kept=known.kept,
+            kept=answer.kept,
             added=self._writer.text(new),
             proof=Proof.SAME_IDS,
             fork=None if whole else _stop_left_out(1),

@@ -65,13 +65,13 @@ class Columns:
         self.key.append(self.keys.add(call.key) if call.key else 0)
         return len(self) - 1
 
-    def _add_messages(self, said: MessageTrace) -> None:
-        heard = self.trie.add_path(said.answers)
+    def _add_messages(self, trace: MessageTrace) -> None:
+        heard = self.trie.add_path(trace.answers)
         self._no_messages()
         self.heard.append(heard)
-        self.told.append(self.trie.add(said.told, heard) if said.told else 0)
-        self.exact.append(said.exact)
-        self.exact_before.append(said.exact_before)
+        self.told.append(self.trie.add(trace.told, heard) if trace.told else 0)
+        self.exact.append(trace.exact)
+        self.exact_before.append(trace.exact_before)
 
     def _no_messages(self) -> None:
         """Record that the calls before the one being added had no messages."""
@@ -92,5 +92,5 @@ class Columns:
 
     def hashes(self, prefixes: NDArray[np.uint32]) -> Hashes:
         """`[N]` The hashes of prefixes."""
-        known: Hashes = np.frombuffer(self.trie.numbers.hashes, np.uint64)
-        return known[prefixes]
+        hashes: Hashes = np.frombuffer(self.trie.numbers.hashes, np.uint64)
+        return hashes[prefixes]

@@ -23,6 +23,9 @@ from tito_audit.join.history._traits import CallTraits, Decode, Reread
 from tito_audit.join.history._trie import AT_ONCE, Hashes
 from tito_audit.record.arrays import Ids
 
+# How much an answer resembles what a later prompt holds in its place
+
+
 PROVEN = 0.8
 """From this likeness on, they are the same answer."""
 SAME, SAME_WITHOUT_REASONING, SAME_IN_OTHER_SPELLING = 3.0, 2.0, 1.0
@@ -33,16 +36,16 @@ _MOST_WORDS, _MOST_IDS, _FREQUENT_FROM = 1000, 1500, 200
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-def likeness_of_texts(answer: bytes, held: bytes, *, open_end: bool = False) -> float:
+def likeness_of_texts(answer: bytes, there: bytes, *, open_end: bool = False) -> float:
     """How much two texts resemble each other: 1 to 3 if they say the same, else below 1.
 
     With `open_end`, `held` may go on after the answer.
     """
-    if not answer.strip() or not held.strip():
+    if not answer.strip() or not there.strip():
         return 0.0
-    if answer == held or (open_end and len(answer) >= _LEAST_BYTES and held.startswith(answer)):
+    if answer == there or (open_end and len(answer) >= _LEAST_BYTES and there.startswith(answer)):
         return SAME
-    one, other = (text.decode("utf-8", "replace") for text in (answer, held))
+    one, other = (text.decode("utf-8", "replace") for text in (answer, there))
     shown, shown_held = without_reasoning(one).strip(), without_reasoning(other).strip()
     if shown and _same(shown, shown_held, open_end=open_end):
         return SAME_WITHOUT_REASONING
@@ -76,28 +79,26 @@ def _has_digit(word: str) -> bool:
     return any(map(str.isdigit, word))
 
 
-def likeness_of_ids(answer: Ids, held: Ids, *, open_end: bool = False) -> float:
+def likeness_of_ids(answer: Ids, there: Ids, *, open_end: bool = False) -> float:
     """The same for token ids whose text is unknown.
 
     One id instead of another is different text; several instead of one may be the same text.
     """
-    if not len(answer) or not len(held):
+    if not len(answer) or not len(there):
         return 0.0
     if open_end:
-        return SAME if len(answer) >= _LEAST_IDS and starts_with(held, answer) else 0.0
-    if np.array_equal(answer, held):
+        return SAME if len(answer) >= _LEAST_IDS and starts_with(there, answer) else 0.0
+    if np.array_equal(answer, there):
         return SAME
-    if len(held) < len(answer) and np.array_equal(answer[-len(held) :], held):
+    if len(there) < len(answer) and np.array_equal(answer[-len(there) :], there):
         return SAME_WITHOUT_REASONING
-    runs = list(paired_runs(answer, held, longest=_MOST_IDS, frequent_from=_FREQUENT_FROM))
+    runs = list(paired_runs(answer, there, longest=_MOST_IDS, frequent_from=_FREQUENT_FROM))
     equal = sum(run.size for run in runs)
-    swapped = any(_is_swap(gap) for gap in gaps(runs, len(answer), len(held)))
-    likeness = min(equal / len(held), 0.99)
+    swapped = any(
+        gap.end - gap.start == gap.other_end - gap.other == 1 for gap in gaps(runs, len(answer), len(there))
+    )
+    likeness = min(equal / len(there), 0.99)
     return likeness if equal >= _LEAST_IDS and not swapped else min(likeness, _UNPROVEN)
-
-
-def _is_swap(gap: Any) -> bool:
-    return bool(gap.end - gap.start == gap.other_end - gap.other == 1)
 
 
 _AT_ONCE = 512
@@ -180,7 +181,10 @@ class Search:
         order, ends = np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))
         by_first = np.argsort(first)
         for start in range(0, len(by_first), _AT_ONCE):
-            groups = [order[ends[one - 1] if one else 0 : ends[one]] for one in by_first[start : start + _AT_ONCE]]
+            groups = [
+                order[ends[place - 1] if place else 0 : ends[place]]
+                for place in by_first[start : start + _AT_ONCE]
+            ]
             members = {int(calls[group[0]]): calls[group] for group in groups}
             found = [self._seeker(members[number], call) for number, call in reread(list(members))]
             seekers = [seeker for seeker in found if seeker is not None]
@@ -236,8 +240,8 @@ class Search:
 
     def _level(self, values: Values, at: int, rivals: Calls, is_ids: bool) -> _Level:
         ends = self._columns.tracer.ends.after(values[at : at + _LONGEST]) if is_ids else values[:0]
-        held = values[at : at + (int(ends[0]) if len(ends) else _LONGEST)]
-        return _Level(at, rivals, held.copy(), not len(ends))
+        values_there = values[at : at + (int(ends[0]) if len(ends) else _LONGEST)]
+        return _Level(at, rivals, values_there.copy(), not len(ends))
 
     # Proof
 
@@ -260,17 +264,17 @@ class Search:
             text = b"".join(part.tobytes() for part in after_prefix)
             return likeness_of_texts(text, level.held.tobytes(), open_end=level.open_end)
         completion = call.completion if call.completion is not None else call.prompt[:0]
-        said = np.concatenate((call.prompt[level.at :], completion))
-        answer, held = self._columns.tracer.ends.without(said), self._columns.tracer.ends.without(level.held)
-        likeness = self._likeness_of_ids(answer, held, level.open_end)
-        if call.ended and len(answer) == len(said) and likeness < PROVEN:  # an unknown end token
-            likeness = max(likeness, self._likeness_of_ids(answer[:-1], held, level.open_end))
+        own = np.concatenate((call.prompt[level.at :], completion))
+        answer, there = self._columns.tracer.ends.without(own), self._columns.tracer.ends.without(level.held)
+        likeness = self._likeness_of_ids(answer, there, level.open_end)
+        if call.ended and len(answer) == len(own) and likeness < PROVEN:  # an unknown end token
+            likeness = max(likeness, self._likeness_of_ids(answer[:-1], there, level.open_end))
         return likeness
 
-    def _likeness_of_ids(self, answer: Values, held: Values, open_end: bool) -> float:
+    def _likeness_of_ids(self, answer: Values, there: Values, open_end: bool) -> float:
         if self._decode is None:
-            return likeness_of_ids(answer, held, open_end=open_end)
-        return likeness_of_texts(self._decode(answer), self._decode(held), open_end=open_end)
+            return likeness_of_ids(answer, there, open_end=open_end)
+        return likeness_of_texts(self._decode(answer), self._decode(there), open_end=open_end)
 
 
 def _prompt_of(call: CallTraits) -> tuple[Values, int]:
@@ -326,7 +330,7 @@ def decide(contested: Sequence[Contested], links: ExactLinks, conversation: Call
     """Link calls to one of the several that they provably continue, if these are one conversation; yields the
     rest."""
     conversing = Conversing(conversation)
-    for each in sorted(contested, key=lambda one: (links.length[one.call], one.call)):
+    for each in sorted(contested, key=lambda c: (links.length[c.call], c.call)):
         if len({conversing(rival) for rival in each.rivals}) > 1:
             yield each.call
             continue

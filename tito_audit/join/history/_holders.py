@@ -34,8 +34,8 @@ class Holders:
         if not len(self.values):
             return np.zeros(len(values), np.bool_)
         at = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
-        found: NDArray[np.bool_] = self.values[at] == values
-        return found
+        have: NDArray[np.bool_] = self.values[at] == values
+        return have
 
     def counts(self, values: Array) -> tuple[Array, Calls]:
         """`[N]` How many calls have each value, and the first of them; 0 and -1 if none has."""
@@ -73,13 +73,13 @@ def components(count: int, *links: Calls) -> Calls:
         before = label.copy()
         for link in links:
             for start in range(0, count, AT_ONCE):
-                one = start + np.flatnonzero(link[start : start + AT_ONCE] >= 0)
-                other = link[one]
-                low = np.minimum(label[one], label[other])
+                calls = start + np.flatnonzero(link[start : start + AT_ONCE] >= 0)
+                other = link[calls]
+                low = np.minimum(label[calls], label[other])
                 # The labels themselves are lowered too, so a whole component follows.
-                for ends in (one, other, before[one], before[other]):
+                for ends in (calls, other, before[calls], before[other]):
                     np.minimum.at(label, ends, low)
         label = label[label]
         if np.array_equal(label, before):
-            found: Calls = label.astype(np.int64)
-            return found
+            labels: Calls = label.astype(np.int64)
+            return labels

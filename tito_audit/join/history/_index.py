@@ -116,6 +116,9 @@ def _joined_by_key(parent: Calls, of: Calls) -> NDArray[np.bool_]:
     return later
 
 
+# Whether stated keys name conversations or something else that calls share
+
+
 _MOST_STARTS = 64
 """How many calls without a predecessor a conversation may have: sub-agents, and histories that were cut."""
 
@@ -148,12 +151,12 @@ def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
     """For how many keys several calls that start a conversation have the same prompt."""
     key = links.key
     # The same call logged twice is not a second sample, unless both were continued.
-    said = key[starts].astype(np.uint64)
+    hashes = key[starts].astype(np.uint64)
     for column in (prompt, *links.said):
-        said *= HASH_BASE
-        said ^= column[starts]
+        hashes *= HASH_BASE
+        hashes ^= column[starts]
     counts = np.zeros(len(key), np.bool_)
-    counts[starts[np.unique(said, return_index=True)[1]]] = True
+    counts[starts[np.unique(hashes, return_index=True)[1]]] = True
     counts[links.parent[links.parent >= 0]] = True
     starts = starts[counts[starts]]
     order = starts[np.lexsort((prompt[starts], key[starts]))]

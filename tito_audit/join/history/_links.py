@@ -30,14 +30,14 @@ class ExactLinks:
         self.sequence = np.where(self._has & Has.TEXT, np.uint8(JoinedBy.TEXT), np.uint8(JoinedBy.IDS))
         """What joins each call, unless its messages do."""
         self._exact, self._before = columns.array("exact"), columns.array("exact_before")
-        seen, told = columns.array("seen"), columns.array("told")
-        self.seen, self._told = Holders(seen), Holders(told)
-        self.said: tuple[Array, Array] = seen, told
+        seen, heard_and_said = columns.array("seen"), columns.array("told")
+        self.seen, self._told = Holders(seen), Holders(heard_and_said)
+        self.said: tuple[Array, Array] = seen, heard_and_said
         """What each call saw and sampled: two columns that are equal where this is."""
         self._parents = np.frombuffer(columns.trie.parents, np.uint32)
         self.is_end = ends = np.zeros(len(self._parents), np.bool_)
         """For each prefix, whether it is everything that some call saw."""
-        ends[seen] = ends[told] = True
+        ends[seen] = ends[heard_and_said] = True
         ends[0] = False
         self._top = nearest(self._parents, ends)
         self._at = self._top[columns.array("body")]
@@ -60,13 +60,13 @@ class ExactLinks:
     def _link(self, part: slice) -> None:
         ids_count, ids_first = self.seen.counts(self._at[part])
         told_count, told_first = self._told.counts(self._heard[part])
-        told = (told_count > 0) & ((ids_count == 0) | self._is_deeper(told_first, ids_first))
-        count, first = np.where(told, told_count, ids_count), np.where(told, told_first, ids_first)
+        by_messages = (told_count > 0) & ((ids_count == 0) | self._is_deeper(told_first, ids_first))
+        count, first = np.where(by_messages, told_count, ids_count), np.where(by_messages, told_first, ids_first)
         # Where both give a call, the other one may still have the same key.
         key = self.key[part]
         clear = (count == 1) & (~self._keys_with_several[key] | (self.key[first] == key))
         self.parent[part][clear] = first[clear]
-        self.by[part][clear] = np.where(told, np.uint8(JoinedBy.MESSAGES), self.sequence[part])[clear]
+        self.by[part][clear] = np.where(by_messages, np.uint8(JoinedBy.MESSAGES), self.sequence[part])[clear]
         for call in (part.start + np.flatnonzero((count > 0) & ~clear)).tolist():
             self.choose(call, self._above(int(self._at[call])))
 
@@ -88,24 +88,24 @@ class ExactLinks:
         """Link a call to the best of the calls that saw these prefixes of its prompt (longest first)."""
         by_ids = [(prefix, False) for prefix in seen]
         by_messages = [(prefix, True) for prefix in self._above(int(self._heard[call]))]
-        found = None
+        longest = None
         if self._keys_with_several[self.key[call]]:
-            found = self._deeper(self._of_key(call, by_ids), self._of_key(call, by_messages))
-        found = found or self._deeper(by_ids[0] if by_ids else None, by_messages[0] if by_messages else None)
-        if found is None:
+            longest = self._deeper(self._of_key(call, by_ids), self._of_key(call, by_messages))
+        longest = longest or self._deeper(by_ids[0] if by_ids else None, by_messages[0] if by_messages else None)
+        if longest is None:
             return
-        prefix, told = found
-        rivals = self._rivals(call, prefix, told)
+        prefix, is_messages = longest
+        rivals = self._rivals(call, prefix, is_messages)
         if len(rivals) > 1:
-            self._tied[call] = found
+            self._tied[call] = longest
         self.parent[call] = self.take_turns(call, rivals)
-        self.by[call] = JoinedBy.MESSAGES if told else self.sequence[call]
+        self.by[call] = JoinedBy.MESSAGES if is_messages else self.sequence[call]
 
     def _of_key(self, call: int, prefixes: Sequence[tuple[int, bool]]) -> tuple[int, bool] | None:
         """The longest prefix that a call with the same key saw."""
-        for prefix, told in prefixes:
-            if (self.key[self._around(call, prefix, told)] == self.key[call]).any():
-                return prefix, told
+        for prefix, is_messages in prefixes:
+            if (self.key[self._around(call, prefix, is_messages)] == self.key[call]).any():
+                return prefix, is_messages
         return None
 
     def _deeper(
@@ -116,15 +116,15 @@ class ExactLinks:
         one, other = self._told.of(by_messages[0])[:1], self.seen.of(by_ids[0])[:1]
         return by_messages if self._is_deeper(one, other)[0] else by_ids
 
-    def _around(self, call: int, prefix: int, told: bool) -> Calls:
+    def _around(self, call: int, prefix: int, is_messages: bool) -> Calls:
         """The calls that saw a prefix; only the nearest to a call if there are very many."""
-        calls = (self._told if told else self.seen).of(prefix)
+        calls = (self._told if is_messages else self.seen).of(prefix)
         start = max(int(np.searchsorted(calls, call)) - _COMPARED // 2, 0)
         return calls[start : start + _COMPARED]
 
-    def _rivals(self, call: int, prefix: int, told: bool) -> Calls:
+    def _rivals(self, call: int, prefix: int, is_messages: bool) -> Calls:
         """The calls that saw a prefix and cannot be told apart."""
-        calls = self._around(call, prefix, told)
+        calls = self._around(call, prefix, is_messages)
         if self._keys_with_several[self.key[call]]:
             calls = _those(calls, self.key[calls] == self.key[call])
         if len(calls) > 1 and self._before[call]:
@@ -137,8 +137,8 @@ class ExactLinks:
         at, prompt = int(np.searchsorted(rivals, call)), int(self._prompt[call])
         earlier, later = rivals[max(at - _TRIED, 0) : at][::-1], rivals[at : at + _TRIED]
         tried: list[int] = [*earlier.tolist(), *later.tolist()]
-        free = (one for one in tried if one not in self._continued)
-        again = (one for one in tried if (one, prompt) not in self._used)
+        free = (rival for rival in tried if rival not in self._continued)
+        again = (rival for rival in tried if (rival, prompt) not in self._used)
         parent = next(chain(free, again), tried[0])
         if len(rivals) > 1:
             self._used.add((parent, prompt))
@@ -150,8 +150,8 @@ class ExactLinks:
         return np.array(
             [
                 call
-                for call, (prefix, told) in self._tied.items()
-                if len(np.unique(conversation[self._rivals(call, prefix, told)])) > 1
+                for call, (prefix, is_messages) in self._tied.items()
+                if len(np.unique(conversation[self._rivals(call, prefix, is_messages)])) > 1
             ],
             np.int64,
         )

@@ -58,8 +58,8 @@ def without_reasoning(text: str) -> str:
         text = _ANALYSIS.sub("", text)
     if _THOUGHT_END not in text:
         return text
-    said, end, rest = text.rpartition(_THOUGHT_END)
-    text = _THOUGHT.sub("", said + end) + rest
+    thought, end, rest = text.rpartition(_THOUGHT_END)
+    text = _THOUGHT.sub("", thought + end) + rest
     return text.rpartition(_THOUGHT_END)[2]
 
 
@@ -67,13 +67,13 @@ def _calls_apart(text: str) -> tuple[str, list[str]]:
     """Text without the tool calls that it spells as JSON, and those calls in one spelling."""
     calls: list[str] = []
     rest, at = [], 0
-    for found in _CALL.finditer(text):
-        if found.start() < at or len(calls) == _MOST_CALLS:
+    for match in _CALL.finditer(text):
+        if match.start() < at or len(calls) == _MOST_CALLS:
             continue
-        call, end = _call_at(text, found.start())
+        call, end = _call_at(text, match.start())
         if call is not None:
             calls.append(call)
-            rest.append(text[at : found.start()])
+            rest.append(text[at : match.start()])
             at = end
     return "".join([*rest, text[at:]]) if calls else text, calls
 
@@ -101,13 +101,10 @@ def _canonical(value: Any) -> str:
     try:
         if isinstance(value, str):
             value = json.loads(value) if value.strip() else {}
-        return _dumped(value if value is not None else {})
+        value = value if value is not None else {}
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
     except (ValueError, RecursionError, TypeError):
         return str(value).strip() if isinstance(value, str) else type(value).__name__
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
 
 
 def _other_parts(message: Message) -> list[str]:

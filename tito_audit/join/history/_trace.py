@@ -17,6 +17,9 @@ from tito_audit.join.history._trie import MASK, Hashes, Rolling, hash_of
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message
 
+# Which token ids end a turn, learned from completions that end themselves
+
+
 _MOST = 8
 _WATCHED = 16
 _OFTEN = 0.05
@@ -195,7 +198,7 @@ def _messages(request: Sequence[Message], answer: Message | None, context: int) 
         hash_ = _then(hash_, message)
         if message.sampled:
             answers.append(hash_)
-    before = next((one for one in reversed(request) if one.sampled), None)
+    before = next((sent for sent in reversed(request) if sent.sampled), None)
     return hash_, MessageTrace(
         answers[::-1],
         0 if answer is None else _then(hash_, answer),

@@ -111,18 +111,18 @@ class Numbers:
 
     def find_all(self, hashes: Hashes) -> NDArray[np.uint32]:
         """`[N]` The number of each hash; 0 where it has none."""
-        slots, known = np.frombuffer(self._slots, np.uint32), np.frombuffer(self.hashes, np.uint64)
-        found = np.zeros(len(hashes), np.uint32)
+        slots, hashes_held = np.frombuffer(self._slots, np.uint32), np.frombuffer(self.hashes, np.uint64)
+        numbers = np.zeros(len(hashes), np.uint32)
         for start in range(0, len(hashes), AT_ONCE):
             pending = np.arange(start, min(start + AT_ONCE, len(hashes)))
             at = _home(hashes[pending], len(slots))
             while len(pending):
                 number = slots[at]
-                hit = known[number] == hashes[pending]
-                found[pending[hit]] = number[hit]
+                hit = hashes_held[number] == hashes[pending]
+                numbers[pending[hit]] = number[hit]
                 further = ~hit & (number != 0)
                 pending, at = pending[further], (at[further] + 1) % len(slots)
-        return found
+        return numbers
 
     def _grow(self) -> None:
         slots = np.zeros(int(_GROWTH * len(self._slots)), np.uint32)
