@@ -146,9 +146,7 @@ def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[
 def _cached(rollouts: Sequence[Rollout], offered: set[str], passed_over: list[PassedOver]) -> Iterator[Offer]:
     """Those in the hub cache whose vocabulary has all the ids, likeliest first."""
     cached = [tokenizer for tokenizer in cached_tokenizers() if tokenizer.name not in offered]
-    passed_over += [
-        PassedOver(tokenizer.name, "too many in the hub cache: pass -t") for tokenizer in cached[_GLANCED:]
-    ]
+    passed_over += [PassedOver(other.name, "too many in the hub cache: pass -t") for other in cached[_GLANCED:]]
     sequences = id_sequences(rollouts)
     ranked = []
     for tokenizer in cached[:_GLANCED]:
@@ -163,9 +161,7 @@ def _cached(rollouts: Sequence[Rollout], offered: set[str], passed_over: list[Pa
         else:
             ranked.append((_opened(sequences, seen.control_ids), tokenizer))
     ranked.sort(key=lambda pair: -pair[0])
-    passed_over += [
-        PassedOver(tokenizer.name, "others are more likely: pass -t") for _, tokenizer in ranked[_LOADED:]
-    ]
+    passed_over += [PassedOver(other.name, "others are more likely: pass -t") for _, other in ranked[_LOADED:]]
     yield from (Offer(tokenizer.name, "in the hub cache", tokenizer.folder) for _, tokenizer in ranked[:_LOADED])
 
 

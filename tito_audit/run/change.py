@@ -69,11 +69,9 @@ def changes_of(
 def _surely(head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
     """What certainly explains rollouts with a template, if a log can be audited with it."""
     explanation = explain_head(head, tokenizer, renderer)
-    return (
-        explanation
-        if explanation is not None and all(departure.kind in _ADOPTED for departure in explanation.departures)
-        else None
-    )
+    if explanation is None or not all(departure.kind in _ADOPTED for departure in explanation.departures):
+        return None
+    return explanation
 
 
 def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[NamedTemplate]:
