@@ -95,15 +95,14 @@ def perhaps_inverted(evidence: Evidence) -> bool:
 
     if beside_ends(context & ~trained) or not beside_ends(context):
         return False
-    behind_first = [slice(min(start + PREFILLED, end - 1), end) for start, end in trained_runs(sampled)]
-    in_loss = [beside_ends(trained & _only(answer, len(trained))) for answer in behind_first]
+    in_loss = []
+    for start, end in trained_runs(sampled):
+        answer = np.zeros(len(sampled), np.bool_)
+        answer[min(start + PREFILLED, end) : end] = True
+        if not beside_ends(answer):
+            answer[start:end] = True
+        in_loss.append(beside_ends(answer & trained))
     return any(in_loss) and not all(in_loss)
-
-
-def _only(part: slice, size: int) -> Mask:
-    out = np.zeros(size, np.bool_)
-    out[part] = True
-    return out
 
 
 def mask_slide(trained: Mask, sampled: Mask) -> int:
