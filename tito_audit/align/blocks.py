@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.align.prefix import same_ids
 from tito_audit.record.arrays import Ids, Offsets
 
 
@@ -46,11 +47,11 @@ class Blocks:
     def __post_init__(self) -> None:
         if not len(self.recorded_end) == len(self.canonical_end) == len(self.kind):
             raise ValueError("the columns of Blocks differ in length")
-        recorded, canonical = self.lengths()
+        recorded, canonical = _lengths(self.recorded_end), _lengths(self.canonical_end)
         wrong = ((recorded > 0) != _ON_RECORDED[self.kind]) | ((canonical > 0) != _ON_CANONICAL[self.kind])
         wrong |= (recorded < 0) | (canonical < 0)
         if wrong.any():
-            raise ValueError(f"block {int(np.flatnonzero(wrong)[0])} is empty on a side its kind needs")
+            raise ValueError(f"block {int(wrong.nonzero()[0][0])} is empty on a side its kind needs")
 
     def lengths(self) -> tuple[Offsets, Offsets]:
         """How many tokens each block has on the recorded and on the canonical side, `[B]` each."""
@@ -62,7 +63,7 @@ class Blocks:
 
     def columns(self) -> NDArray[np.int64]:
         """`[D, 5]` the same as columns."""
-        where = np.flatnonzero(self.kind != BlockKind.SAME)
+        where = (self.kind != BlockKind.SAME).nonzero()[0]
         columns = (
             self.kind[where],
             _starts(self.recorded_end, where),
@@ -75,13 +76,13 @@ class Blocks:
     def matched(self) -> tuple[Offsets, Offsets]:
         """Positions of the tokens in SAME blocks, recorded and canonical, `[N]` each."""
         recorded, canonical = self.lengths()
-        same = np.flatnonzero(self.kind == BlockKind.SAME)
+        same = (self.kind == BlockKind.SAME).nonzero()[0]
         if not len(same):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         counts = recorded[same]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        within = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
         starts = (self.recorded_end - recorded)[same], (self.canonical_end - canonical)[same]
-        return np.repeat(starts[0], counts) + within, np.repeat(starts[1], counts) + within
+        return starts[0].repeat(counts) + within, starts[1].repeat(counts) + within
 
 
 def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
@@ -104,14 +105,14 @@ def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonic
     same = recorded_count + canonical_count == 2
     same &= recorded[recorded_end - 1] == canonical[canonical_end - 1]
     kind = np.where(same, np.int8(BlockKind.SAME), np.int8(BlockKind.RESPLIT))
-    others = np.flatnonzero(~same)
+    others = (~same).nonzero()[0]
     on_recorded, on_canonical = recorded_count[others], canonical_count[others]
     kind[others[(on_recorded > 1) & (on_canonical == 1)]] = BlockKind.MERGE
     kind[others[(on_recorded == 1) & (on_canonical > 1)]] = BlockKind.SPLIT
     # Tokens without bytes join the block before them, so several on both sides may still be equal.
     for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
         r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
-        if np.array_equal(recorded[r - n : r], canonical[c - n : c]):
+        if same_ids(recorded[r - n : r], canonical[c - n : c]):
             kind[b] = BlockKind.SAME
     return _joined(recorded_end, canonical_end, kind)
 
@@ -126,6 +127,8 @@ def join_blocks(parts: list[Blocks]) -> Blocks:
         recorded.append(part.recorded_end + r)
         canonical.append(part.canonical_end + c)
         r, c = r + int(part.recorded_end[-1]), c + int(part.canonical_end[-1])
+    if len(parts) == 1:
+        return parts[0]
     kind = np.concatenate([part.kind for part in parts])
     return _joined(np.concatenate(recorded), np.concatenate(canonical), kind)
 

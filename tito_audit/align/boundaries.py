@@ -6,6 +6,7 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks, blocks_of_ends, one_block
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import same_ids
 from tito_audit.record.arrays import Offsets
 
 
@@ -15,10 +16,10 @@ def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
     [he, llo] against [hello] gives one MERGE block. A token without bytes joins the block before it, or the block
     after it at the very start.
     """
+    if same_ids(recorded.ids, canonical.ids):
+        return one_block(BlockKind.SAME, len(recorded.ids), len(canonical.ids))
     if not recorded.data:
-        same = np.array_equal(recorded.ids, canonical.ids)
-        kind = BlockKind.SAME if same else BlockKind.RESPLIT
-        return one_block(kind, len(recorded), len(canonical))
+        return one_block(BlockKind.RESPLIT, len(recorded.ids), len(canonical.ids))
     return blocks_of_ends(
         recorded.ids,
         canonical.ids,
@@ -37,4 +38,4 @@ def _shared(mine: Offsets, theirs: Offsets, size: int) -> Offsets:
     ends[0] = False
     shared = ends[mine]
     shared[:-1] &= mine[1:] != mine[:-1]  # the last of several tokens that end at one byte
-    return np.flatnonzero(shared) + 1
+    return shared.nonzero()[0] + 1

@@ -8,7 +8,7 @@ from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
 from tito_audit.align.opcodes import opcodes
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import common_byte_prefix
+from tito_audit.align.prefix import common_byte_prefix, same_ids
 from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
 
@@ -28,20 +28,18 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
     control tokens and the pieces paired in order; in pieces that differ, what lies between common start and common
     end is DRIFT, EXTRA or MISSING.
     """
-    if np.array_equal(recorded.ids, canonical.ids):
+    if same_ids(recorded.ids, canonical.ids):
         return one_block(BlockKind.SAME, len(recorded), len(canonical))
     if recorded.data == canonical.data:
         return align_cuts(recorded, canonical)
     if open_end and canonical.data.startswith(recorded.data):
-        head = int(np.searchsorted(canonical.end, len(recorded.data), side="right"))
+        head = int(canonical.end.searchsorted(len(recorded.data), side="right"))
         if head and canonical.end[head - 1] == len(recorded.data):
             rest = one_block(BlockKind.MISSING, 0, len(canonical) - head)
             return join_blocks([align_cuts(recorded, canonical.part(0, head)), rest])
     left, right = recorded.units(), canonical.units()
-    keys_left = [(bool(recorded.control[a]), recorded.bytes_of(a, b)) for a, b in left]
-    keys_right = [(bool(canonical.control[a]), canonical.bytes_of(a, b)) for a, b in right]
     parts = []
-    for tag, i1, i2, j1, j2 in opcodes(keys_left, keys_right):
+    for tag, i1, i2, j1, j2 in opcodes(recorded.keys(left), canonical.keys(right)):
         a = recorded.part(left[i1][0], left[i2 - 1][1]) if i2 > i1 else recorded.part(0, 0)
         b = canonical.part(right[j1][0], right[j2 - 1][1]) if j2 > j1 else canonical.part(0, 0)
         if open_end and tag == "replace" and i2 == len(left) and j2 == len(right):
@@ -54,7 +52,7 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
 
 def _head(pieces: Pieces, controls: int) -> int:
     """How many tokens there are through this many control tokens, or before the first if `controls` is 0."""
-    where = np.flatnonzero(pieces.control)
+    where = pieces.control.nonzero()[0]
     if controls == 0:
         return int(where[0]) if len(where) else len(pieces)
     return int(where[controls - 1]) + 1 if len(where) >= controls else len(pieces)
@@ -96,14 +94,14 @@ def _from_back(pieces: Pieces) -> Offsets:
 
 def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
     """How many tokens of each side end at or before the last common cut within `length` bytes."""
-    a, b = a[: np.searchsorted(a, length, side="right")], b[: np.searchsorted(b, length, side="right")]
+    a, b = a[: a.searchsorted(length, side="right")], b[: b.searchsorted(length, side="right")]
     cuts = np.zeros(length + 1, np.bool_)
     cuts[a] = True
-    common = np.flatnonzero(cuts[b])
+    common = cuts[b].nonzero()[0]
     if not len(common):
         return 0, 0
     last = b[common[-1]]
-    return int(np.searchsorted(a, last, side="right")), int(np.searchsorted(b, last, side="right"))
+    return int(a.searchsorted(last, side="right")), int(b.searchsorted(last, side="right"))
 
 
 def _gap(a: Pieces, b: Pieces) -> Blocks:

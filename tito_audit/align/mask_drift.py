@@ -86,7 +86,7 @@ def _runs(mask: Mask, is_stop: Mask) -> list[tuple[int, int]]:
     """The trained turns: runs of the mask, also cut after the ids that end a turn."""
     before = np.concatenate(([False], mask[:-1])) & ~np.concatenate(([False], is_stop[:-1]))
     after = np.concatenate((mask[1:], [False])) & ~is_stop
-    starts, ends = np.flatnonzero(mask & ~before), np.flatnonzero(mask & ~after) + 1
+    starts, ends = (mask & ~before).nonzero()[0], (mask & ~after).nonzero()[0] + 1
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, groupby, pairwise
+from operator import eq
 from typing import TypeAlias
 
 Opcode: TypeAlias = tuple[str, int, int, int, int]
@@ -28,8 +29,8 @@ def opcodes(left: Sequence[Hashable], right: Sequence[Hashable], steps: int = _S
         yield from _around(_matches(left, right, steps), len(left), len(right))
         return
     at = 0
-    for same, run in groupby(zip(left, right, strict=True), key=lambda pair: pair[0] == pair[1]):
-        end = at + sum(1 for _ in run)
+    for same, run in groupby(map(eq, left, right)):
+        end = at + len(list(run))
         yield "equal" if same else "replace", at, end, at, end
         at = end
 
@@ -87,7 +88,7 @@ def _longest_first(
 ) -> tuple[list[Match] | None, int]:
     """The matching blocks of `difflib`, None if they take more steps; and how many steps remain."""
     many = Counter(right)
-    costs = [0, *accumulate(many[unit] + 1 for unit in left)]
+    costs = [0, *accumulate([many.get(unit, 0) + 1 for unit in left])]
     matcher = SequenceMatcher(None, left, right, autojunk=False) if costs[-1] <= steps else None
     found: list[Match] = []
     pending, remaining = [(0, len(left), 0, len(right))], steps

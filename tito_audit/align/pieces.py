@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
 
 from tito_audit.record.arrays import Ids, Mask, Offsets
 
@@ -44,12 +43,15 @@ class Pieces:
 
     def units(self) -> list[tuple[int, int]]:
         """Token ranges: each control token alone, and each run of text between two of them."""
-        edges = {0, len(self.ids)}
-        where = np.flatnonzero(self.control)
-        edges.update(where.tolist())
-        edges.update((where + 1).tolist())
-        cuts = sorted(edges)
+        where = self.control.nonzero()[0]
+        cuts = sorted({0, len(self.ids), *where.tolist(), *(where + 1).tolist()})
         return list(pairwise(cuts))
+
+    def keys(self, units: Sequence[tuple[int, int]]) -> list[tuple[bool, bytes]]:
+        """Whether each unit is a control token, and its bytes."""
+        ends = [0, *self.end[[end - 1 for _, end in units]].tolist()] if units else [0]
+        control = self.control[[start for start, _ in units]].tolist() if units else []
+        return list(zip(control, map(self.data.__getitem__, map(slice, ends, ends[1:])), strict=False))
 
     def before(self, start: int, limit: int = AROUND) -> bytes:
         """Up to `limit` bytes before a token, back to the nearest control token (included)."""
@@ -66,8 +68,11 @@ class Pieces:
     def near(self, start: int, end: int) -> tuple[Pieces, int]:
         """Tokens `start:end` with all that `before` and `after` look at, and the number of the first of these."""
         low, high = self._reach(start, end, AROUND)
-        part = self.part(low, high)
-        return Pieces(part.ids.copy(), part.end, part.data, part.control.copy()), low
+        first = int(self.end[low - 1]) if low else 0
+        data = self.data[first : int(self.end[high - 1])] if high > low else b""
+        return Pieces(
+            self.ids[low:high].copy(), self.end[low:high] - first, data, self.control[low:high].copy()
+        ), low
 
     def _reach(self, start: int, end: int, limit: int) -> tuple[int, int]:
         """The tokens that `limit` bytes before `start` and after `end` lie in."""

@@ -48,6 +48,19 @@ def starts_with(ids: Array, prefix: Array) -> bool:
     return ids[: len(prefix)].tobytes() == prefix.tobytes()
 
 
+def same_ids(a: Array, b: Array) -> bool:
+    """Whether two arrays of integers are equal.
+
+    >>> same_ids(np.array([1, 2]), np.array([1, 2, 3]))
+    False
+    """
+    if len(a) != len(b):
+        return False
+    if a.dtype != b.dtype or len(a) > _LARGEST_BLOCK:
+        return common_prefix(a, b) == len(a)
+    return a.tobytes() == b.tobytes()
+
+
 def common_byte_prefix(a: bytes, b: bytes) -> int:
     """How many bytes two strings start with in common."""
     shorter = min(len(a), len(b))

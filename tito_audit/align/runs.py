@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import common_ends
+from tito_audit.align.prefix import common_ends, same_ids
 
 Array: TypeAlias = NDArray[Any]
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -88,5 +88,5 @@ def nearest_run(a: Array, b: Array, size: int) -> Run | None:
         return None
     nearest = int(np.argmin(starts + others))
     run = Run(int(starts[nearest]), int(others[nearest]), size)
-    met = np.array_equal(a[run.start : run.start + size], b[run.other : run.other + size])
+    met = same_ids(a[run.start : run.start + size], b[run.other : run.other + size])
     return run if met else None

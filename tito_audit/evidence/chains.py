@@ -247,7 +247,7 @@ def _answer_end(seen: Pieces, prompt: Pieces, parted: int, end_ids: frozenset[in
     ends = np.fromiter(end_ids, np.int64)
     is_end = np.isin(prompt.ids, ends)
     later = prompt.end > parted
-    closes, opens = (np.flatnonzero(which & later) for which in (is_end, prompt.control & ~is_end))
+    closes, opens = ((which & later).nonzero()[0] for which in (is_end, prompt.control & ~is_end))
     rest = seen.ids[int(seen.end.searchsorted(parted, side="right")) :]
     if len(rest) and len(opens) and np.isin(rest, ends).all():
         first = int(later.argmax())
@@ -264,6 +264,6 @@ def _other_tools(found: Sequence[Stretch], first: int, size: int) -> bool:
 def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:
     """How many tokens there are up to the first turn end or answer; sequences that share fewer share no
     history."""
-    ends = np.flatnonzero(np.isin(pieces.ids, np.fromiter(end_ids, np.int64)))
+    ends = (np.isin(pieces.ids, np.fromiter(end_ids, np.int64))).nonzero()[0]
     first = int(ends[0]) if len(ends) else len(pieces) // 4
     return min(first, regions[0].start) if regions else first

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.align.drift import align
-from tito_audit.align.prefix import starts_with
+from tito_audit.align.prefix import same_ids, starts_with
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.many import many_of
 from tito_audit.evidence.model import Against, Difference
@@ -64,19 +64,24 @@ def answers_of(
 
     `every_seen` has the prompt + completion of each call.
     """
-    answers = []
+    answers: list[Answer] = []
     if not reference.reencodes_exactly:
         confirmed = ()
+    if confirmed and len(confirmed[0].ids) < len(confirmed[-1].ids):
+        confirmed = confirmed[::-1]  # the longest is the one that most calls are the start of
+    cuts = reference.tokenizer.cuts
     for number, call in enumerate(rollout.turns):
         if call.completion_ids is None or not len(call.completion_ids):
             continue
         seen = every_seen[number]
-        if seen is not None and any(one.reencode(seen, reference.tokenizer.cuts) for one in confirmed):
-            continue
-        prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
-        tail = prompt[reference.tail_start(prompt) :]
-        ids = np.concatenate([tail, call.completion_ids])
-        answers.append(Answer(number, ids, len(tail), reference.text(ids)))
+        for rendered in confirmed:
+            if seen is not None and rendered.reencode(seen, cuts):
+                break
+        else:
+            prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
+            tail = prompt[reference.tail_start(prompt) :]
+            ids = np.concatenate([tail, call.completion_ids])
+            answers.append(Answer(number, ids, len(tail), reference.text(ids)))
     return answers
 
 
@@ -84,7 +89,7 @@ def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference
     """Where a completion differs from its re-encoding; severity NOTE."""
     ids, start = answer.ids, answer.start
     encoded = reference.encode_as(answer.text, ids)
-    if np.array_equal(encoded, ids):
+    if same_ids(encoded, ids):
         return []
     recorded, canonical = reference.pieces(ids), reference.pieces(encoded)
     region = Region(answer.turn, start, len(ids))

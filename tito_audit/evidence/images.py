@@ -142,9 +142,9 @@ def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
     if tokens.end >= 0 and not (ids == tokens.end).any():
         lone = np.isin(ids, [one for one in (tokens.pad, tokens.start) if one >= 0])
         lone[1:] &= ~lone[:-1]
-        return [Frame(at, at + 1, int(ids[at] == tokens.pad), 1) for at in np.flatnonzero(lone).tolist()]
+        return [Frame(at, at + 1, int(ids[at] == tokens.pad), 1) for at in lone.nonzero()[0].tolist()]
     marks = [one for one in (tokens.pad, tokens.start, tokens.end, tokens.video) if one >= 0]
-    at = np.flatnonzero(np.isin(ids, marks))
+    at = np.isin(ids, marks).nonzero()[0]
     found: list[Frame] = []
     opened = depth = deepest = pads = 0
     video = False

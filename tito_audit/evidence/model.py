@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from tito_audit.align.blocks import BlockKind
@@ -49,11 +50,11 @@ CONTEXT_TOKENS = 3
 """How many equal tokens before and after a difference a finding keeps."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TextSide:
     """One side of a difference with the text around it, to name a cause from.
 
-    It holds no text of its own: a row may have as many differences as tokens.
+    It holds only its own text: a row may have as many differences as tokens.
     """
 
     pieces: Pieces
@@ -62,12 +63,12 @@ class TextSide:
     end: int
     """The tokens of the difference itself, half-open."""
 
-    @property
+    @cached_property
     def ids(self) -> Ids:
         """`[N]` the tokens of the difference itself."""
         return self.pieces.ids[self.start : self.end]
 
-    @property
+    @cached_property
     def data(self) -> bytes:
         """Their bytes, control tokens as their literal text."""
         return self.pieces.bytes_of(self.start, self.end)
@@ -263,5 +264,12 @@ class Evidence:
 
     def side(self, ids: Ids) -> Side:
         """Ids and their pieces, for a finding; pieces are empty without a tokenizer."""
-        pieces = tuple(self.vocabulary.piece(int(i)) for i in ids) if self.vocabulary else ()
-        return Side(tuple(int(i) for i in ids), pieces)
+        numbers = ids.tolist()
+        pieces = () if self.vocabulary is None else tuple([_piece(self.vocabulary, number) for number in numbers])
+        return Side(tuple(numbers), pieces)
+
+
+@lru_cache(maxsize=1 << 12)
+def _piece(vocabulary: Vocabulary, token: int) -> str:
+    """A token as text: the same few are shown again and again."""
+    return vocabulary.piece(token)

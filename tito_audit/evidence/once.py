@@ -74,7 +74,7 @@ def _doubled(differences: ManyDifferences) -> Iterator[list[int]]:
     for column in places:
         there = column[order]
         same &= there[1:] == there[:-1]
-    edges = np.flatnonzero(np.diff(same, prepend=False, append=False)).reshape(-1, 2)
+    edges = np.diff(same, prepend=False, append=False).nonzero()[0].reshape(-1, 2)
     for at in range(0, len(edges), AT_ONCE):
         for first, last in edges[at : at + AT_ONCE].tolist():
             yield order[first : last + 1].tolist()

@@ -12,7 +12,7 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import common_prefix
+from tito_audit.align.prefix import common_prefix, same_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.stretches import Stretch, equal_around, stretches
 from tito_audit.record.arrays import Ids, Offsets
@@ -81,7 +81,7 @@ class SpelledTexts:
             return False
         known, shared = self._known.find(text)
         characters, first = known.up_to(shared) if known is not None else (0, 0)
-        if known is not None and not np.array_equal(known.ids[:first], recorded[:first]):
+        if known is not None and not same_ids(known.ids[:first], recorded[:first]):
             known, shared, characters, first = None, 0, 0, 0
         if self._reference.text(recorded[first:]) != text[characters:]:
             return False
@@ -104,7 +104,7 @@ class Comparison:
         while shared and ids[tokens[shared - 1] - 1] not in reference.vocabulary.special_ids:
             shared -= 1
         first = self.recorded.up_to(shared)[1] if shared else 0
-        return shared if np.array_equal(self.recorded.ids[:first], recorded[:first]) else 0
+        return shared if same_ids(self.recorded.ids[:first], recorded[:first]) else 0
 
 
 def compare_text(
@@ -121,7 +121,7 @@ def compare_text(
         if found is not None:
             return found
     encoded = reference.encode_as(text, recorded)
-    if np.array_equal(encoded, recorded):
+    if same_ids(encoded, recorded):
         return [], comparison_of_equal(text, recorded, reference)
     held, canonical = pieces.of(recorded), pieces.of(encoded)
     found_all = stretches(held, canonical, align(held, canonical))
@@ -156,7 +156,7 @@ def _compare_rest(
     whole = KnownText(
         cuts, text, np.concatenate([before.canonical.ids[:first], encoded]), before.canonical, shared
     )
-    if np.array_equal(encoded, rest):
+    if same_ids(encoded, rest):
         if before.canonical is before.recorded:
             return found, Comparison(whole, whole)
         return found, Comparison(whole, KnownText(cuts, text, recorded, before.recorded, shared))
@@ -177,4 +177,4 @@ def _compare_rest(
 
 def _cut_alike(held: Pieces, canonical: Pieces, mine: Offsets, theirs: Offsets) -> bool:
     """Whether the cuts of two sequences, given as token counts, are at the same bytes."""
-    return len(mine) == len(theirs) and np.array_equal(held.end[mine - 1], canonical.end[theirs - 1])
+    return len(mine) == len(theirs) and same_ids(held.end[mine - 1], canonical.end[theirs - 1])

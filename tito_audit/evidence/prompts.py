@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
+from tito_audit.align.prefix import same_ids
 from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
@@ -332,7 +331,7 @@ def _last_answer(
     if seen is None or rendered is None or rendered.matches_record:
         return []
     encoded = reference.encode_as(rendered.text, seen)
-    if np.array_equal(encoded[: len(seen)], seen):
+    if same_ids(encoded[: len(seen)], seen):
         return []
     recorded, canonical = reference.pieces(seen), reference.pieces(encoded)
     own = chains.regions[last][-1]

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import same_ids
 from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
@@ -87,7 +88,7 @@ class Reference:
         end, size = len(prompt), 64
         while end:
             start = max(end - size, 0)
-            control = np.flatnonzero(self.vocabulary.control(prompt[start:end]))
+            control = self.vocabulary.control(prompt[start:end]).nonzero()[0]
             if len(control):
                 return start + int(control[-1])
             end, size = start, 4 * size
@@ -108,7 +109,7 @@ class Reference:
         checked with the reference encoder before they are reported.
         """
         (fast,) = self.tokenizer.encode_fast_batch([text])
-        if np.array_equal(fast, recorded) and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
+        if same_ids(fast, recorded) and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
             return fast
         return self.tokenizer.proved(text, fast, recorded)
 
@@ -160,7 +161,7 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
-    end = np.cumsum(vocabulary.byte_lengths(ids))
+    end = vocabulary.byte_lengths(ids).cumsum()
     return Pieces(ids, end, vocabulary.data(ids) if data is None else data, vocabulary.control(ids))
 
 

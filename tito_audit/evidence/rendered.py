@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.drift import align
+from tito_audit.align.prefix import same_ids
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import (
@@ -145,7 +146,7 @@ def render_conversation(rollout: Rollout, reference: Reference) -> tuple[Rendere
         first = first or found
         if found[0] is None:
             continue
-        if np.array_equal(found[0].ids, recorded):
+        if same_ids(found[0].ids, recorded):
             return found
         blocks = align(reference.pieces(recorded), reference.pieces(found[0].ids), open_end=True)
         if (held := len(blocks.matched()[0])) > most:

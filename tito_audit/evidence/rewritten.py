@@ -182,7 +182,7 @@ class GivenText:
         outside = np.ones(stretch.end - stretch.start, np.bool_)
         for one in answers:
             outside[max(one.start - stretch.start, 0) : one.end - stretch.start] = False
-        roles = self._roles.at(np.flatnonzero(outside) + stretch.start)
+        roles = self._roles.at(outside.nonzero()[0] + stretch.start)
         return [role for role in roles if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import same_ids
 from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.belonging import (
     MESSAGES,
@@ -40,7 +41,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     """The role of each row token by the rendered messages, and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
-    if row.token_ids is rendered.ids or np.array_equal(row.token_ids, rendered.ids):
+    if row.token_ids is rendered.ids or same_ids(row.token_ids, rendered.ids):
         if rendered.told is not None:
             return RowFound(_told_view(rendered.told, rollout))
         if rendered.byte_roles is None:
@@ -191,7 +192,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     assert row is not None
     held = reference.pieces(row.token_ids)
     encoded = reference.reencoded(row.token_ids)
-    if np.array_equal(encoded, row.token_ids):
+    if same_ids(encoded, row.token_ids):
         return RowFound(_view_by_roles(held, rollout, reference))
     canonical = reference.pieces(encoded)
     return RowFound(_view_by_roles(held, rollout, reference), _reencoded(held, canonical))
@@ -272,7 +273,7 @@ def _starts(held: Pieces) -> NDArray[np.int64]:
 def _canonical_bytes(held: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
     """`[T]` the byte of the canonical text at which each row token lies."""
     starts = _starts(held)
-    block_of = np.searchsorted(blocks.recorded_end, np.arange(len(held)), side="right")
+    block_of = blocks.recorded_end.searchsorted(np.arange(len(held)), side="right")
     ends = np.concatenate((np.zeros(1, np.int64), held.end))
     canonical_ends = np.concatenate((np.zeros(1, np.int64), canonical.end))
     recorded_first = np.concatenate((np.zeros(1, np.int64), blocks.recorded_end[:-1]))

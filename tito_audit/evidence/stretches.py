@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import AROUND, Pieces
-from tito_audit.align.prefix import common_prefix
 from tito_audit.evidence.model import CONTEXT_TOKENS, TextSide
 from tito_audit.evidence.narrowed import narrowed
 from tito_audit.record.arrays import Ids, Offsets
@@ -134,11 +133,17 @@ def equal_around(
     recorded: Ids, stretch: tuple[int, int], canonical: Ids, other: tuple[int, int]
 ) -> tuple[int, int]:
     """How many tokens right before and right after two ranges are the same in both sequences."""
-    before = (
-        ids[max(at - CONTEXT_TOKENS, 0) : at][::-1] for ids, (at, _) in ((recorded, stretch), (canonical, other))
-    )
-    after = (ids[end : end + CONTEXT_TOKENS] for ids, (_, end) in ((recorded, stretch), (canonical, other)))
-    return common_prefix(*before), common_prefix(*after)
+    (start, end), (c_start, c_end) = stretch, other
+    before = after = 0
+    for size in range(1, min(CONTEXT_TOKENS, start, c_start) + 1):
+        if recorded[start - size] != canonical[c_start - size]:
+            break
+        before = size
+    for at in range(min(CONTEXT_TOKENS, len(recorded) - end, len(canonical) - c_end)):
+        if recorded[end + at] != canonical[c_end + at]:
+            break
+        after = at + 1
+    return before, after
 
 
 def _side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:

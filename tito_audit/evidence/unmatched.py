@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import same_ids
 from tito_audit.errors import RenderError
 from tito_audit.evidence.model import Construction
 from tito_audit.evidence.reference import Reference
@@ -99,7 +98,7 @@ class UnmatchedSequence:
     def differing(self, text: str) -> list[tuple[int, int]]:
         """The ranges of recorded tokens whose bytes differ from a text's."""
         encoded = self.reference.encode_as(text, self.recorded)
-        if np.array_equal(encoded, self.recorded):
+        if same_ids(encoded, self.recorded):
             return []
         blocks = align(self.held, self.reference.pieces(encoded), open_end=not self.opens)
         return [

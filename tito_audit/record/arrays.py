@@ -59,7 +59,7 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
             raise RecordError(f"column {name!r} holds {array.dtype} values, not token ids")
         return empty_ids()
     if array.dtype != np.int32 and len(array) and (array.max() > _MOST or array.min() < _LEAST):
-        position = int(np.flatnonzero((array > _MOST) | (array < _LEAST))[0])
+        position = int(((array > _MOST) | (array < _LEAST)).nonzero()[0][0])
         raise RecordError(
             f"column {name!r} holds id {array[position]} at position {position}, "
             "which no vocabulary has (ids are below 2^31)"

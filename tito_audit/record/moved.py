@@ -71,7 +71,7 @@ def _column(row: TrainingRow, role: ColumnRole) -> Column | None:
 
 def _boundary(source: Offsets, prompt_length: int) -> int:
     """How many tokens come before the first one from the old response."""
-    after = np.flatnonzero(source >= prompt_length)
+    after = (source >= prompt_length).nonzero()[0]
     return int(after[0]) if len(after) else len(source)
 
 
@@ -220,7 +220,7 @@ class _Mover:
 
 def _first_change(old: Ids, new: Ids) -> int:
     size = min(len(old), len(new))
-    unequal = np.flatnonzero(old[:size] != new[:size])
+    unequal = (old[:size] != new[:size]).nonzero()[0]
     return int(unequal[0]) if len(unequal) else size
 
 

@@ -47,7 +47,7 @@ class PromptIds(Sequence[int]):
 
     def first_below(self, least: int) -> int | None:
         """The position of the first id below this; None if there is none."""
-        below = np.flatnonzero(np.asarray(self._given) < least)
+        below = (np.asarray(self._given) < least).nonzero()[0]
         return int(below[0]) if len(below) else None
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ class ManyRuns(Sequence[Run]):
     @classmethod
     def of(cls, mask: Mask) -> ManyRuns:
         """The runs in which a mask is true."""
-        return cls(np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2))
+        return cls(np.diff(mask, prepend=False, append=False).nonzero()[0].reshape(-1, 2))
 
     def long(self, least: int) -> ManyRuns:
         """Those of at least so many tokens."""
@@ -42,7 +42,7 @@ class ManyRuns(Sequence[Run]):
         opened = np.zeros(size + 1, np.int8)  # no two runs start at one place, or end there
         np.add.at(opened, starts, 1)
         np.add.at(opened, ends, -1)
-        return np.asarray(np.cumsum(opened[:-1], dtype=np.int8) > 0)
+        return np.asarray(opened[:-1].cumsum(dtype=np.int8) > 0)
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -80,7 +80,7 @@ class _Ends(Mapping[int, int]):
         self._starts = np.ascontiguousarray(runs.bounds[:, 0])
 
     def __getitem__(self, start: int) -> int:
-        at = int(np.searchsorted(self._starts, start))
+        at = int(self._starts.searchsorted(start))
         if at == len(self._starts) or self._starts[at] != start:
             raise KeyError(start)
         return int(self._runs.bounds[at, 1])

@@ -43,7 +43,7 @@ def repeats(difference: Difference, evidence: Evidence) -> bool:
         return False
     # A repetition can be aligned at any of its tokens.
     around = ids[max(difference.start - size, 0) : difference.start + 2 * size]
-    equal = np.concatenate(([0], np.cumsum(around[:-size] == around[size:])))
+    equal = np.concatenate(([0], (around[:-size] == around[size:]).cumsum()))
     return bool((equal[size:] - equal[:-size] == size).any())
 
 

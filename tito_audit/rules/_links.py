@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from tito_audit.align.prefix import common_prefix
+from tito_audit.align.prefix import common_prefix, same_ids
 from tito_audit.chains.links import TEXT_UNKNOWN, Link, LinkKind
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence
 from tito_audit.record.arrays import Ids
@@ -121,8 +119,8 @@ def _stretch(link: Link, evidence: Evidence, prompt: Ids, seen: Ids, said_at: in
         stop, seen_stop = begin + len(one.canonical.ids), seen_begin + len(one.recorded.ids)
         if shared < 0 or begin < 0 or link.at > stop or link.seen_at > seen_stop:
             continue
-        here = np.array_equal(prompt[begin:stop], one.canonical.ids)
-        if here and np.array_equal(seen[seen_begin:seen_stop], one.recorded.ids):
+        here = same_ids(prompt[begin:stop], one.canonical.ids)
+        if here and same_ids(seen[seen_begin:seen_stop], one.recorded.ids):
             long = max(stop - link.at, seen_stop - link.seen_at) > SHOWN_TOKENS
             return None if long else (stop, seen_stop)
     return None

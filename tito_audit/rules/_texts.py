@@ -152,9 +152,9 @@ def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
     whole = text if text.endswith(stop) else text + stop
     for way in decodings(evidence, number, text):
         if way.text.startswith(whole):
-            ends = np.cumsum(vocabulary.byte_lengths(ids[way.kept]))
+            ends = vocabulary.byte_lengths(ids[way.kept]).cumsum()
             shown = len(way.text.encode("utf-8", "surrogatepass")) - len(whole.encode("utf-8", "surrogatepass"))
-            last = int(np.searchsorted(ends, int(ends[-1]) - shown))
+            last = int(ends.searchsorted(int(ends[-1]) - shown))
             rest = [int(place) for place in way.kept[last + 1 :] if int(ids[place]) not in evidence.end_ids]
             return rest[0] if rest else -1
     return None
@@ -193,9 +193,9 @@ def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, s
         common = _common_prefix(decoding.text, text)
         if common > prefix:
             best, prefix = decoding, common
-    ends = np.cumsum(evidence.vocabulary.byte_lengths(ids[best.kept]))
+    ends = evidence.vocabulary.byte_lengths(ids[best.kept]).cumsum()
     byte = len(text[:prefix].encode("utf-8", "surrogatepass"))
-    number = int(np.searchsorted(ends, byte, side="right"))
+    number = int(ends.searchsorted(byte, side="right"))
     position = int(best.kept[number]) if number < len(best.kept) else len(ids)
     return position, best.text[prefix:], text[prefix:]
 

@@ -95,7 +95,7 @@ def _of_row(evidence: Evidence) -> Iterator[Pair]:
     name = _name(row.columns)
     for column in trainer_columns(row.columns):
         trainer = _filled(over_row(column, row))
-        at: Offsets = np.flatnonzero(inside & _both(row.logprobs, trainer, row.sentinel))
+        at: Offsets = (inside & _both(row.logprobs, trainer, row.sentinel)).nonzero()[0]
         if len(at):
             drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
             values = row.logprobs[at], trainer[at]
@@ -109,7 +109,7 @@ def _of_calls(evidence: Evidence) -> Iterator[Pair]:
             continue
         for column in trainer_columns(turn.columns):
             trainer = _filled(column.values.astype(np.float64))
-            at: Offsets = np.flatnonzero(_both(values, trainer, None))
+            at: Offsets = _both(values, trainer, None).nonzero()[0]
             if len(at):
                 pair = values[at], trainer[at]
                 nothing = np.zeros(len(at), np.bool_)

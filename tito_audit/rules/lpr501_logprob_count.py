@@ -126,7 +126,7 @@ def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None or view is None:
         return None
-    mine = np.flatnonzero(view.turn == turn)
+    mine = (view.turn == turn).nonzero()[0]
     out = np.full(length, np.nan)
     out[view.turn_offset[mine]] = row.logprobs[mine]
     return out

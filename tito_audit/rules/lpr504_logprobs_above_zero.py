@@ -62,7 +62,7 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
             continue
         in_loss = values.logprobs[values.trained & np.isfinite(values.logprobs)]
         if len(in_loss) > 1 and (in_loss > -_TOLERANCE).all():
-            marked = np.flatnonzero(above)
+            marked = above.nonzero()[0]
             start, end = int(marked[0]), int(marked[-1]) + 1
             yield _hit(evidence, values, start, end, len(marked), in_loss)
             continue

@@ -119,7 +119,7 @@ def _judged(
         f"{subject} not sampled, with {what} in `{name}`; the median of the {len(others)} that were "
         f"sampled is {decimal(usual, 3)}, so {percent(share)} of the row's summed logprob comes from drift"
     )
-    lowest = int(np.flatnonzero(drifted)[mine.argmin()])
+    lowest = int(drifted.nonzero()[0][mine.argmin()])
     start, end = next(run for run in trained_runs(drifted) if run[0] <= lowest < run[1])
     side = shown(evidence, row.token_ids[start:end])
     yield Hit(Where.ROW, start, end, message, cause="low where drifted", recorded=side)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
@@ -53,9 +51,9 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     mask = judged_mask(evidence)
     if mask is None:
         return
-    for position in np.flatnonzero(mask.end_not_trained).tolist():
+    for position in mask.end_not_trained.nonzero()[0].tolist():
         yield _hit(evidence, mask, position, position, _UNTRAINED, "sampled, not trained", Severity.WARNING)
-    for position in np.flatnonzero(mask.end_not_sampled).tolist():
+    for position in mask.end_not_sampled.nonzero()[0].tolist():
         message = "the end of a turn is trained but was not sampled" + _cut(evidence, mask, position - 1)
         yield _hit(evidence, mask, position, position - 1, message, "trained, not sampled", Severity.ERROR)
 

@@ -97,7 +97,7 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
     if not wrong.any():
         return
     slide = _slide(labels, row.token_ids)
-    marked = np.flatnonzero(where)
+    marked = where.nonzero()[0]
     runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else each_run(wrong)
     for start, end in runs:
         count = int(wrong[start:end].sum())
@@ -115,7 +115,7 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
 
 def _slide(labels: Ids, ids: Ids) -> int:
     """+1 when every label is the id one place before it, -1 when it is the one after it; else 0."""
-    where = np.flatnonzero(labels != _IGNORED)
+    where = (labels != _IGNORED).nonzero()[0]
     for slide in (1, -1):
         source = where - slide
         inside = (source >= 0) & (source < len(ids))

@@ -58,14 +58,16 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     embedding out of the loss.
     """
     seen = empty_ids()
+    vocabulary = evidence.vocabulary
     for number, turn in enumerate(evidence.rollout.turns):
+        whole, shared = turn.seen_ids, 0 if turn.prompt_ids is None else common_prefix(seen, turn.prompt_ids)
+        seen = seen if whole is None else whole
+        if whole is not None and vocabulary is not None and vocabulary.known(whole[shared:]).all():
+            continue
         if turn.prompt_ids is not None:
-            shared = common_prefix(seen, turn.prompt_ids)
             yield from _outside(evidence, Where.PROMPT, number, turn.prompt_ids, shared)
         if turn.completion_ids is not None:
             yield from _outside(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
-        whole = turn.seen_ids
-        seen = seen if whole is None else whole
     row = evidence.rollout.training_row
     if row is not None:
         for hit in _outside(evidence, Where.ROW, None, row.token_ids, 0):

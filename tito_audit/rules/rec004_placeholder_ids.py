@@ -98,7 +98,7 @@ def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Itera
     if completion is None or not len(completion):
         return
     cause = "stated by the log" if stated else _pattern(completion)
-    if cause is None and prompt is not None and np.array_equal(prompt, [0]) and not completion.any():
+    if cause is None and prompt is not None and len(prompt) == 1 and not (prompt[0] or completion.any()):
         cause = "nothing but 0"
     real = None if stated or cause is None else _is_real(evidence, number, turn)
     if cause is not None and not real:

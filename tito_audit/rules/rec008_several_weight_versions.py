@@ -185,10 +185,10 @@ def _add_tokens(
     found: _Versions, values: NDArray[np.float64], where: Where, turn: int | None, inside: NDArray[np.bool_]
 ) -> None:
     """Adds runs of tokens with one version; -1, NaN and infinity are no version."""
-    at = np.flatnonzero(inside & (values >= 0) & np.isfinite(values))
+    at = (inside & (values >= 0) & np.isfinite(values)).nonzero()[0]
     if not len(at):
         return
-    cuts = np.flatnonzero((np.diff(values[at]) != 0) | (np.diff(at) > 1)) + 1
+    cuts = ((np.diff(values[at]) != 0) | (np.diff(at) > 1)).nonzero()[0] + 1
     spans = [(f"{values[part[0]]:.0f}", int(part[0]), int(part[-1]) + 1) for part in np.split(at, cuts)]
     found.add_spans(spans, where, turn)
 

@@ -118,7 +118,8 @@ def check_explained(
             continue
         if rule.check is not None:
             try:
-                found.take(rule.code, rule.severity, rule.check(evidence))
+                for hit in rule.check(evidence):
+                    found.take(rule.code, rule.severity, hit)
             except ODD_VALUES as error:
                 if rule.code not in ignored:
                     raise _failed(rule, evidence, error) from error

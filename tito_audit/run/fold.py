@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -100,12 +100,11 @@ class Findings:
         """Add the hit at a spot that was wanted last."""
         self._found.append(Finding(code, severity, self._place, hit))
 
-    def take(self, code: str, usual: Severity, hits: Iterable[Hit]) -> None:
-        """Add all hits of a rule, `usual` being the severity of those that have none of their own."""
-        for hit in hits:
-            severity = usual if hit.severity is None else hit.severity
-            if self.wants(code, severity, Spot.of(hit)):
-                self.add(code, severity, hit)
+    def take(self, code: str, usual: Severity, hit: Hit) -> None:
+        """Add a hit of a rule, `usual` being its severity if it has none of its own."""
+        severity = usual if hit.severity is None else hit.severity
+        if self.wants(code, severity, Spot.of(hit)):
+            self.add(code, severity, hit)
 
     def folded(self) -> tuple[list[Finding], dict[int, Turns]]:
         """The findings in order, and by number the turns of those that others were folded into."""
