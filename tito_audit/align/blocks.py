@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -27,6 +28,9 @@ class BlockKind(IntEnum):
 _ON_RECORDED = np.array([kind is not BlockKind.MISSING for kind in BlockKind])
 _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
 """`[kinds]` Whether a block of the kind has tokens on that side."""
+
+
+_EQUAL_OR_NOT = np.array([BlockKind.RESPLIT, BlockKind.SAME], np.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,60 +89,80 @@ class Blocks:
         return starts[0].repeat(counts) + within, starts[1].repeat(counts) + within
 
 
+class GrowingBlocks:
+    """Consecutive alignments as columns: they are joined, and checked, once."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Offsets, Offsets, NDArray[np.int8]]] = []
+        self._recorded = self._canonical = 0
+
+    def block(self, kind: BlockKind, recorded: int, canonical: int) -> None:
+        """Add a block of so many tokens; none when both sides are empty."""
+        if not recorded and not canonical:
+            return
+        if not recorded:
+            kind = BlockKind.MISSING
+        elif not canonical:
+            kind = BlockKind.EXTRA
+        self.extend(np.array([recorded], np.int64), np.array([canonical], np.int64), np.array([kind], np.int8))
+
+    def between(self, recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets) -> None:
+        """Add the blocks of two sequences between common byte ends.
+
+        `recorded_end[b]` and `canonical_end[b]` are the token positions of the b-th common end.
+        """
+        recorded_count, canonical_count = _lengths(recorded_end), _lengths(canonical_end)
+        same = recorded_count + canonical_count == 2
+        same &= recorded[recorded_end - 1] == canonical[canonical_end - 1]
+        kind = _EQUAL_OR_NOT[same.view(np.int8)]
+        others = (~same).nonzero()[0]
+        on_recorded, on_canonical = recorded_count[others], canonical_count[others]
+        kind[others[(on_recorded > 1) & (on_canonical == 1)]] = BlockKind.MERGE
+        kind[others[(on_recorded == 1) & (on_canonical > 1)]] = BlockKind.SPLIT
+        # Tokens without bytes join the block before them, so several on both sides may still be equal.
+        for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
+            r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
+            if same_ids(recorded[r - n : r], canonical[c - n : c]):
+                kind[b] = BlockKind.SAME
+        self.extend(recorded_end, canonical_end, kind)
+
+    def extend(self, recorded_end: Offsets, canonical_end: Offsets, kind: NDArray[np.int8]) -> None:
+        """Add these blocks, whose ends count from the end of those before them."""
+        if len(kind):
+            recorded_end, canonical_end = recorded_end + self._recorded, canonical_end + self._canonical
+            self._recorded, self._canonical = int(recorded_end[-1]), int(canonical_end[-1])
+            self._parts.append((recorded_end, canonical_end, kind))
+
+    def done(self) -> Blocks:
+        """All of them; adjacent SAME blocks become one."""
+        if not self._parts:
+            return Blocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int8))
+        recorded_end, canonical_end, kind = self._parts[0]
+        if len(self._parts) > 1:
+            ends, others, kinds = zip(*self._parts, strict=True)
+            recorded_end, canonical_end = np.concatenate(ends), np.concatenate(others)
+            kind = np.concatenate(kinds)
+        same = kind == BlockKind.SAME
+        inside = same[:-1] & same[1:]
+        if inside.any():
+            last = np.append(~inside, True)
+            recorded_end, canonical_end, kind = recorded_end[last], canonical_end[last], kind[last]
+        return Blocks(recorded_end, canonical_end, kind)
+
+
 def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
     """Both sequences as a single block; no block when both are empty."""
-    if not recorded and not canonical:
-        return Blocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int8))
-    if not recorded:
-        kind = BlockKind.MISSING
-    elif not canonical:
-        kind = BlockKind.EXTRA
-    return Blocks(np.array([recorded], np.int64), np.array([canonical], np.int64), np.array([kind], np.int8))
+    out = GrowingBlocks()
+    out.block(kind, recorded, canonical)
+    return out.done()
 
 
-def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets) -> Blocks:
-    """The blocks between common byte ends, with runs of equal tokens joined into one SAME block.
-
-    `recorded_end[b]` and `canonical_end[b]` are the token positions of the b-th common end.
-    """
-    recorded_count, canonical_count = _lengths(recorded_end), _lengths(canonical_end)
-    same = recorded_count + canonical_count == 2
-    same &= recorded[recorded_end - 1] == canonical[canonical_end - 1]
-    kind = np.where(same, np.int8(BlockKind.SAME), np.int8(BlockKind.RESPLIT))
-    others = (~same).nonzero()[0]
-    on_recorded, on_canonical = recorded_count[others], canonical_count[others]
-    kind[others[(on_recorded > 1) & (on_canonical == 1)]] = BlockKind.MERGE
-    kind[others[(on_recorded == 1) & (on_canonical > 1)]] = BlockKind.SPLIT
-    # Tokens without bytes join the block before them, so several on both sides may still be equal.
-    for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
-        r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
-        if same_ids(recorded[r - n : r], canonical[c - n : c]):
-            kind[b] = BlockKind.SAME
-    return _joined(recorded_end, canonical_end, kind)
-
-
-def join_blocks(parts: list[Blocks]) -> Blocks:
+def join_blocks(parts: Iterable[Blocks]) -> Blocks:
     """One alignment made of consecutive alignments; adjacent SAME blocks become one."""
-    parts = [part for part in parts if len(part.kind)]
-    if not parts:
-        return one_block(BlockKind.SAME, 0, 0)
-    recorded, canonical, r, c = [], [], 0, 0
+    out = GrowingBlocks()
     for part in parts:
-        recorded.append(part.recorded_end + r)
-        canonical.append(part.canonical_end + c)
-        r, c = r + int(part.recorded_end[-1]), c + int(part.canonical_end[-1])
-    if len(parts) == 1:
-        return parts[0]
-    kind = np.concatenate([part.kind for part in parts])
-    return _joined(np.concatenate(recorded), np.concatenate(canonical), kind)
-
-
-def _joined(recorded_end: Offsets, canonical_end: Offsets, kind: NDArray[np.int8]) -> Blocks:
-    """Blocks of these columns, adjacent SAME blocks joined."""
-    same = kind == BlockKind.SAME
-    last_of_run = np.ones(len(kind), np.bool_)
-    last_of_run[:-1] = ~(same[:-1] & same[1:])
-    return Blocks(recorded_end[last_of_run], canonical_end[last_of_run], kind[last_of_run])
+        out.extend(part.recorded_end, part.canonical_end, part.kind)
+    return out.done()
 
 
 def _lengths(end: Offsets) -> Offsets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tito_audit.align.blocks import BlockKind, Blocks, blocks_of_ends, one_block
+from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import same_ids
 from tito_audit.record.arrays import Offsets
@@ -16,16 +16,21 @@ def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
     [he, llo] against [hello] gives one MERGE block. A token without bytes joins the block before it, or the block
     after it at the very start.
     """
+    out = GrowingBlocks()
+    add_cuts(out, recorded, canonical)
+    return out.done()
+
+
+def add_cuts(out: GrowingBlocks, recorded: Pieces, canonical: Pieces) -> None:
+    """Add the same blocks to an alignment of what precedes them."""
     if same_ids(recorded.ids, canonical.ids):
-        return one_block(BlockKind.SAME, len(recorded.ids), len(canonical.ids))
-    if not recorded.data:
-        return one_block(BlockKind.RESPLIT, len(recorded.ids), len(canonical.ids))
-    return blocks_of_ends(
-        recorded.ids,
-        canonical.ids,
-        _shared(recorded.end, canonical.end, len(recorded.data)),
-        _shared(canonical.end, recorded.end, len(recorded.data)),
-    )
+        out.block(BlockKind.SAME, len(recorded.ids), len(canonical.ids))
+    elif not recorded.data:
+        out.block(BlockKind.RESPLIT, len(recorded.ids), len(canonical.ids))
+    else:
+        size = len(recorded.data)
+        ends = _shared(recorded.end, canonical.end, size), _shared(canonical.end, recorded.end, size)
+        out.between(recorded.ids, canonical.ids, *ends)
 
 
 def _shared(mine: Offsets, theirs: Offsets, size: int) -> Offsets:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
-from tito_audit.align.boundaries import align_cuts
+from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, one_block
+from tito_audit.align.boundaries import add_cuts
 from tito_audit.align.opcodes import opcodes
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import common_byte_prefix, same_ids
@@ -30,24 +30,31 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
     """
     if same_ids(recorded.ids, canonical.ids):
         return one_block(BlockKind.SAME, len(recorded), len(canonical))
+    out = GrowingBlocks()
     if recorded.data == canonical.data:
-        return align_cuts(recorded, canonical)
+        add_cuts(out, recorded, canonical)
+        return out.done()
     if open_end and canonical.data.startswith(recorded.data):
         head = int(canonical.end.searchsorted(len(recorded.data), side="right"))
         if head and canonical.end[head - 1] == len(recorded.data):
-            rest = one_block(BlockKind.MISSING, 0, len(canonical) - head)
-            return join_blocks([align_cuts(recorded, canonical.part(0, head)), rest])
+            add_cuts(out, recorded, canonical.part(0, head))
+            out.block(BlockKind.MISSING, 0, len(canonical) - head)
+            return out.done()
     left, right = recorded.units(), canonical.units()
-    parts = []
     for tag, i1, i2, j1, j2 in opcodes(recorded.keys(left), canonical.keys(right)):
-        a = recorded.part(left[i1][0], left[i2 - 1][1]) if i2 > i1 else recorded.part(0, 0)
-        b = canonical.part(right[j1][0], right[j2 - 1][1]) if j2 > j1 else canonical.part(0, 0)
+        place = left[i1][0] if i2 > i1 else 0, left[i2 - 1][1] if i2 > i1 else 0
+        other = right[j1][0] if j2 > j1 else 0, right[j2 - 1][1] if j2 > j1 else 0
+        if tag == "equal":
+            _add_equal(out, recorded, place, canonical, other)
+            continue
+        a, b = recorded.part(*place), canonical.part(*other)
         if open_end and tag == "replace" and i2 == len(left) and j2 == len(right):
             head = _head(b, int(a.control.sum())) if canonical.control.any() else min(len(a), len(b))
-            parts += [_align_trimmed(a, b.part(0, head)), one_block(BlockKind.MISSING, 0, len(b) - head)]
+            _add_trimmed(out, a, b.part(0, head))
+            out.block(BlockKind.MISSING, 0, len(b) - head)
         else:
-            parts.append(align_cuts(a, b) if tag == "equal" else _align_trimmed(a, b))
-    return join_blocks(parts)
+            _add_trimmed(out, a, b)
+    return out.done()
 
 
 def _head(pieces: Pieces, controls: int) -> int:
@@ -58,21 +65,26 @@ def _head(pieces: Pieces, controls: int) -> int:
     return int(where[controls - 1]) + 1 if len(where) >= controls else len(pieces)
 
 
-def _align_trimmed(a: Pieces, b: Pieces) -> Blocks:
-    """The blocks of two pieces: common start and end paired, the rest refined."""
+def _add_equal(out: GrowingBlocks, a: Pieces, place: tuple[int, int], b: Pieces, other: tuple[int, int]) -> None:
+    """Add the blocks of two ranges with equal bytes."""
+    if same_ids(a.ids[slice(*place)], b.ids[slice(*other)]):
+        out.block(BlockKind.SAME, place[1] - place[0], other[1] - other[0])
+    else:
+        add_cuts(out, a.part(*place), b.part(*other))
+
+
+def _add_trimmed(out: GrowingBlocks, a: Pieces, b: Pieces) -> None:
+    """Add the blocks of two pieces: common start and end paired, the rest refined."""
     if a.data == b.data:
-        return align_cuts(a, b)
+        add_cuts(out, a, b)
+        return
     i, j = _common_start(a, b)
+    _add_equal(out, a, (0, i), b, (0, j))
     rest_a, rest_b = a.part(i, len(a)), b.part(j, len(b))
     m, n = _common_end(rest_a, rest_b)
     x, y = len(rest_a) - m, len(rest_b) - n
-    return join_blocks(
-        [
-            align_cuts(a.part(0, i), b.part(0, j)),
-            _refine(rest_a.part(0, x), rest_b.part(0, y)),
-            align_cuts(rest_a.part(x, len(rest_a)), rest_b.part(y, len(rest_b))),
-        ]
-    )
+    _add_refined(out, rest_a.part(0, x), rest_b.part(0, y))
+    _add_equal(out, rest_a, (x, x + m), rest_b, (y, y + n))
 
 
 def _common_start(a: Pieces, b: Pieces) -> tuple[int, int]:
@@ -88,8 +100,11 @@ def _common_end(a: Pieces, b: Pieces) -> tuple[int, int]:
 
 def _from_back(pieces: Pieces) -> Offsets:
     """Byte positions of token starts, counted from the end, last token first."""
-    starts = np.concatenate((np.zeros(1, np.int64), pieces.end[:-1]))
-    return (len(pieces.data) - starts)[::-1] if len(pieces) else starts[:0]
+    size = len(pieces.data)
+    back = np.empty(len(pieces.end), np.int64)
+    back[:-1] = size - pieces.end[-2::-1]
+    back[-1:] = size
+    return back
 
 
 def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
@@ -104,18 +119,19 @@ def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
     return int(a.searchsorted(last, side="right")), int(b.searchsorted(last, side="right"))
 
 
-def _gap(a: Pieces, b: Pieces) -> Blocks:
-    """The blocks of a gap between two equal runs: paired where the bytes agree, else one DRIFT block."""
-    return align_cuts(a, b) if a.data == b.data else one_block(BlockKind.DRIFT, len(a), len(b))
-
-
-def _refine(a: Pieces, b: Pieces) -> Blocks:
-    """The blocks of a drifted gap, split at long runs of equal tokens unless it is too long."""
+def _add_refined(out: GrowingBlocks, a: Pieces, b: Pieces) -> None:
+    """Add the blocks of a drifted gap, split at long runs of equal tokens unless it is too long."""
     if not len(a) or not len(b) or max(len(a), len(b)) > _REFINE_LIMIT:
-        return one_block(BlockKind.DRIFT, len(a), len(b))
+        out.block(BlockKind.DRIFT, len(a), len(b))
+        return
+    i = j = 0
     runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= _REFINE_RUN]
-    parts, i, j = [], 0, 0
     for start, other, size in [*runs, Run(len(a), len(b), 0)]:
-        parts += [_gap(a.part(i, start), b.part(j, other)), one_block(BlockKind.SAME, size, size)]
+        # Between two equal runs: paired where the bytes agree, else one DRIFT block.
+        gap, other_gap = a.part(i, start), b.part(j, other)
+        if gap.data == other_gap.data:
+            add_cuts(out, gap, other_gap)
+        else:
+            out.block(BlockKind.DRIFT, len(gap), len(other_gap))
+        out.block(BlockKind.SAME, size, size)
         i, j = start + size, other + size
-    return join_blocks(parts)
