@@ -9,7 +9,7 @@ import pytest
 
 from tests import toy
 from tests.rescoring import OPEN, Formula, call, log_of, logprob, logprobs, rescored, token_ids
-from tito_audit.cli._rescored_page import page_parts
+from tito_audit.cli._rescored import page_parts
 from tito_audit.errors import PluginError, ProviderError
 from tito_audit.report import ReportOptions
 from tito_audit.rescore.model import Behind, Want

@@ -1,19 +1,22 @@
-"""The page of `identify`: the verdict, its evidence, and what to paste."""
+"""What `identify` found: a page with the verdict, its evidence and what to paste, or one JSON object."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.text import Text
 
-from tito_audit.identify import Explanation, Found, Identified, Lack, Left, Share
+from tito_audit.identify import Explanation, Identified, Lack, Left, Share
 from tito_audit.identify.ids_alone import IdsAlone
+from tito_audit.report_objects import fields
 from tito_audit.run.candidates import Candidates
 from tito_audit.run.first_rows import FirstRows
 from tito_audit.settings.file import toml_key, toml_value
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import heading
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many, percent
 
@@ -48,14 +51,13 @@ def page_lines(outcome: Outcome) -> Iterator[Text]:
     yield from _head(outcome)
     yield Text()
     yield from _verdict(outcome)
-    found = outcome.found
-    best = found.best
-    if best is not None:
-        yield from _departures(best.explanation)
-        yield from _left(found.left)
-        yield from _others(found)
-        yield from _endings(found)
-    if not found.sure:
+    identified = outcome.found
+    if identified.best is not None:
+        yield from _departures(identified.best.explanation)
+        yield from _left(identified.left)
+        yield from _others(identified)
+        yield from _endings(identified)
+    if not identified.sure:
         yield from _alone(outcome.alone)
     yield from _tried(outcome)
 
@@ -65,7 +67,7 @@ def paste_lines(outcome: Outcome) -> Iterator[Text]:
     best = outcome.found.best
     if best is None:
         return
-    yield from _title("To paste" if outcome.found.sure else "To paste, if it is right")
+    yield from heading("To paste" if outcome.found.sure else "To paste, if it is right")
     yield Text("  " + command(outcome, best.explanation))
     yield Text("  in tito-audit.toml", style="dim")
     for line in toml_lines(best.explanation):
@@ -89,15 +91,15 @@ def toml_lines(explanation: Explanation) -> Iterator[str]:
 
 def described(explanation: Explanation) -> str:
     """An explanation in words."""
-    said = [f"{explanation.tokenizer} with {explanation.template.label}"]
-    said += [f"{name}={_value(value)}" for name, value in explanation.template_args.items()]
+    parts = [f"{explanation.tokenizer} with {explanation.template.label}"]
+    parts += [f"{name}={_value(value)}" for name, value in explanation.template_args.items()]
     if explanation.tool_arguments != "auto":
-        said.append(f"tool-call arguments as {explanation.tool_arguments}s")
+        parts.append(f"tool-call arguments as {explanation.tool_arguments}s")
     if explanation.clock is not None:
-        said.append(f"on {explanation.clock:%Y-%m-%d}")
+        parts.append(f"on {explanation.clock:%Y-%m-%d}")
     if explanation.without_tools:
-        said.append("without the tools of the log")
-    return elided(", ".join(said), 2 * _TEXT)
+        parts.append("without the tools of the log")
+    return elided(", ".join(parts), 2 * _TEXT)
 
 
 def _value(value: object) -> str:
@@ -115,34 +117,34 @@ def _head(outcome: Outcome) -> Iterator[Text]:
         line.append(f" · {len(first.unreadable):,} that cannot be read: ", style="bold yellow")
         line.append(visible(elided(f"{place}: {why}", _TEXT)))
     yield line
-    yield from (Text(visible(elided(one, 2 * _TEXT)), style="dim") for one in first.notices)
+    yield from (Text(visible(elided(notice, 2 * _TEXT)), style="dim") for notice in first.notices)
 
 
 def _verdict(outcome: Outcome) -> Iterator[Text]:
-    found = outcome.found
-    best = found.best
+    identified = outcome.found
+    best = identified.best
     if best is None:
         yield Text("Not identified: ", style="bold red").append(_why_nothing(outcome))
-        if found.lack is None:
-            yield from _left(found.left)
+        if identified.lack is None:
+            yield from _left(identified.left)
         return
-    if found.sure:
+    if identified.sure:
         yield Text("Written by ", style="bold green").append(visible(described(best.explanation)), style="bold")
     else:
         yield Text("Not certain. Closest: ", style="bold yellow").append(visible(described(best.explanation)))
-    yield Text(f"  It writes exactly {share_words(best.share)}. {_on_which(found)}")
-    if not found.sure and found.unsure_because:
-        yield Text(f"  Not certain because {visible(elided(found.unsure_because, 2 * _TEXT))}.")
+    yield Text(f"  It writes exactly {share_words(best.share)}. {_on_which(identified)}")
+    if not identified.sure and identified.unsure_because:
+        yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _TEXT))}.")
 
 
 def _why_nothing(outcome: Outcome) -> str:
     """Why there is no explanation at all."""
-    found, first = outcome.found, outcome.first
+    identified, first = outcome.found, outcome.first
     if not first.rollouts:
         return "no row can be read" if first.unreadable else "the log has no rows"
-    if not outcome.candidates.tried and found.lack is not Lack.NO_IDS:
+    if not outcome.candidates.tried and identified.lack is not Lack.NO_IDS:
         return "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
-    return _LACKS[found.lack] if found.lack is not None else "no template writes these prompts"
+    return _LACKS[identified.lack] if identified.lack is not None else "no template writes these prompts"
 
 
 def share_words(share: Share) -> str:
@@ -152,73 +154,68 @@ def share_words(share: Share) -> str:
         (share.turns, share.of_turns, "later turn"),
         (share.tokens, share.of_tokens, "token"),
     )
-    said = [f"{one:,} of {many(of, noun)} ({percent(one / of)})" for one, of, noun in counts if of]
-    return listed(said) if said else "no prompt"
+    parts = [f"{count:,} of {many(of, noun)} ({percent(count / of)})" for count, of, noun in counts if of]
+    return listed(parts) if parts else "no prompt"
 
 
-def _on_which(found: Identified) -> str:
-    more = found.rows_confirmed - found.rows_searched
+def _on_which(identified: Identified) -> str:
+    more = identified.rows_confirmed - identified.rows_searched
     if more <= 0:
         return "The search saw them all."
-    return f"The search saw {found.rows_searched:,} of them; the other {more:,} confirm it."
+    return f"The search saw {identified.rows_searched:,} of them; the other {more:,} confirm it."
 
 
 def _departures(explanation: Explanation) -> Iterator[Text]:
     if explanation.departures:
-        yield from _title("What no flag can express")
-    for one in explanation.departures:
-        line = Text(f"  {one}", style="yellow")
-        if one.text:
-            line.append(f": {visible(elided(one.text, _TEXT))}")
-        if one.values:
-            values = [elided(value, _VALUE) for value in one.values]
+        yield from heading("What no flag can express")
+    for departure in explanation.departures:
+        line = Text(f"  {departure}", style="yellow")
+        if departure.text:
+            line.append(f": {visible(elided(departure.text, _TEXT))}")
+        if departure.values:
+            values = [elided(value, _VALUE) for value in departure.values]
             line.append(f" ({visible(elided(', '.join(values), _TEXT))})")
         yield line
 
 
 def _left(left: Sequence[Left]) -> Iterator[Text]:
     if left:
-        yield from _title("Not explained")
-    for one in left[:_LISTED]:
-        turn = f", turn {one.turn}" if one.turn is not None else ""
-        yield Text(
-            f"  {one.number:,} × {visible(elided(one.cause, _TEXT))}, first at {visible(str(one.place))}{turn}"
-        )
+        yield from heading("Not explained")
+    for cause in left[:_LISTED]:
+        first = visible(str(cause.place)) + (f", turn {cause.turn}" if cause.turn is not None else "")
+        yield Text(f"  {cause.number:,} × {visible(elided(cause.cause, _TEXT))}, first at {first}")
     yield from _more(left)
 
 
-def _others(found: Identified) -> Iterator[Text]:
-    best = found.found[0]
+def _others(identified: Identified) -> Iterator[Text]:
+    best = identified.found[0]
     if best.undetermined:
-        yield from _title("Undetermined by these rows")
+        yield from heading("Undetermined by these rows")
         names = ["--tool-arguments" if name == "tool_arguments" else name for name in best.undetermined]
         yield Text(f"  {visible(listed(names))}: the prompts are the same with any value")
     if best.equal:
-        yield from _title("Equivalent settings")
-        yield from (Text(f"  {visible(described(one))}") for one in best.equal[:_LISTED])
+        yield from heading("Equivalent settings")
+        yield from (Text(f"  {visible(described(equal))}") for equal in best.equal[:_LISTED])
         yield from _more(best.equal)
-    if len(found.found) > 1:
-        yield from _title("Other candidates")
-        yield from (Text(f"  {_next(one)}") for one in found.found[1:_LISTED])
+    if len(identified.found) > 1:
+        yield from heading("Other candidates")
+        for other in identified.found[1:_LISTED]:
+            yield Text(f"  {visible(described(other.explanation))}: {share_words(other.share)}")
 
 
-def _next(found: Found) -> str:
-    return f"{visible(described(found.explanation))}: {share_words(found.share)}"
-
-
-def _endings(found: Identified) -> Iterator[Text]:
-    if found.endings:
-        yield from _title("How sampled turns end")
-    for one in found.endings[:_LISTED]:
-        then = f", then the prompts hold {visible(one.followed_by)!r}" if one.followed_by else ""
-        yield Text(f"  {visible(one.piece)} ({one.token_id}): {many(one.turns, 'turn')}{then}")
+def _endings(identified: Identified) -> Iterator[Text]:
+    if identified.endings:
+        yield from heading("How sampled turns end")
+    for ending in identified.endings[:_LISTED]:
+        then = f", then the prompts hold {visible(ending.followed_by)!r}" if ending.followed_by else ""
+        yield Text(f"  {visible(ending.piece)} ({ending.token_id}): {many(ending.turns, 'turn')}{then}")
 
 
 def _alone(alone: IdsAlone | None) -> Iterator[Text]:
     """What the ids show without a tokenizer."""
     if alone is None:
         return
-    yield from _title("From the ids alone")
+    yield from heading("From the ids alone")
     yield Text(
         f"  {alone.ids:,} ids in {many(alone.sequences, 'sequence')}, {alone.distinct:,} different, from "
         f"{alone.smallest:,} to {alone.largest:,}: the vocabulary has at least {alone.largest + 1:,} entries"
@@ -226,29 +223,29 @@ def _alone(alone: IdsAlone | None) -> Iterator[Text]:
     if alone.opening:
         yield Text(f"  every prompt opens with {', '.join(map(str, alone.opening))}")
     if alone.ends:
-        ends = listed([f"{one} ({number:,})" for one, number in alone.ends])
+        ends = listed([f"{token_id} ({number:,})" for token_id, number in alone.ends])
         yield Text(f"  the last ids of {many(alone.turns, 'sampled turn')}: {ends}")
     if not alone.families:
         yield Text("  they match no tokenizer family known to tito-audit")
     for seen in alone.families:
-        marks = ", ".join(f"{text} = {one}" for one, text in seen.family.marks.items())
+        marks = ", ".join(f"{text} = {token_id}" for token_id, text in seen.family.marks.items())
         yield Text(
             f"  they may be from {seen.family.name}: {seen.sequences:,} of {alone.sequences:,} have {marks}"
         )
 
 
 def _tried(outcome: Outcome) -> Iterator[Text]:
-    fits = {one.tokenizer: one for one in outcome.found.tokenizers}
-    yield from _title("Tried")
+    fits = {fit.tokenizer: fit for fit in outcome.found.tokenizers}
+    yield from heading("Tried")
     if not outcome.candidates.tried:
         yield Text("  no tokenizer")
     for candidate, because in zip(outcome.candidates.tried, outcome.candidates.because, strict=True):
         fit = fits.get(candidate.tokenizer.name)
-        said = "" if fit is None else ": fits the ids" if fit.fits else f": {visible(elided(fit.because, _TEXT))}"
-        yield Text(f"  {visible(candidate.tokenizer.name)} ({because}){said}")
+        words = "" if fit is None else ": fits the ids" if fit.fits else f": {visible(elided(fit.because, _TEXT))}"
+        yield Text(f"  {visible(candidate.tokenizer.name)} ({because}){words}")
     passed_over = outcome.candidates.passed_over
-    for one in passed_over[:_LISTED]:
-        yield Text(f"  {visible(one.name)} was not: {visible(elided(one.because, _TEXT))}", style="dim")
+    for over in passed_over[:_LISTED]:
+        yield Text(f"  {visible(over.name)} was not: {visible(elided(over.because, _TEXT))}", style="dim")
     yield from _more(passed_over)
 
 
@@ -257,6 +254,76 @@ def _more(entries: Sequence[object]) -> Iterator[Text]:
         yield Text(f"  … and {len(entries) - _LISTED:,} more", style="dim")
 
 
-def _title(words: str) -> Iterator[Text]:
-    yield Text()
-    yield Text(words, style="bold")
+def as_object(outcome: Outcome) -> dict[str, Any]:
+    """Everything as one object; its keys are described in docs/identify.md."""
+    identified, candidates = outcome.found, outcome.candidates
+    fits = {fit.tokenizer: fit for fit in identified.tokenizers}
+    best = identified.best
+    return {
+        "schema_version": 1,
+        "sure": identified.sure,
+        "because": identified.lack.value if identified.lack is not None else identified.unsure_because,
+        "explanations": [
+            {
+                **_explanation(each.explanation),
+                "share": each.share,
+                "equal": [_explanation(other) for other in each.equal],
+                "undetermined": each.undetermined,
+            }
+            for each in identified.found
+        ],
+        "command": command(outcome, best.explanation) if best is not None else None,
+        "left": [
+            {**fields(left, "cause number"), **fields(left.place, "file row item"), "turn": left.turn}
+            for left in identified.left
+        ],
+        "endings": identified.endings,
+        "tokenizers": [
+            {
+                "name": candidate.tokenizer.name,
+                "from": because,
+                "templates": [template.label for template in candidate.templates],
+                "fits": fits[name].fits if (name := candidate.tokenizer.name) in fits else None,
+                "because": fits[name].because if name in fits else "",
+            }
+            for candidate, because in zip(candidates.tried, candidates.because, strict=True)
+        ],
+        "passed_over": candidates.passed_over,
+        "rows": {
+            "read": outcome.first.rows,
+            "unreadable": len(outcome.first.unreadable),
+            "all": not outcome.first.stopped,
+        },
+        "prompts": {"searched": identified.rows_searched, "compared": identified.rows_confirmed},
+        "ids": None if outcome.alone is None else _ids_object(outcome.alone),
+    }
+
+
+def _explanation(explanation: Explanation) -> dict[str, Any]:
+    clock = explanation.clock
+    return {
+        "tokenizer": explanation.tokenizer,
+        "template": fields(explanation.template, "label chat_template template_name"),
+        "template_args": dict(explanation.template_args),
+        "tool_arguments": explanation.tool_arguments,
+        "clock": clock.isoformat() if clock is not None else None,
+        "without_tools": explanation.without_tools,
+        "departures": [fields(departure, "kind text values") for departure in explanation.departures],
+        "flags": list(explanation.flags()),
+        "config": dict(explanation.config()),
+    }
+
+
+def _ids_object(alone: IdsAlone) -> dict[str, Any]:
+    return {
+        **fields(alone, "sequences ids distinct smallest largest turns opening"),
+        "ends": [{"id": token_id, "turns": turns} for token_id, turns in alone.ends],
+        "families": [
+            {
+                **fields(seen.family, "name size"),
+                "sequences": seen.sequences,
+                "marks": {str(token_id): text for token_id, text in seen.family.marks.items()},
+            }
+            for seen in alone.families
+        ],
+    }

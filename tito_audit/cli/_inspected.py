@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from tito_audit.cli._inspected_scores import logprob_lines, mask_lines
-from tito_audit.cli._inspected_words import IDS, number, short, title
-from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, TakenFor
+from tito_audit.inspect import (
+    Column,
+    Inspection,
+    LogprobColumn,
+    Look,
+    Relation,
+    RelationKind,
+    Role,
+    Sentinel,
+    TakenFor,
+)
 from tito_audit.join import CallsSeen
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import heading, open_table
+from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import many, percent
 
 if TYPE_CHECKING:
@@ -52,70 +61,80 @@ _ALIGNED = {
     "shifted": "all but the first",
 }
 _PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
+_WRITTEN = {
+    "binary": "0 and 1",
+    "bool": "true and false",
+    "float": "weights",
+    "labels": "ids, or -100 where nothing is trained",
+    "none": "no mask",
+}
+IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
+_PATH = 48
+"""Characters of a path to show."""
 
 
-def page_lines(found: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
+def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
     """Everything but the mapping: the file, its format, its columns and how they relate."""
-    yield from _head(found)
-    if not found.columns:
+    yield from _head(inspection)
+    if not inspection.columns:
         return
-    yield from title("Read as")
-    for taken in found.taken[:_KEYS]:
-        yield from _taken(taken, found)
-    if len(found.taken) > _KEYS:
-        yield Text(f"  … and {len(found.taken) - _KEYS:,} more kinds of rows")
-    if found.calls is not None:
-        yield from title("Single calls")
-        yield from _calls(found.calls, found)
-    yield from title("Columns")
-    yield from _columns(found)
-    lines = [(scope, relation) for scope, relations in found.relations.items() for relation in relations]
+    yield from heading("Read as")
+    for rows in inspection.taken[:_KEYS]:
+        yield from _taken(rows, inspection)
+    if len(inspection.taken) > _KEYS:
+        yield Text(f"  … and {len(inspection.taken) - _KEYS:,} more kinds of rows")
+    if inspection.calls is not None:
+        yield from heading("Single calls")
+        yield from _calls(inspection.calls, inspection)
+    yield from heading("Columns")
+    yield from _columns(inspection)
+    lines = [(scope, relation) for scope, relations in inspection.relations.items() for relation in relations]
     if lines:
-        yield from title("Lengths that match")
+        yield from heading("Lengths that match")
         for scope, relation in lines[:_RELATIONS]:
             yield Text(f"  {_scope_words(scope)}{_relation_words(relation)}")
         if len(lines) > _RELATIONS:
             yield Text(f"  … and {len(lines) - _RELATIONS:,} more")
-    if found.masks:
-        yield from title("Loss masks")
-        yield from mask_lines(found)
-    if scores := list(logprob_lines(found)):
-        yield from title("The sampler's logprobs")
+    if inspection.masks:
+        yield from heading("Loss masks")
+        yield from mask_lines(inspection)
+    if scores := list(logprob_lines(inspection)):
+        yield from heading("The sampler's logprobs")
         yield from scores
     if vocabulary is not None:
-        yield from _decoded_lines(found, vocabulary)
+        yield from _decoded_lines(inspection, vocabulary)
 
 
-def _head(found: Inspection) -> Iterator[Text]:
-    yield Text("tito-audit inspect ", style="bold").append(visible(found.file))
-    rows = f"the first {many(found.rows, 'row')}" if found.stopped else many(found.rows, "row")
-    line = Text(f"{_KINDS.get(found.kind, found.kind)} · {rows}")
-    if found.unreadable:
-        row, why = next(iter(found.unreadable.items()))
-        line.append(f" · {len(found.unreadable):,} unreadable; row {row}: ", style="bold yellow")
+def _head(inspection: Inspection) -> Iterator[Text]:
+    yield Text("tito-audit inspect ", style="bold").append(visible(inspection.file))
+    rows = f"the first {many(inspection.rows, 'row')}" if inspection.stopped else many(inspection.rows, "row")
+    line = Text(f"{_KINDS.get(inspection.kind, inspection.kind)} · {rows}")
+    if inspection.unreadable:
+        row, why = next(iter(inspection.unreadable.items()))
+        line.append(f" · {len(inspection.unreadable):,} unreadable; row {row}: ", style="bold yellow")
         line.append(visible(elided(why, 200)))
     yield line
-    if not found.rows:
+    if not inspection.rows:
         yield Text("The log holds no rows.", style="bold yellow")
-    elif not found.columns:
+    elif not inspection.columns:
         yield Text("No row that could be read has a column.", style="bold yellow")
 
 
-def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
-    readable = found.rows - len(found.unreadable)
-    rows = f"all {readable:,} rows" if taken.rows == readable > 1 else many(taken.rows, "row")
-    first = "" if taken.rows == readable else f", the first is row {taken.first_row}"
-    if taken.format is None:
-        because = taken.because.partition(" Name the columns of ids with --map")[0]  # this page proposes them
+def _taken(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
+    readable = inspection.rows - len(inspection.unreadable)
+    rows = f"all {readable:,} rows" if alike.rows == readable > 1 else many(alike.rows, "row")
+    first = "" if alike.rows == readable else f", the first is row {alike.first_row}"
+    if alike.format is None:
+        because = alike.because.partition(" Name the columns of ids with --map")[0]  # this page proposes them
         because = because.replace("no known format has these columns:", "has")
         yield Text("  no known format", style="bold").append(f" ({rows}{first}): {visible(elided(because, 600))}")
     else:
-        line = Text("  ").append(taken.format, style="bold").append(f" ({rows}{first})")
-        if taken.told_by:
-            line.append(f": has {visible(_listed([short(key) for key in taken.told_by]))}")
+        line = Text("  ").append(alike.format, style="bold").append(f" ({rows}{first})")
+        if alike.told_by:
+            line.append(f": has {visible(_listed([short(key) for key in alike.told_by]))}")
         yield line
-    doubtful = taken.format in (None, "generic")
-    for near in (near for near in taken.near if doubtful or near.fits):
+    doubtful = alike.format in (None, "generic")
+    for near in (near for near in alike.near if doubtful or near.fits):
         if near.fits:
             words = "fits too, but comes later in the order of detection"
         elif near.lacks or near.excess:
@@ -127,9 +146,9 @@ def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
 
 
-def _calls(calls: CallsSeen, found: Inspection) -> Iterator[RenderableType]:
+def _calls(calls: CallsSeen, inspection: Inspection) -> Iterator[RenderableType]:
     """Rows that are one call each, what could name their conversations, and what joining them gives."""
-    readable = found.rows - len(found.unreadable)
+    readable = inspection.rows - len(inspection.unreadable)
     all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")
     yield Text(f"  {all_of_them}, one call each")
     for key in calls.keys[:_KEYS]:
@@ -142,8 +161,8 @@ def _calls(calls: CallsSeen, found: Inspection) -> Iterator[RenderableType]:
     if calls.joined is None:
         yield Text("  not joined: --no-join")
         return
-    for said in calls.joined.said:
-        yield Text(f"  {visible(said.removeprefix(f'{found.file}: '))}")
+    for sentence in calls.joined.said:
+        yield Text(f"  {visible(sentence.removeprefix(f'{inspection.file}: '))}")
     yield Text("  Join by another column: --session KEY. Keep rows separate: --no-join.", style="dim")
 
 
@@ -151,45 +170,47 @@ def _share(rows: int, of: int) -> str:
     return f"all {of:,}" if rows == of else f"{rows:,} of {of:,}"
 
 
-def _columns(found: Inspection) -> Iterator[RenderableType]:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+def _columns(inspection: Inspection) -> Iterator[RenderableType]:
+    table = open_table()
     table.add_column("column", overflow="fold", max_width=34)
     for name, wide in (("rows", True), ("type", False), ("length", True), ("role", True)):
         table.add_column(name, no_wrap=wide, overflow="fold", min_width=0 if wide else 14)
     table.add_column("values", overflow="fold", ratio=1, min_width=20)
-    shown = _shown(found)
+    shown = _shown(inspection)
     for column in shown:
-        guess = found.roles[column.path]
+        guess = inspection.roles[column.path]
         role = Text(str(guess.role), style=_STYLES.get(guess.role, ""))
         if words := _ALIGNED.get(guess.alignment, "") if guess.role not in IDS else "":
             role.append(f"\n{words}", style="dim")
         table.add_row(
             Text(short(column.path)),
-            "all" if column.rows == found.rows - len(found.unreadable) else f"{column.rows:,}",
+            "all" if column.rows == inspection.rows - len(inspection.unreadable) else f"{column.rows:,}",
             Text(_type_words(column)),
             _lengths(column.lengths),
             role,
-            Text(visible(_facts_words(column, found))),
+            Text(visible(_facts_words(column, inspection))),
         )
     yield table
-    left = len(found.columns) - len(shown)
-    if left or found.more_columns:
+    left = len(inspection.columns) - len(shown)
+    if left or inspection.more_columns:
         more = f"{left:,} more columns, most of them inside messages and tools" if left else ""
-        if found.more_columns:
-            more += f"{', and ' if left else ''}columns past the first {len(found.columns):,}, not read"
+        if inspection.more_columns:
+            more += f"{', and ' if left else ''}columns past the first {len(inspection.columns):,}, not read"
         yield Text(f"… {more}. See all: -f json", style="dim")
-    if found.deeper:
+    if inspection.deeper:
         yield Text("… deeper nesting is not read", style="dim")
 
 
-def _shown(found: Inspection) -> list[Column]:
+def _shown(inspection: Inspection) -> list[Column]:
     """The columns to show, in their order; if there are too many, those with a role are chosen first."""
-    hidden = [path for path, guess in found.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
+    hidden = [path for path, guess in inspection.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
     inside = tuple(f"{path}{joint}" for path in hidden for joint in (".", "["))
-    open_ = [c for c in found.columns if c.path in found.facts or not (inside and c.path.startswith(inside))]
+    open_ = [
+        c for c in inspection.columns if c.path in inspection.facts or not (inside and c.path.startswith(inside))
+    ]
     if len(open_) <= _COLUMNS:
         return open_
-    ranked = sorted(range(len(open_)), key=lambda i: (found.roles[open_[i].path].role in _PLAIN, i))
+    ranked = sorted(range(len(open_)), key=lambda i: (inspection.roles[open_[i].path].role in _PLAIN, i))
     return [open_[i] for i in sorted(ranked[:_COLUMNS])]
 
 
@@ -218,10 +239,10 @@ def _lengths(lengths: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _facts_words(column: Column, found: Inspection) -> str:
-    facts, guess = found.facts.get(column.path), found.roles[column.path]
+def _facts_words(column: Column, inspection: Inspection) -> str:
+    facts, guess = inspection.facts.get(column.path), inspection.roles[column.path]
     if facts is None:
-        sample = next((one for one in column.samples if isinstance(one, str | int | float)), None)
+        sample = next((value for value in column.samples if isinstance(value, str | int | float)), None)
         if sample is None:
             return guess.because
         text = str(sample)
@@ -279,30 +300,111 @@ def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
     ids = next((array for array in column.arrays if len(array)), np.empty(0, np.int64))
     shown = ids if len(ids) <= _FIRST + _LAST else np.concatenate([ids[:_FIRST], ids[-_LAST:]])
     every = np.concatenate(column.arrays) if column.arrays else ids
-    known = int(vocabulary.known(every.astype(np.int64)).sum()) if len(every) else 0
+    in_vocabulary = int(vocabulary.known(every.astype(np.int64)).sum()) if len(every) else 0
     return {
-        "pieces": [vocabulary.piece(int(one)) for one in shown],
+        "pieces": [vocabulary.piece(int(token_id)) for token_id in shown],
         "left_out": len(ids) - len(shown),
-        "known": known,
+        "known": in_vocabulary,
         "ids": len(every),
     }
 
 
-def _decoded_lines(found: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
-    columns = [column for column in found.columns if found.roles[column.path].role in IDS]
+def _decoded_lines(inspection: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
+    columns = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
     if columns:
-        yield from title("The first ids of each column, as tokens")
+        yield from heading("The first ids of each column, as tokens")
     for column in columns[:_KEYS]:
-        said = decoded(column, vocabulary)
-        pieces = [visible(piece, edges=True) for piece in said["pieces"]]
-        if said["left_out"]:
-            pieces.insert(_FIRST, f"… {said['left_out']:,} more …")
+        first = decoded(column, vocabulary)
+        pieces = [visible(piece, edges=True) for piece in first["pieces"]]
+        if first["left_out"]:
+            pieces.insert(_FIRST, f"… {first['left_out']:,} more …")
         line = Text(f"  {short(column.path)}  │{'│'.join(pieces)}│")
-        unknown = said["ids"] - said["known"]
+        unknown = first["ids"] - first["known"]
         if unknown:
-            line.append(f" {unknown:,} of {said['ids']:,} ids are not in the vocabulary", style="bold yellow")
+            line.append(f" {unknown:,} of {first['ids']:,} ids are not in the vocabulary", style="bold yellow")
         yield line
 
 
 def _listed(words: Sequence[str]) -> str:
     return ", ".join(words[:_KEYS]) + (f" and {len(words) - _KEYS} more" if len(words) > _KEYS else "")
+
+
+def mask_lines(inspection: Inspection) -> Iterator[Text]:
+    """How masks are written, and what logprobs are where nothing is trained."""
+    by_mask: dict[str, list[Sentinel]] = {}
+    for sentinel in inspection.sentinels:
+        by_mask.setdefault(sentinel.mask, []).append(sentinel)
+    for mask in inspection.masks:
+        written = " or ".join(
+            _WRITTEN.get(name, name) + ("" if len(mask.encodings) == 1 else f" ({count:,})")
+            for name, count in mask.encodings.items()
+        )
+        share = f"{mask.trained:,} of {mask.tokens:,} tokens trained" if mask.tokens else "always empty"
+        if mask.trained:
+            share += f" ({percent(mask.trained / mask.tokens)})"
+        yield Text(f"  {short(mask.path)}: {written or 'nothing'}; {share}")
+        for sentinel in by_mask.get(mask.path, ()):
+            yield Text(f"    {short(sentinel.path)}: {_sentinel_words(sentinel)}")
+
+
+def _sentinel_words(sentinel: Sentinel) -> str:
+    value = "null" if math.isnan(sentinel.value) else f"{sentinel.value:g}"
+    if sentinel.share < 0.5:
+        return "has values at untrained tokens too"
+    where = "every untrained token" if sentinel.share == 1 else f"{percent(sentinel.share)} of untrained tokens"
+    return f"{value} at {where}" + (f" and at {many(sentinel.inside, 'trained one')}" if sentinel.inside else "")
+
+
+def logprob_lines(inspection: Inspection) -> Iterator[Text]:
+    """Which of several columns is read as the sampler's logprobs, why, and the flag for another."""
+    formats = sorted(str(rows.format) for rows in inspection.taken if rows.format not in (None, "generic"))
+    for choice in inspection.logprobs:
+        sampler, *others = choice.columns
+        if formats and all(other.difference == 0 for other in others):
+            continue  # copies that the format keeps
+        line = Text(f"  {short(sampler.path)}: taken", style="" if choice.sure else "yellow")
+        because = visible(choice.because)
+        yield line.append(f"; {because}" if choice.sure else f". Unclear: {because}")
+        for other in others:
+            yield Text(f"  {short(other.path)}: {_author_words(other, sampler)}")
+        named = [other for other in others if other.author != "reference"] or others
+        if choice.scope or formats:
+            reads = f"{formats[0]} reads" if formats else "calls are read"
+            yield Text(f"  To read another, rename the columns: {reads} by name.", style="dim")
+        else:
+            yield Text(
+                f"  To read another: {_flag(inspection, named[0].path)}", style="dim" if choice.sure else ""
+            )
+
+
+def _author_words(column: LogprobColumn, sampler: LogprobColumn) -> str:
+    words = {
+        "sampler": "named like a sampler's",
+        "trainer": "a trainer's by its name",
+        "reference": "a reference model's by its name",
+        "unknown": "unknown by its name",
+    }[column.author]
+    if column.difference is not None:
+        apart = "the same values as" if not column.difference else f"{column.difference:.2g} on average from"
+        words += f"; {apart} {short(sampler.path)}"
+    return words + ("; has values at untrained tokens too" if column.everywhere else "")
+
+
+def _flag(inspection: Inspection, path: str) -> str:
+    """The flag that reads a column as the sampler's."""
+    trial = inspection.trial
+    only_calls = trial is not None and not trial.training_rows and trial.calls > 0
+    ours = "completion_logprobs" if "completion_logprobs" in inspection.mapping or only_calls else "logprobs"
+    return f"--map {shell_word(f'{ours}={path}')}"
+
+
+def short(path: str) -> str:
+    """A path for the page: on one line, cut to fit."""
+    return visible(elided(path, _PATH))
+
+
+def number(value: float) -> str:
+    """`151643`, `-0.39`: whole numbers in full, others with four digits; zero without a sign."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{value:.0f}" if value else "0"
+    return f"{value:.4g}"

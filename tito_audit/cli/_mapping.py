@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from tito_audit.cli._inspected import decoded
-from tito_audit.cli._inspected_words import IDS, short, title
+from tito_audit.cli._inspected import IDS, decoded, short
 from tito_audit.inspect import Column, Inspection, Role, Scanned, as_flags, as_toml, by_their_names
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import heading
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many
 
@@ -29,7 +29,7 @@ def mapping_lines(found: Inspection, flags: Sequence[str] = ()) -> Iterator[Text
     formats = {taken.format for taken in found.taken}
     readable = found.rows - len(found.unreadable)
     if found.given:
-        yield from title("The mapping that was given")
+        yield from heading("The mapping that was given")
         yield from _trial(found, readable)
         yield from _next(scan)
         return
@@ -40,12 +40,12 @@ def mapping_lines(found: Inspection, flags: Sequence[str] = ()) -> Iterator[Text
         if found.trial is None or found.trial.rows < readable:
             yield from _next(scan, "No mapping needed: each row is read by the names of its own columns.")
             return
-        yield from title("What a scan reads")
+        yield from heading("What a scan reads")
         yield from _trial(found, readable)
         yield from _next(scan, "No mapping needed: scan reads these columns by their names.")
         return
     if not found.mapping:
-        yield from title("Next step")
+        yield from heading("Next step")
         yield from (Text(f"  {line}") for line in _why_none(found))
         return
     yield from _suggestion(found, readable)
@@ -53,7 +53,7 @@ def mapping_lines(found: Inspection, flags: Sequence[str] = ()) -> Iterator[Text
 
 
 def _next(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
-    yield from title("Next step")
+    yield from heading("Next step")
     if first is not None:
         yield Text(f"  {first}")
     yield Text(f"  {' '.join(command)}")
@@ -66,7 +66,7 @@ def _as_it_is(formats: Sequence[str]) -> str:
 
 
 def _suggestion(found: Inspection, readable: int) -> Iterator[Text]:
-    yield from title("Suggested mapping")
+    yield from heading("Suggested mapping")
     for path in found.left_out:
         yield Text(f"  {short(path)} is left out: it fits the tokens of too few rows.", style="yellow")
     used = found.mapping.values()

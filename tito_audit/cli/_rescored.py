@@ -1,24 +1,51 @@
-"""The reports of `rescore`: a page to read, one JSON object, one HTML page."""
+"""The reports of `rescore`: a page, one JSON object (`schemas/rescore.schema.json`), one HTML page."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from tito_audit.cli._outs import opened
-from tito_audit.cli._rescored_object import rollout_object, summary_object, written_object
-from tito_audit.cli._rescored_page import page_parts, verdict
+from tito_audit.record.rollout import Place
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json
-from tito_audit.rescore.model import RescoredRollout
+from tito_audit.report_objects import as_json, fields, finding_object
+from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
 from tito_audit.rescore.summary import RescoreSummary
+from tito_audit.rescore.tables import (
+    AFTER_HEADS,
+    AFTER_LEGEND,
+    AGREEMENT_HEADS,
+    AGREEMENT_LEGEND,
+    DRIFTED_HEADS,
+    DRIFTED_LEGEND,
+    Row,
+    after_rows,
+    agreement_rows,
+    around,
+    drifted_rows,
+)
 from tito_audit.rescore.write import Written
-from tito_audit.terminal.page import printed
+from tito_audit.terminal.cut import elided
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import heading, page_to, print_parts, ruled_table
+from tito_audit.terminal.words import decimal, many, percent, small
+
+_PIECES = 36
+_REASONS = 8
+_FINDINGS = 3
+_TURNS = 12
+Pieces = Callable[[tuple[int, ...]], str]
+"""Ids as text."""
 
 
 @dataclass(slots=True)
@@ -67,10 +94,8 @@ class Rescored:
 
 
 def _write_text(run: Rescored, out: TextIO, options: ReportOptions) -> None:
-    from tito_audit.terminal.escape import inert
-
-    text = printed(page_parts(run.summary, run.worst, run.pieces, run.written), options)
-    out.write("".join(inert(line) + "\n" for line in text.split("\n")))
+    with page_to(out, options) as console:
+        print_parts(console, page_parts(run.summary, run.worst, run.pieces, run.written))
 
 
 def _write_json(run: Rescored, out: TextIO, options: ReportOptions) -> None:
@@ -94,3 +119,238 @@ def write_reports(run: Rescored, wanted: Sequence[tuple[str, Path | None]], page
     for name, path in wanted:
         with opened(path) as file:
             REPORTS[name](run, file, page if path is None else replace(page, color=False))
+
+
+def page_parts(
+    summary: RescoreSummary, worst: int, pieces: Pieces, written: Written | None = None
+) -> Iterator[RenderableType]:
+    """The parts of the page, in order."""
+    yield _head(summary)
+    yield Text(verdict(summary), style="bold red" if summary.failed else "bold green")
+    yield from _agreement(summary)
+    if summary.causes:
+        yield from _prices(summary)
+    prices = [(at, price) for at, price in summary.most_expensive(worst) if math.isfinite(price.difference)]
+    if prices:
+        yield from heading("The most expensive findings")
+        yield from _worst(prices, pieces)
+    yield from _lists(summary, filled=written is not None)
+    if written is not None:
+        yield from heading("Written")
+        yield from (Text(f"  {line}") for line in _files(written))
+
+
+def verdict(summary: RescoreSummary) -> str:
+    """One sentence: whether the log's logprobs are the model's."""
+    whole = summary.agreement
+    if whole is None:
+        words = f"No recorded logprob to compare; {many(summary.scored_tokens, 'token')} scored."
+    elif summary.disagreeing or whole.disagrees:
+        words = (
+            f"Recorded logprobs disagree with the model: they differ by {small(whole.size)} on average "
+            f"(tolerance {decimal(summary.tolerance, 6)}); {summary.disagreeing:,} of "
+            f"{many(summary.rollouts, 'rollout')} above it."
+        )
+    else:
+        words = (
+            f"Recorded logprobs agree with the model: they differ by {small(whole.size)} on average "
+            f"(tolerance {decimal(summary.tolerance, 6)})."
+        )
+    return words + (" Not everything could be scored." if summary.unscored else "")
+
+
+def _head(summary: RescoreSummary) -> Text:
+    model = f", model {summary.model}" if summary.model else ""
+    counts = f"{many(summary.rollouts, 'rollout')} · {many(summary.scored_tokens, 'sampled token')} scored by "
+    return Text("tito-audit rescore  ", style="bold").append(
+        visible(f"{counts}{summary.provider}{model}"), style=""
+    )
+
+
+def _table(heads: Row, rows: Sequence[Row]) -> Table:
+    """A table of names and numbers; where it is too wide only names wrap."""
+    table = ruled_table()
+    table.collapse_padding = True
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", no_wrap=number > 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _agreement(summary: RescoreSummary) -> Iterator[RenderableType]:
+    rows = list(agreement_rows(summary, _TURNS))
+    if rows:
+        yield from heading("Recorded logprobs against the model's")
+        yield from _with_legend(_table(AGREEMENT_HEADS, rows), AGREEMENT_LEGEND)
+    for words, number in summary.explanations.most_common():
+        yield Text(f"{many(number, 'rollout')}: {visible(words)}.")
+
+
+def _prices(summary: RescoreSummary) -> Iterator[RenderableType]:
+    """What drift costs, by cause: the drifted tokens, then the sampled tokens after them."""
+    yield from heading("What drift costs, in nats")
+    yield from _with_legend(_table(DRIFTED_HEADS, list(drifted_rows(summary))), DRIFTED_LEGEND)
+    after = list(after_rows(summary))
+    if after:
+        yield from heading("What drift does to the sampled tokens after it")
+        yield from _with_legend(_table(AFTER_HEADS, after), AFTER_LEGEND)
+    yield from around(summary)
+
+
+def _with_legend(table: Table, words: str) -> Iterator[RenderableType]:
+    yield from (table, Text(""), words)
+
+
+def _worst(prices: list[tuple[Place, Price]], pieces: Pieces) -> Iterator[Text]:
+    """Two lines for each finding: where it is and its price, then the tokens of both sides."""
+    for place, price in prices:
+        hit, first = price.finding.hit, price.segments[0]
+        turn = "" if hit.turn is None else f" turn {hit.turn}"
+        share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
+        yield Text(visible(f"  {price.finding.code} {place}{turn} {hit.where} {hit.start}:{hit.end}"))
+        more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
+        sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
+        numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"
+        yield Text(f"    {sides[0]} → {sides[1]}{more}: {numbers}")
+
+
+def _files(written: Written) -> Iterator[str]:
+    for log, target in written.files:
+        yield visible(f"{target}, from {log} (unchanged)")
+    yield f"logprobs written in {many(written.changed, 'row')} of {written.rows:,}, audited again"
+    for because, number in written.refused.most_common():
+        yield visible(f"{many(number, 'row')} as they were: {because}")
+
+
+def _lists(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:
+    if summary.findings:
+        yield from heading(f"By the model's values: {many(len(summary.findings), 'finding')}")
+        for finding in summary.findings[:_FINDINGS]:
+            yield Text(f"  {finding.code} {visible(str(finding.place))}: {visible(finding.hit.message)}")
+        if len(summary.findings) > _FINDINGS:
+            yield Text(f"  … and {len(summary.findings) - _FINDINGS:,} more; --report json lists all")
+    lines = [
+        *(
+            f"{number:,} not scored: {visible(because)} (first: {visible(str(place))})"
+            for because, (number, place) in list(summary.unscored.items())[:_REASONS]
+        ),
+        *(f"{many(number, 'finding')} without a price: {because}" for because, number in summary.unpriced.items()),
+        *(visible(notice) for notice in summary.scan.notices),
+    ]
+    if summary.missing and not filled:
+        lines.append(
+            f"{many(summary.missing, 'sampled token')} without a recorded logprob: -o OUT writes the model's"
+        )
+    if lines:
+        yield from heading("Notes")
+        yield from (Text(f"  {line}") for line in lines)
+
+
+def summary_object(summary: RescoreSummary) -> dict[str, Any]:
+    """Everything about a run except its rollouts."""
+    scan, counts, changes = summary.scan, summary.counts, summary.changes
+    return {
+        "schema_version": 1,
+        **fields(summary, "provider model"),
+        "weight_versions": sorted(summary.weight_versions),
+        "files": [str(file) for file in scan.files],
+        **fields(scan, "tokenizer tokenizer_commits notices"),
+        **fields(summary, "failed tolerance rollouts scored"),
+        "rows_unreadable": summary.unreadable,
+        **fields(summary, "scored_tokens missing disagreeing"),
+        "agreement": agreement_object(summary.agreement),
+        "by_turn": [
+            {"turn": None if turn < 0 else turn, **(agreement_object(sums.agreement(summary.tolerance)) or {})}
+            for turn, sums in sorted(summary.by_turn.items())
+        ],
+        "explanations": dict(summary.explanations),
+        "causes": [
+            {
+                **fields(cause, "code cause findings segments sampled_tokens other_tokens"),
+                **fields(cause, "sampled other likelier lowest"),
+                "behind": _behind(cause.behind),
+            }
+            for _, cause in sorted(summary.causes.items())
+        ],
+        "changed": {
+            "turns": summary.changed,
+            "mean": sum(changes) / len(changes) if changes else None,
+            "lowest": min(changes, default=None),
+            "highest": max(changes, default=None),
+        },
+        "near": [
+            {"from": first, **_behind(near)} for first, near in zip(NEAR, summary.near, strict=True) if near.tokens
+        ],
+        "unpriced": dict(summary.unpriced),
+        "unscored": [
+            {"because": because, "number": number, **fields(first, "file row item")}
+            for because, (number, first) in summary.unscored.items()
+        ],
+        "findings": [finding_object(finding) for finding in summary.findings],
+        "requests": {
+            "sent": counts.requests,
+            "tokens": counts.tokens,
+            "spared": counts.saved,
+            "refused": counts.failed,
+        },
+        "seconds": round(summary.seconds, 3),
+    }
+
+
+def rollout_object(result: RescoredRollout) -> dict[str, Any]:
+    """One rollout: how its logprobs agree, and the price of each of its drift findings."""
+    return {
+        **fields(result.place, "file row item"),
+        "agreement": agreement_object(result.agreement),
+        "explanation": result.explanation or None,
+        **fields(result, "scored_tokens missing weight_versions"),
+        "prices": [price_object(price) for price in result.prices],
+        "unpriced": dict(result.unpriced),
+        "unscored": result.unscored,
+        "findings": [finding_object(finding) for finding in result.findings],
+        "error": result.error or None,
+    }
+
+
+def written_object(written: Written | None) -> dict[str, Any] | None:
+    """What was written; None without -o."""
+    if written is None:
+        return None
+    return {
+        "files": [{"log": str(log), "written": str(target)} for log, target in written.files],
+        **fields(written, "rows changed"),
+        "refused": dict(written.refused),
+    }
+
+
+def price_object(price: Price) -> dict[str, Any]:
+    """A drift finding and what it costs."""
+    return {
+        "finding": finding_object(price.finding),
+        **fields(price, "against sampled other difference share"),
+        "behind": _behind(price.behind),
+        "segments": [fields(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
+    }
+
+
+def agreement_object(agreement: Agreement | None) -> dict[str, Any] | None:
+    """How recorded and model agree; None where nothing could be compared."""
+    if agreement is None:
+        return None
+    numbers = fields(agreement, "tokens mean size largest k1 k3")
+    return {**numbers, "above": _by_edge(agreement.above), "disagrees": agreement.disagrees}
+
+
+def _behind(behind: Behind) -> dict[str, Any]:
+    return {
+        "tokens": behind.tokens,
+        "change": behind.total,
+        "size": behind.size / behind.tokens if behind.tokens else None,
+        "largest": behind.largest,
+        "above": _by_edge(behind.above),
+    }
+
+
+def _by_edge(values: Sequence[float]) -> dict[str, float]:
+    return {f"{edge:g}": value for edge, value in zip(EDGES, values, strict=True)}

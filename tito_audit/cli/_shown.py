@@ -1,10 +1,11 @@
-"""The page of `show`: each sequence of a rollout as tokens, with its findings below."""
+"""What `show` shows: each sequence of a rollout as tokens, with its findings below; and the same as one object."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +17,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.repairs import all_repairs
+from tito_audit.report_objects import fields, finding_object
 from tito_audit.rules import all_rules
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, finding_lines, range_words
@@ -104,7 +106,9 @@ def page_lines(
     `asked` is the turn to mark, of calls that were joined.
     """
     parts = wanted_parts(result, turn)
-    page = _Page([one for one in result.findings if turn in (None, one.hit.turn)], look, console, spots, asked)
+    page = _Page(
+        [finding for finding in result.findings if turn in (None, finding.hit.turn)], look, console, spots, asked
+    )
     page.refuse_far(parts, str(result.place))
     return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
 
@@ -148,7 +152,7 @@ def _turns(rollout: Rollout) -> str:
 def _found(result: Result) -> Text:
     line = Text()
     for severity in sorted(Severity, reverse=True):
-        codes = [one.code for one in result.findings if one.severity is severity]
+        codes = [finding.code for finding in result.findings if finding.severity is severity]
         if codes:
             line.append("; " if line else "").append(many(len(codes), severity.word), style=STYLES[severity])
             line.append(f" {', '.join(sorted(set(codes)))}")
@@ -203,7 +207,7 @@ class _Page:
         """The tokens and findings that are asked for; None: all."""
         self.asked = asked
         """The turn that is asked for by the row of its call; None: no calls were joined."""
-        self._chosen = {id(one) for one in spots.findings} if spots is not None else set()
+        self._chosen = {id(finding) for finding in spots.findings} if spots is not None else set()
 
     def refuse_far(self, parts: Sequence[Part], place: str) -> None:
         """SetupError for a position that is past the end of every sequence."""
@@ -215,18 +219,22 @@ class _Page:
 
     def part(self, part: Part) -> Iterator[Text]:
         """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
-        mine = [one for one in self._left if _points_into(one, part)]
-        asked = self._asked(part, mine)
+        inside = [finding for finding in self._left if _points_into(finding, part)]
+        asked = self._asked(part, inside)
         if self.spots is not None:
             context = self._look.context
-            mine = [one for one in mine if any(_near(one, *range_, context) for range_ in asked or ())]
+            inside = [
+                finding for finding in inside if any(_near(finding, *range_, context) for range_ in asked or ())
+            ]
         if asked is not None and not asked:
             return
-        taken = {id(one) for one in mine}
-        self._left = [one for one in self._left if id(one) not in taken]
-        waiting = deque(sorted(mine, key=lambda one: (one.hit.end, one.hit.start, -one.severity)))
-        ranges = [(one.hit.start, one.hit.end) for one in mine]
-        start = 0 if self._look.full or asked is not None else min([part.start, *(one for one, _ in ranges)])
+        drawn = {id(finding) for finding in inside}
+        self._left = [finding for finding in self._left if id(finding) not in drawn]
+        waiting = deque(
+            sorted(inside, key=lambda finding: (finding.hit.end, finding.hit.start, -finding.severity))
+        )
+        ranges = [(finding.hit.start, finding.hit.end) for finding in inside]
+        start = 0 if self._look.full or asked is not None else min([part.start, *(begin for begin, _ in ranges)])
         yield Text()
         yield Text(visible(self._title(part, start)), style="bold")
         before = 0
@@ -239,11 +247,13 @@ class _Page:
 
     def rest(self, title: str) -> Iterator[Text]:
         """The findings without tokens, or about a sequence that the log does not hold."""
-        left = [one for one in self._left if self.spots is None or id(one) in self._chosen]
+        left = [finding for finding in self._left if self.spots is None or id(finding) in self._chosen]
         if left:
             yield Text()
             yield Text(title, style="bold")
-            yield from self._findings(deque(sorted(left, key=lambda one: (-one.severity, one.hit.start))))
+            yield from self._findings(
+                deque(sorted(left, key=lambda finding: (-finding.severity, finding.hit.start)))
+            )
 
     def _title(self, part: Part, start: int) -> str:
         title = part.title
@@ -255,13 +265,13 @@ class _Page:
             title += ", no logprobs"
         return title
 
-    def _asked(self, part: Part, mine: Sequence[Finding]) -> list[tuple[int, int]] | None:
+    def _asked(self, part: Part, inside: Sequence[Finding]) -> list[tuple[int, int]] | None:
         """The ranges of a sequence that are asked for; None for all of it."""
         if self.spots is None:
             return None
-        spots = [one for one in self.spots.spots if part.holds(one.where, one.turn)]
-        ranges = [(one.start, one.end) for one in spots if one.start <= len(part.tokens.ids)]
-        return ranges + [(one.hit.start, one.hit.end) for one in mine if id(one) in self._chosen]
+        spots = [spot for spot in self.spots.spots if part.holds(spot.where, spot.turn)]
+        ranges = [(spot.start, spot.end) for spot in spots if spot.start <= len(part.tokens.ids)]
+        return ranges + [(finding.hit.start, finding.hit.end) for finding in inside if id(finding) in self._chosen]
 
     def _findings(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
         """The waiting findings that end at or before a position (None: all)."""
@@ -281,7 +291,7 @@ def _near(finding: Finding, start: int, end: int, context: int) -> bool:
 def _reasons(result: Result) -> list[str]:
     """`no loss mask: MSK401-MSK404`: the skipped rules, by what was missing."""
     codes: dict[str, list[str]] = {}
-    for skip in sorted(result.skips, key=lambda one: one.code):
+    for skip in sorted(result.skips, key=lambda skip: skip.code):
         codes.setdefault(skip.because, []).append(skip.code)
     return [visible(f"{because}: {code_ranges(skipped)}") for because, skipped in codes.items()]
 
@@ -290,8 +300,9 @@ def _more(findings: Sequence[Finding]) -> list[str]:
     """`tito-audit explain TOK101   what it finds`, for rules and for repairs that would help."""
     titles = {rule.code: rule.title for rule in all_rules()}
     repairs = {repair.name: f"{repair.title} ({repair.safety})" for repair in all_repairs()} if findings else {}
-    codes = dict.fromkeys(one.code for one in sorted(findings, key=lambda one: (-one.severity, one.code)))
-    named = dict.fromkeys(one.repair for one in findings if one.repair)
+    ranked = sorted(findings, key=lambda finding: (-finding.severity, finding.code))
+    codes = dict.fromkeys(finding.code for finding in ranked)
+    named = dict.fromkeys(finding.repair for finding in findings if finding.repair)
     wanted = [(name, titles.get(name, "")) for name in codes] + [(name, repairs.get(name, "")) for name in named]
     return [visible(f"tito-audit explain {name:<{_NAME}}  {title}") for name, title in wanted]
 
@@ -301,3 +312,42 @@ def _wrapped(words: str, width: int, indent: str = "", style: str = "") -> Itera
     for number, line in enumerate(Text(words, style=style).wrap(Console(width=width), width - 2 * len(indent))):
         line.rstrip()
         yield Text(indent * (2 if number else 1)).append_text(line)
+
+
+def rollout_object(
+    result: Result, piece: Callable[[int], str] | None, turn: int | None = None, *, row: int | None = None
+) -> dict[str, Any]:
+    """`{"file", "row", "item", "format", "sequences", "findings", "skipped"}`, for one turn only if it is given.
+
+    A sequence is `{"where", "turn", "ids", "pieces", "trained", "logprobs"}` with one entry per token in each
+    column; null for a column that the log lacks, and for the pieces without a tokenizer. A logprob that was not
+    recorded, or that JSON cannot hold, is null. Calls that were joined add `"calls"`, the file and row of each
+    turn, and `"asked_turn"`, which of them `row` is.
+    """
+    rollout = result.rollout
+    calls = rollout.stated.calls_at if rollout is not None else ()
+    joined: dict[str, Any] = {}
+    if calls:
+        joined["calls"] = [{"file": file, "row": at} for file, at in calls]
+        joined["asked_turn"] = asked_call(result, result.place.file, row)
+    findings = [finding for finding in result.findings if turn in (None, finding.hit.turn)]
+    return {
+        **fields(result.place, "file row item"),
+        "format": rollout.format if rollout is not None else None,
+        **joined,
+        "sequences": [_sequence(part, piece) for part in wanted_parts(result, turn)],
+        "findings": [finding_object(finding) for finding in findings],
+        "skipped": [fields(skip, "code because") for skip in result.skips],
+    }
+
+
+def _sequence(part: Part, piece: Callable[[int], str] | None) -> dict[str, Any]:
+    tokens = part.tokens
+    ids = tokens.ids.tolist()
+    return {
+        **fields(part, "where turn"),
+        "ids": ids,
+        "pieces": [piece(token_id) for token_id in ids] if piece is not None else None,
+        "trained": tokens.trained.tolist() if tokens.trained is not None else None,
+        "logprobs": tokens.logprobs.tolist() if tokens.logprobs is not None else None,
+    }

@@ -30,54 +30,98 @@ def explain(
     ] = None,
 ) -> None:
     """Print the manual of a rule (what it finds, why it matters, how to repair it), of a family or of a repair."""
-    from tito_audit.cli._explained import all_object, print_all
-
-    if name is None:
-        print_all() if shape == "text" else _print_object(all_object())
-    else:
-        _explain(name.strip(), as_object=shape == "json")
-
-
-def _explain(wanted: str, *, as_object: bool) -> None:
-    from tito_audit.cli._explained import family_object, print_family, repair_object, rule_object
     from tito_audit.repairs import all_repairs
+    from tito_audit.report_objects import fields
     from tito_audit.rules import FAMILIES, all_rules
 
     rules, repairs = all_rules(), all_repairs()
+    as_object = shape != "text"
+    if name is None:
+        return _print_object(_all_object()) if as_object else _print_all()
+    wanted = name.strip()
     if (family := wanted.upper()) in FAMILIES:
-        return _print_object(family_object(family)) if as_object else print_family(family)
+        return _print_object(_family_object(family)) if as_object else _print_family(family)
     for rule in rules:
         if wanted.upper() == rule.code or wanted.lower() == rule.name:
-            claimed_by = [one.name for one in repairs if one.claims(rule.code)]
+            claimed_by = [repair.name for repair in repairs if repair.claims(rule.code)]
             if as_object:
-                return _print_object(rule_object(rule, claimed_by))
+                return _print_object({**_rule_object(rule), "repairs": claimed_by, "manual": rule.doc})
             return _print(_rule_head(rule, claimed_by) + rule.doc)
     for repair in repairs:
         if wanted.lower() == repair.name:
-            return _print_object(repair_object(repair)) if as_object else _print(_repair_head(repair) + repair.doc)
+            value = {"repair": repair.name, **fields(repair, "safety cures title"), "manual": repair.doc}
+            return _print_object(value) if as_object else _print(_repair_head(repair) + repair.doc)
     names = [*FAMILIES, *(rule.code for rule in rules), *(rule.name for rule in rules)]
-    names += [one.name for one in repairs]
+    names += [repair.name for repair in repairs]
     raise unknown("rule or repair", wanted, names, listed_by="tito-audit explain lists all")
 
 
-def _print_object(found: dict[str, Any]) -> None:
-    from tito_audit.cli._explained import SCHEMA_VERSION
+def _print_object(value: dict[str, Any]) -> None:
     from tito_audit.report_objects import as_json
 
-    print(as_json({"schema_version": SCHEMA_VERSION, **found}))
+    print(as_json({"schema_version": 1, **value}))
+
+
+def _rules_of(family: str) -> list[Rule]:
+    from tito_audit.rules import all_rules
+
+    return [rule for rule in all_rules() if rule.code.startswith(family)]
+
+
+def _print_family(family: str) -> None:
+    """The rules of a family, and how to read about one."""
+    from tito_audit.rules import FAMILIES
+    from tito_audit.terminal.page import print_names
+
+    rules = _rules_of(family)
+    print(f"{family}: {FAMILIES[family]}\n")
+    print_names(("code", "severity", "finds"), [(rule.code, rule.severity.word, rule.title) for rule in rules])
+    print(f"\nTo read about one: tito-audit explain {rules[0].code}")
+
+
+def _print_all() -> None:
+    """The families and the repairs, and how to read about one."""
+    from tito_audit.repairs import all_repairs
+    from tito_audit.rules import FAMILIES
+    from tito_audit.terminal.page import print_names
+
+    families = [(family, f"{len(_rules_of(family))}", about) for family, about in FAMILIES.items()]
+    print_names(("family", "rules", "about"), families)
+    print()
+    repairs = [(repair.name, str(repair.safety), repair.title) for repair in all_repairs()]
+    print_names(("repair", "safety", "does"), repairs)
+    print("\nTo read about a family, a rule or a repair: tito-audit explain TOK, TOK101 or splice")
+
+
+def _rule_object(rule: Rule) -> dict[str, Any]:
+    return {"code": rule.code, "name": rule.name, "severity": rule.severity.word, "title": rule.title}
+
+
+def _family_object(family: str) -> dict[str, Any]:
+    from tito_audit.rules import FAMILIES
+
+    rules = [_rule_object(rule) for rule in _rules_of(family)]
+    return {"family": family, "about": FAMILIES[family], "rules": rules}
+
+
+def _all_object() -> dict[str, Any]:
+    """The families and the repairs."""
+    from tito_audit.repairs import all_repairs
+    from tito_audit.report_objects import fields
+    from tito_audit.rules import FAMILIES
+
+    repairs = [fields(repair, "name safety title") for repair in all_repairs()]
+    return {"families": [_family_object(family) for family in FAMILIES], "repairs": repairs}
 
 
 def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
     """Title, severity, needs, and the repairs that claim its findings."""
     needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
-    head = f"# {rule.code} {rule.name}\n\nSeverity: {_severity(rule)}. "
+    least = rule.severity.word
+    severity = f"up to {least}" if rule.severity else least
+    head = f"# {rule.code} {rule.name}\n\nSeverity: {severity}. "
     head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs only the row. "
     return head + (f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair fixes it.\n\n")
-
-
-def _severity(rule: Rule) -> str:
-    """`up to error`; the lowest severity alone."""
-    return f"up to {rule.severity.word}" if rule.severity else rule.severity.word
 
 
 def _repair_head(repair: Repair) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,9 +36,11 @@ def identify(
     hub cache are tried; only what -t names is downloaded.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._identified_object import as_object
+    from tito_audit.cli._identified import as_object, page_lines, paste_lines
     from tito_audit.cli._write_config import write_found
     from tito_audit.report_objects import as_json
+    from tito_audit.terminal.escape import inert, visible
+    from tito_audit.terminal.page import print_page
 
     refuse_inputs({"--write": write}, logs)
     outcome = _outcome(given, logs, tokenizers, chat_templates)
@@ -50,10 +51,11 @@ def identify(
     if shape == "json":
         print(as_json(as_object(outcome)))
     else:
-        _print_page(outcome, given)
+        print_page(page_lines(outcome), paste_lines(outcome), given.notice())
     if write is not None:
-        said = written or f"Nothing was written to {write}: what wrote the log is not certain."
-        _say(said)
+        words = written or f"Nothing was written to {write}: what wrote the log is not certain."
+        sys.stdout.flush()
+        print(inert(visible(words)), file=sys.stderr)
     if not outcome.found.sure:
         raise typer.Exit(FAILED)
 
@@ -79,35 +81,7 @@ def _outcome(given: Given, logs: list[str], tokenizers: list[str], chat_template
         templates,
         trust_remote_code=settings.trust_remote_code,
     )
-    found = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
+    identified = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
     for candidate in candidates.tried:
         candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
-    return Outcome(logs, first, candidates, found, ids_alone(first.rollouts), given.reading_flags())
-
-
-def _print_page(outcome: Outcome, given: Given) -> None:
-    from rich.text import Text
-
-    from tito_audit.cli._identified import page_lines, paste_lines
-    from tito_audit.report import ReportOptions
-    from tito_audit.terminal.escape import inert, visible
-    from tito_audit.terminal.page import console_for
-    from tito_audit.terminal.terminal import colors, page_width
-
-    page = StringIO()
-    console = console_for(page, ReportOptions(color=colors(sys.stdout), width=page_width()))
-    for line in page_lines(outcome):
-        console.print(line)
-    for line in paste_lines(outcome):
-        console.print(line, soft_wrap=True)  # text to paste must not be wrapped
-    if (notice := given.notice()) is not None:
-        console.print()
-        console.print(Text(visible(notice)))
-    sys.stdout.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
-
-
-def _say(words: str) -> None:
-    from tito_audit.terminal.escape import inert, visible
-
-    sys.stdout.flush()
-    print(inert(visible(words)), file=sys.stderr)
+    return Outcome(logs, first, candidates, identified, ids_alone(first.rollouts), given.reading_flags())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from io import StringIO
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,36 +21,22 @@ def inspect(
     shape: str,
 ) -> None:
     """Show what a log holds: its format, its columns and how they relate, and the command to run next."""
-    from rich.text import Text
-
     from tito_audit.cli._inspected import page_lines
     from tito_audit.cli._mapping import as_object, mapping_lines
     from tito_audit.inspect import inspect_log
-    from tito_audit.report import ReportOptions
     from tito_audit.report_objects import as_json
-    from tito_audit.terminal.escape import inert, visible
-    from tito_audit.terminal.page import console_for
-    from tito_audit.terminal.terminal import colors, page_width
+    from tito_audit.terminal.page import print_page
 
     settings = given.settings()
     file = one_log(log)
     settings = settings.at(file)
     vocabulary = _vocabulary(settings.tokenizer, settings.trust_remote_code)
-    found = inspect_log(file, rows, settings, vocabulary)
+    inspection = inspect_log(file, rows, settings, vocabulary)
     if shape == "json":
-        print(as_json(as_object(found, vocabulary)))
+        print(as_json(as_object(inspection, vocabulary)))
         return
-    page = StringIO()
-    console = console_for(page, ReportOptions(color=colors(sys.stdout), width=page_width()))
-    for part in page_lines(found, vocabulary):
-        console.print(part)
-    if found.columns:
-        for line in mapping_lines(found, given.reading_flags()):
-            console.print(line, soft_wrap=True)  # text to paste must not be wrapped
-    if (notice := given.notice()) is not None:
-        console.print()
-        console.print(Text(visible(notice)))
-    sys.stdout.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
+    paste = mapping_lines(inspection, given.reading_flags()) if inspection.columns else ()
+    print_page(page_lines(inspection, vocabulary), paste, given.notice())
 
 
 def _vocabulary(tokenizer: str | None, trust_remote_code: bool) -> Vocabulary | None:

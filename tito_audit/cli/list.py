@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Optional, TypeAlias
 
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._tables import Rows, markdown_table, print_table
 
-_SCHEMA_VERSION = 1
+Rows: TypeAlias = Sequence[tuple[str, ...]]
 
 
 class Kind(StrEnum):
@@ -54,16 +53,18 @@ def list_plugins(
     elif shape == "json":
         _print_object(kind.value, _OBJECTS[kind]())
     elif shape == "markdown":
-        print(markdown_table(*_TABLES[kind]()))
+        _print_markdown(*_TABLES[kind]())
     else:
         _print_kind(kind)
 
 
 def _print_kind(kind: Kind) -> None:
+    from tito_audit.terminal.page import print_names
+
     head, rows = _TABLES[kind]()
     # The last column of formats is prose for the docs, too wide for a terminal.
     wide = 3 if kind is Kind.FORMATS else len(head)
-    print_table(head[:wide], [row[:wide] for row in rows])
+    print_names(head[:wide], [row[:wide] for row in rows])
     if kind is Kind.FORMATS:
         print(
             "\nFormats are tried in this order, row by row; the first whose keys are present and valid "
@@ -78,20 +79,28 @@ def _print_kinds(shape: str) -> None:
 
     counts = {kind: len(module_names(f"tito_audit.{kind.value}")) for kind in Kind}
     if shape == "json":
-        _print_object("kinds", [{"kind": one.value, "count": count} for one, count in counts.items()])
+        _print_object("kinds", [{"kind": kind.value, "count": count} for kind, count in counts.items()])
         return
     head = ("kind", "count", "what they are", "to list them")
-    rows = [(one.value, f"{count}", _WHAT[one], f"tito-audit list {one}") for one, count in counts.items()]
+    rows = [(kind.value, f"{count}", _WHAT[kind], f"tito-audit list {kind}") for kind, count in counts.items()]
     if shape == "markdown":
-        print(markdown_table(head, rows))
+        _print_markdown(head, rows)
     else:
-        print_table(head, rows)
+        from tito_audit.terminal.page import print_names
+
+        print_names(head, rows)
+
+
+def _print_markdown(head: Sequence[str], rows: Rows) -> None:
+    lines = [head, ["---"] * len(head), *rows]
+    for line in lines:
+        print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
 
 
 def _print_object(name: str, entries: list[dict[str, Any]]) -> None:
     from tito_audit.report_objects import as_json
 
-    print(as_json({"schema_version": _SCHEMA_VERSION, name: entries}))
+    print(as_json({"schema_version": 1, name: entries}))
 
 
 _Table: TypeAlias = tuple[tuple[str, ...], Rows]
@@ -101,13 +110,13 @@ def _formats() -> _Table:
     from tito_audit.formats import all_formats
 
     head = ("format", "written by", "recognized by", "can be audited")
-    return head, [(one.name, one.title, one.signature.text, one.shows) for one in all_formats()]
+    return head, [(format.name, format.title, format.signature.text, format.shows) for format in all_formats()]
 
 
 def _rules() -> _Table:
     from tito_audit.rules import all_rules
 
-    return ("code", "severity", "finds"), [(one.code, one.severity.word, one.title) for one in all_rules()]
+    return ("code", "severity", "finds"), [(rule.code, rule.severity.word, rule.title) for rule in all_rules()]
 
 
 def _repairs() -> _Table:
@@ -115,21 +124,22 @@ def _repairs() -> _Table:
 
     head = ("repair", "safety", "cures", "does")
     return head, [
-        (one.name, str(one.safety), ", ".join(one.cures) or "what you ask for", one.title) for one in all_repairs()
+        (repair.name, str(repair.safety), ", ".join(repair.cures) or "what you ask for", repair.title)
+        for repair in all_repairs()
     ]
 
 
 def _reports() -> _Table:
     from tito_audit.reports import all_reports
 
-    return ("report", "writes"), [(one.name, one.title) for one in all_reports()]
+    return ("report", "writes"), [(report.name, report.title) for report in all_reports()]
 
 
 def _providers() -> _Table:
     from tito_audit.providers import all_providers
 
     return ("provider", "samples and scores with"), [
-        (f"{one.name}={one.where}", one.title) for one in all_providers()
+        (f"{provider.name}={provider.where}", provider.title) for provider in all_providers()
     ]
 
 
@@ -137,7 +147,7 @@ def _parsers() -> _Table:
     from tito_audit.parsers import all_parsers
 
     return ("parser", "reads", "syntax", "other names"), [
-        (one.name, _reads(one), one.title, ", ".join(one.aliases)) for one in all_parsers()
+        (parser.name, _reads(parser), parser.title, ", ".join(parser.aliases)) for parser in all_parsers()
     ]
 
 
@@ -160,11 +170,9 @@ _TABLES: dict[Kind, Callable[[], _Table]] = {
 
 
 def _format_objects() -> list[dict[str, Any]]:
-    from tito_audit.formats import all_formats
-
     return [
-        {"name": one.name, "written_by": one.title, "told_by": one.signature.text, "can_be_audited": one.shows}
-        for one in all_formats()
+        {"name": name, "written_by": writer, "told_by": keys, "can_be_audited": shows}
+        for name, writer, keys, shows in _formats()[1]
     ]
 
 
@@ -172,38 +180,38 @@ def _rule_objects() -> list[dict[str, Any]]:
     from tito_audit.rules import all_rules
 
     return [
-        {"code": one.code, "name": one.name, "severity": one.severity.word, "title": one.title}
-        for one in all_rules()
+        {"code": rule.code, "name": rule.name, "severity": rule.severity.word, "title": rule.title}
+        for rule in all_rules()
     ]
 
 
 def _repair_objects() -> list[dict[str, Any]]:
     from tito_audit.repairs import all_repairs
+    from tito_audit.report_objects import fields
 
-    return [
-        {"name": one.name, "safety": str(one.safety), "cures": list(one.cures), "title": one.title}
-        for one in all_repairs()
-    ]
+    return [fields(repair, "name safety cures title") for repair in all_repairs()]
 
 
 def _report_objects() -> list[dict[str, Any]]:
+    from tito_audit.report_objects import fields
     from tito_audit.reports import all_reports
 
-    return [{"name": one.name, "title": one.title} for one in all_reports()]
+    return [fields(report, "name title") for report in all_reports()]
 
 
 def _provider_objects() -> list[dict[str, Any]]:
     from tito_audit.providers import all_providers
+    from tito_audit.report_objects import fields
 
-    return [{"name": one.name, "where": one.where, "title": one.title} for one in all_providers()]
+    return [fields(provider, "name where title") for provider in all_providers()]
 
 
 def _parser_objects() -> list[dict[str, Any]]:
     from tito_audit.parsers import all_parsers
 
     return [
-        {"name": one.name, "reads": _reads(one), "syntax": one.title, "aliases": list(one.aliases)}
-        for one in all_parsers()
+        {"name": parser.name, "reads": _reads(parser), "syntax": parser.title, "aliases": parser.aliases}
+        for parser in all_parsers()
     ]
 
 

@@ -88,7 +88,6 @@ def show(
 
 
 def _count(file: Path, settings: Settings) -> int:
-    """The number of rows."""
     from tito_audit.storage import open_log
 
     return open_log(file, rows_at=settings.at(file).rows_at).count()
@@ -103,8 +102,8 @@ def _row(file: Path, settings: Settings) -> int:
     rows = _count(file, settings) if file.is_file() and not far else None
     if rows == 1:
         return 0
-    held = f"; it holds {rows:,} rows, counted from 0" if rows is not None else ""
-    raise SetupError(f"{file}: no row was named{held}.\nPass --row N, or write {file}:N.")
+    size = f"; it holds {rows:,} rows, counted from 0" if rows is not None else ""
+    raise SetupError(f"{file}: no row was named{size}.\nPass --row N, or write {file}:N.")
 
 
 def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[Result, int]:
@@ -112,13 +111,13 @@ def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[
     from tito_audit.terminal.terminal import with_progress
 
     with closing(with_progress(run, silent=True)) as results:
-        held = [result for result in results if not result.of_log]
-    for result in held:
+        of_row = [result for result in results if not result.of_log]
+    for result in of_row:
         if result.place.item == wanted.item:
-            return result, len(held)
-    if held:
+            return result, len(of_row)
+    if of_row:
         raise SetupError(
-            f"{file}: row {wanted.row} holds {len(held)} rollouts, counted from 0; --item {wanted.item} is past "
+            f"{file}: row {wanted.row} holds {len(of_row)} rollouts, counted from 0; --item {wanted.item} is past "
             "the end."
         )
     rows = _count(file, settings) if file.is_file() else 0
@@ -133,22 +132,23 @@ def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
 
     if not around and wanted.spot is None:
         return None
-    here = [one for one in result.findings if wanted.turn is None or one.hit.turn == wanted.turn]
+    here = [finding for finding in result.findings if wanted.turn is None or finding.hit.turn == wanted.turn]
     asked = spots_of(around, here, wanted.turn)
     if wanted.spot is None:
         return asked
     # A report names turn and tokens; the finding at that place says which sequence of the turn is meant.
     spot = wanted.spot
     there = [
-        one
-        for one in here
-        if (one.hit.start, one.hit.end) == (spot.start, spot.end) and spot.where in (None, one.hit.where)
+        finding
+        for finding in here
+        if (finding.hit.start, finding.hit.end) == (spot.start, spot.end)
+        and spot.where in (None, finding.hit.where)
     ]
     return Spots(asked.spots if there else (*asked.spots, spot), (*asked.findings, *there))
 
 
 def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None) -> None:
-    from tito_audit.cli._show_object import rollout_object
+    from tito_audit.cli._shown import rollout_object
     from tito_audit.report_objects import as_json
 
     if spots is not None:
@@ -160,12 +160,14 @@ def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None
 def _remarks(run: Scan, items: int, result: Result) -> list[str]:
     from tito_audit.run.rewriting import CODE
 
-    remarks = [one for one in run.summary.notices if one.startswith(("--messages", "--tools"))]
+    remarks = [notice for notice in run.summary.notices if notice.startswith(("--messages", "--tools"))]
     if items > 1:
         remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
-    # That the template rewrites history changes nothing of how the row is audited.
-    told = (one for one in result.told if one.code != CODE or one.place.row == result.place.row)
-    return remarks + [f"{one.severity.word} {one.code}: {one.hit.message}" for one in told]
+    for finding in result.told:
+        # That the template rewrites history changes nothing of how the row is audited.
+        if finding.code != CODE or finding.place.row == result.place.row:
+            remarks.append(f"{finding.severity.word} {finding.code}: {finding.hit.message}")
+    return remarks
 
 
 def _page(

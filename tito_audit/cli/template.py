@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -14,7 +13,7 @@ from tito_audit.cli._inputs import refuse_inputs
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
-    from tito_audit.cli._template_page import Looked
+    from tito_audit.cli._template import Looked
     from tito_audit.settings.model import Settings
 
 
@@ -38,8 +37,9 @@ def template(
     without a tokenizer, shows the same for text but nothing about token ids.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._template_object import as_object
+    from tito_audit.cli._template import as_object, page_lines
     from tito_audit.report_objects import as_json
+    from tito_audit.terminal.page import print_page
 
     if training is not None or against is not None:
         from tito_audit.cli._template_variants import compare, train
@@ -48,19 +48,19 @@ def template(
             raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
         settings = _settings(given, named)
         refuse_inputs({"--training": training}, logs, given.inputs(settings))
-        good = (
+        passed = (
             train(settings, logs, training, shape, force=force)
             if training is not None
             else compare(settings, logs, against or "", shape)
         )
-        if not good:
+        if not passed:
             raise typer.Exit(FAILED)
         return
     looked = _looked(given, named, logs)
     if shape == "json":
         print(as_json(as_object(looked)))
     else:
-        _print_page(looked, given)
+        print_page((), page_lines(looked), given.notice())
     if not looked.facts.append.holds or (looked.log is not None and looked.log.append.broken):
         raise typer.Exit(FAILED)
 
@@ -71,7 +71,7 @@ def _settings(given: Given, named: str | None) -> Settings:
 
 
 def _looked(given: Given, named: str | None, logs: list[str]) -> Looked:
-    from tito_audit.cli._template_page import Looked, OfLog
+    from tito_audit.cli._template import Looked, OfLog
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.sessions.delimiters import delimiters
     from tito_audit.templates import explained, template_facts
@@ -79,23 +79,6 @@ def _looked(given: Given, named: str | None, logs: list[str]) -> Looked:
     settings = _settings(given, named)
     opened = open_template(settings)
     of_log = OfLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
-    facts = template_facts(opened.renderer, opened.tokenizer)
-    tokenizer = opened.tokenizer
-    written = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
-    return Looked(opened.name, facts, tokenizer is not None, of_log, written)
-
-
-def _print_page(looked: Looked, given: Given) -> None:
-    from rich.text import Text
-
-    from tito_audit.cli._template_page import page_lines
-    from tito_audit.report import ReportOptions
-    from tito_audit.terminal.escape import inert, visible
-    from tito_audit.terminal.page import printed
-    from tito_audit.terminal.terminal import colors, page_width
-
-    options = ReportOptions(color=colors(sys.stdout), width=page_width())
-    parts = list(page_lines(looked))
-    if (notice := given.notice()) is not None:
-        parts += [Text(), Text(visible(notice))]
-    sys.stdout.writelines(inert(line) + "\n" for line in printed(parts, options).splitlines())
+    facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
+    between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
+    return Looked(opened.name, facts, tokenizer is not None, of_log, between)

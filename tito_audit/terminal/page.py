@@ -1,13 +1,17 @@
-"""Parts of a page for a terminal: the console, token ranges in words, one finding."""
+"""The kit of pages for a terminal: console, headings, tables, lists, one finding."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from typing import TextIO
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from tito_audit.record.finding import Finding, Severity, Where
@@ -15,6 +19,7 @@ from tito_audit.report import ReportOptions
 from tito_audit.terminal.boxes import boxes
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
+from tito_audit.terminal.terminal import colors, page_width
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 INDENT = 2
@@ -35,12 +40,73 @@ def console_for(out: TextIO, options: ReportOptions) -> Console:
     )
 
 
+def print_parts(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Print parts of a page; texts stay on one line each, everything else is wrapped."""
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+@contextmanager
+def page_to(out: TextIO, options: ReportOptions) -> Iterator[Console]:
+    """A console whose page is written at its end: without trailing blanks, and so that no CI runner obeys it."""
+    page = StringIO()
+    yield console_for(page, options)
+    out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
+
+
+def print_page(
+    wrapped: Iterable[RenderableType], whole: Iterable[RenderableType] = (), notice: str | None = None
+) -> None:
+    """Print a page to stdout: parts that are wrapped, then parts with lines to paste, then a notice."""
+    with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
+        for part in wrapped:
+            console.print(part)
+        print_parts(console, whole)
+        if notice is not None:
+            console.print()
+            console.print(Text(visible(notice)), soft_wrap=not wrapped)
+
+
+def heading(words: str) -> Iterator[Text]:
+    """A heading, after an empty line."""
+    yield Text()
+    yield Text(words, style="bold")
+
+
+def open_table(header_style: str = "underline", *, header: bool = True) -> Table:
+    """A table without lines."""
+    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=header_style, show_header=header)
+
+
+def ruled_table() -> Table:
+    """A table with a line below its heads."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Names and what is to say about each."""
+    table = open_table(header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for name, words in facts:
+        table.add_row(Text(f"  {name}"), Text(words))
+    return table
+
+
+def print_names(heads: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a table of names to stdout, wrapped to the terminal."""
+    table = open_table("bold")
+    for index, head in enumerate(heads):
+        table.add_column(head, no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*row)
+    print(printed([table], ReportOptions(width=page_width())))
+
+
 def printed(parts: Iterable[RenderableType], options: ReportOptions) -> str:
     """The parts as a console prints them, without the trailing blanks of tables."""
     out = StringIO()
-    console = console_for(out, options)
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, Text))
+    print_parts(console_for(out, options), parts)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 

@@ -1,0 +1,408 @@
+"""What `template` found: a page with the verdict, a table of facts and both texts of each break, or one object."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tito_audit.report_objects import fields
+from tito_audit.templates import (
+    AppendOnly,
+    Break,
+    Outcome,
+    Partial,
+    Return,
+    Returned,
+    Seam,
+    Side,
+    Step,
+    Stop,
+    TemplateFacts,
+    grouped,
+)
+from tito_audit.templates.verdict import claims, flags_of, line_of, title, verdict
+from tito_audit.terminal.cut import elided
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import facts_table, heading, open_table
+from tito_audit.terminal.words import listed, many
+
+if TYPE_CHECKING:
+    from tito_audit.render.traced import Decision, Tag
+    from tito_audit.sessions.delimiters import Delimiters
+
+_BEFORE, _AFTER = 40, 60
+"""How many characters are shown before and after a difference."""
+_BREAKS = 8
+_SHOWN = 3
+_TAG = 120
+_SEAM = 60
+_IDS = 12
+_MARKS = {
+    Outcome.KEPT: ("kept", "green"),
+    Outcome.BROKEN: ("changed", "bold red"),
+    Outcome.UNKNOWN: ("unknown", "yellow"),
+    Outcome.LEFT_OUT: ("left out", "yellow"),
+    Outcome.REFUSED: ("refused", "dim"),
+}
+_QUOTED = 80
+_NEAR = 200
+"""How many characters an object holds before and after a difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfLog:
+    """What a template does with the conversations of a log."""
+
+    append: AppendOnly
+    breaks: tuple[Break, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Everything to show of one template."""
+
+    name: str
+    facts: TemplateFacts
+    has_ids: bool
+    """Whether there was a tokenizer."""
+    log: OfLog | None = None
+    """None: no log was given."""
+    delimiters: Delimiters | None = None
+    """None: there was no tokenizer."""
+
+
+def page_lines(looked: Looked) -> Iterator[RenderableType]:
+    """The verdict, then its evidence."""
+    facts = looked.facts
+    yield Text("tito-audit template ", style="bold").append(visible(looked.name))
+    style = "bold green" if facts.append.holds else "bold red"
+    short = title(facts.append)
+    yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
+    if looked.log is not None:
+        yield _of_log(looked.log)
+    yield from heading("What becomes of a sampled answer, by what it is and what follows")
+    yield _outcomes(facts.append)
+    yield from heading("Facts")
+    yield facts_table(_facts(facts, looked.has_ids))
+    for words, breaks in (
+        ("Where earlier text changes", facts.breaks),
+        ("Where earlier text changes in the log", looked.log.breaks if looked.log is not None else ()),
+    ):
+        if breaks:
+            yield from heading(words)
+            yield from _breaks(breaks)
+    if facts.returned:
+        yield from heading("Sampled answers, parsed by a server and rendered again")
+        yield from _returned(facts.returned)
+    if facts.seams:
+        yield from heading("Between messages")
+        yield _seams(facts.seams, looked.has_ids)
+        for pair in looked.delimiters.pairs.values() if looked.delimiters is not None else ():
+            if pair.reason is not None:
+                yield Text(f"  no delimiter between {pair.left} and {pair.right}: ").append(visible(pair.reason))
+    yield from _settings(facts)
+    yield from heading("What a splice or a gateway may rely on")
+    yield from _claims(facts)
+    yield from _refusals(facts)
+
+
+def _of_log(log: OfLog) -> Text:
+    """For the log's own conversations: in how many everything is kept, and what is wrong with the others."""
+    rollouts: dict[str, set[Outcome]] = {}
+    for step in log.append.steps:
+        rollouts.setdefault(step.probe.name, set()).add(step.outcome)
+    if not rollouts:
+        return Text("No answer in the log is followed by anything, so the log shows nothing.", style="yellow")
+    whole = sum(outcomes == {Outcome.KEPT} for outcomes in rollouts.values())
+    line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
+    line.stylize("green" if whole == len(rollouts) else "red")
+    counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Outcome.KEPT})
+    words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
+    return line.append(f"; answers are {listed(words)}." if words else ".")
+
+
+def _outcomes(append: AppendOnly) -> Table:
+    """One row for each kind of answer, one column for each kind of message after it."""
+    nexts = [name for name in ("user", "tool", "system", "assistant") if name in append.by_next()]
+    nexts += [name for name in append.by_next() if name not in nexts]
+    by_kind = append.by_kind()
+    table = open_table()
+    table.add_column("  answer", no_wrap=True)
+    for name in nexts:
+        table.add_column(f"then {visible(name)}")
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        cells = [by_kind.get((kind, name)) for name in nexts]
+        table.add_row(Text(f"  {visible(kind)}"), *map(_cell, cells))
+    return table
+
+
+def _cell(append: AppendOnly | None) -> Text:
+    if append is None:
+        return Text("")
+    counts = Counter(step.outcome for step in append.steps)
+    line = Text()
+    for outcome, (words, style) in _MARKS.items():
+        if counts[outcome]:
+            words += "" if counts[outcome] == len(append.steps) else f" {counts[outcome]:,}"
+            line.append(", " if line.plain else "").append(words, style=style)
+    return line
+
+
+def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
+    groups = list(grouped(breaks).values())
+    for group in groups[:_BREAKS]:
+        first = group[0]
+        yield Text(f"  {first.change}", style="bold red").append(f" · {many(len(group), 'answer')}", style="")
+        names = list(dict.fromkeys(each.step.probe.name for each in group))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield Text(f"    in: {visible('; '.join(names[:_SHOWN]))}{more}", style="dim")
+        for words, decision in zip(
+            ("decided by", *["and"] * len(first.conditions)), first.conditions, strict=False
+        ):
+            yield Text(f"    {words} {_decision(decision)}")
+        for words, side, style in (("sampled", first.sampled, "red"), ("rendered", first.rendered, "green")):
+            line = Text(f"    {words:<9}", style="dim")
+            before = ("…" if len(side.before) > _BEFORE else "") + side.before[-_BEFORE:]
+            line.append(visible(before)).append("│").append(visible(elided(side.text, _AFTER)) or "∅", style=style)
+            yield line
+            if side.tag is not None:
+                yield Text(f"             by {_tag(side.tag)}", style="dim")
+    if len(groups) > _BREAKS:
+        yield Text(f"  … and {len(groups) - _BREAKS} more places; --output-format json has them all")
+
+
+def _decision(decision: Decision) -> str:
+    then, now = ("true", "false") if decision.held else ("false", "true")
+    return f"{_tag(decision.tag)}: {then} when it was sampled, {now} in the next prompt"
+
+
+def _tag(tag: Tag) -> str:
+    return f"line {tag.line}:{tag.column} {visible(elided(' '.join(tag.source.split()), _TAG))}"
+
+
+def _returned(returned: Sequence[Returned]) -> Iterator[Text]:
+    forms: dict[tuple[str, str], list[Returned]] = {}
+    for answer in returned:
+        forms.setdefault((answer.part, answer.form), []).append(answer)
+    for (part, form), answers in forms.items():
+        rewritten = [answer.case for answer in answers if answer.outcome is Return.REWRITTEN]
+        refused = [answer.case for answer in answers if answer.outcome is Return.REFUSED]
+        line = Text(f"  {part}, {form}: ")
+        if not rewritten and not refused:
+            line.append(f"all {len(answers)} forms come back as sampled", style="green")
+        else:
+            line.append(f"{len(answers) - len(rewritten) - len(refused)} of {len(answers)} forms come back")
+        yield line
+        if rewritten:
+            yield Text("    rewritten: ", style="red").append("; ".join(rewritten), style="")
+        if refused:
+            yield Text("    refused: ", style="dim").append("; ".join(refused))
+
+
+def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
+    table = open_table()
+    table.add_column("  between", no_wrap=True)
+    table.add_column("text", overflow="fold", ratio=2)
+    table.add_column("ids", overflow="fold", ratio=1)
+    table.add_column("tokens merge with", overflow="fold", ratio=1)
+    for seam in seams:
+        text = visible(elided(seam.texts[0], _SEAM)) if seam.fixed else f"{len(seam.texts)} different texts"
+        ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_IDS]]
+        ids += ["…"] if seam.ids is not None and len(seam.ids) > _IDS else []
+        cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
+        table.add_row(*map(Text, (*cells, _merges(seam))))
+    return table
+
+
+def _merges(seam: Seam) -> str:
+    """`before: ⏎; after: ·a`: the tokens at the edges of messages that merge with the text between them."""
+    sides = (("before", seam.merges_before), ("after", seam.merges_after))
+    return "; ".join(
+        f"{at}: {' '.join(visible(text, edges=True) for text in texts)}" for at, texts in sides if texts
+    )
+
+
+def _settings(facts: TemplateFacts) -> Iterator[RenderableType]:
+    if not facts.effects:
+        return
+    yield from heading("Arguments")
+    rows = [
+        (
+            visible(f"{effect.name}={effect.value!r}"),
+            f"changes {listed(effect.changes)}" if effect.changes else "changes nothing",
+        )
+        for effect in facts.effects
+    ]
+    yield facts_table(rows)
+    for setting in facts.settings[:_SHOWN]:
+        left = len(setting.append.broken)
+        words = (
+            "append-only for usual conversations" if not left else f"{many(left, 'answer')} of usual ones change"
+        )
+        yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
+
+
+def _claims(facts: TemplateFacts) -> Iterator[Text]:
+    marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("–", "dim")}
+    for claim in claims(facts):
+        word, style = marks[claim.holds]
+        line = Text("  ").append(f"{word:<4}", style=style).append(claim.what)
+        yield line.append(f": {visible(claim.because)}" if claim.because else ".")
+
+
+def _refusals(facts: TemplateFacts) -> Iterator[Text]:
+    reasons = Counter(step.refusal or "" for step in facts.append.refused)
+    if reasons:
+        yield from heading("Refused")
+    for reason, count in reasons.most_common(_BREAKS):
+        yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
+
+
+def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
+    opener = facts.generation_prompt
+    texts = listed([_quoted(text) for text in opener.texts[:4]]) or "none"
+    yield "generation prompt", texts + ("" if len(opener.texts) < 2 else ", depending on the messages")
+    yield "answers continue it", "yes" if opener.continued else "no: a rendered answer begins differently"
+    yield "end tokens", "; ".join(_stop(stop) for stop in facts.stops) or "none"
+    yield "beginning token", _bos(facts, has_ids)
+    yield "clock", _clock(facts)
+    if facts.contents:
+        yield "contents of messages", _contents(facts)
+    for partial in facts.partial:
+        yield partial.case, _partial(partial)
+    if not has_ids:
+        yield "token ids", "unknown: without a tokenizer, <bos> and <eos> are placeholders"
+
+
+def _quoted(text: str) -> str:
+    """A text in quotes, made visible and short."""
+    return f"“{visible(elided(text, _QUOTED))}”"
+
+
+def _stop(stop: Stop) -> str:
+    facts = [str(stop.id)] if stop.id is not None else []
+    facts += ["ends answers"] if stop.written else []
+    facts += ["named by the tokenizer"] if stop.of_tokenizer else []
+    return f"{visible(stop.text)} ({', '.join(facts)})" if facts else visible(stop.text)
+
+
+def _bos(facts: TemplateFacts, has_ids: bool) -> str:
+    bos = facts.bos
+    if not bos.text:
+        return "the tokenizer has none" if has_ids else "unknown"
+    if bos.doubled:
+        return (
+            f"{visible(bos.text)}, written by the template and added by the tokenizer: encode with "
+            "add_special_tokens=False, or it occurs twice"
+        )
+    added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
+    return f"{visible(bos.text)}, {'' if bos.written else 'not '}written by the template{added}"
+
+
+def _clock(facts: TemplateFacts) -> str:
+    if facts.clock_formats is None:
+        return "not read"
+    formats = listed([_quoted(each) for each in facts.clock_formats])
+    return f"read{f' as {formats}' if formats else ''}: prompts differ from day to day; pass --clock DATE"
+
+
+def _contents(facts: TemplateFacts) -> str:
+    roles: dict[str, list[str]] = {}
+    for content in facts.contents:
+        example = f", such as {_quoted(content.unlike)}" if content.unlike is not None else ""
+        roles.setdefault(f"{content.writing}{example}", []).append(content.role)
+    return "; ".join(f"{how} ({listed(names)})" for how, names in roles.items())
+
+
+def _partial(partial: Partial) -> str:
+    if partial.outcome is Return.REFUSED:
+        return "refused"
+    if partial.outcome is Return.REWRITTEN:
+        return "does not come back as sampled"
+    where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
+    return f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
+
+
+def as_object(looked: Looked) -> dict[str, Any]:
+    """All facts as one object, with the keys described in the docs."""
+    facts, log = looked.facts, looked.log
+    return {
+        "schema_version": 1,
+        "template": looked.name,
+        "append_only": facts.append.holds,
+        "title": title(facts.append),
+        "verdict": verdict(facts),
+        "answers": _answers(facts.append),
+        "breaks": [_break_object(each) for each in facts.breaks],
+        "log": None
+        if log is None
+        else {
+            "rollouts": len({step.probe.name for step in log.append.steps}),
+            "broken_rollouts": list(dict.fromkeys(step.probe.name for step in log.append.broken)),
+            "answers": _answers(log.append),
+            "breaks": [_break_object(each) for each in log.breaks],
+        },
+        "sampled": facts.returned,
+        "cut": facts.partial,
+        "between": [fields(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
+        "delimiters": None
+        if looked.delimiters is None
+        else [fields(each, "left right text ids seen reason") for each in looked.delimiters.pairs.values()],
+        "contents": facts.contents,
+        "generation_prompt": fields(facts.generation_prompt, "texts continued"),
+        "end_tokens": [fields(stop, "text id of_tokenizer written") for stop in facts.stops],
+        "beginning_token": fields(facts.bos, "text written added doubled"),
+        "clock": facts.clock_formats,
+        "arguments": facts.effects,
+        "settings": [
+            {
+                "arguments": dict(setting.arguments),
+                "flags": flags_of(setting.arguments),
+                "append_only": setting.append.holds,
+                "broken": len(setting.append.broken),
+            }
+            for setting in facts.settings
+        ],
+        "rely_on": list(claims(facts)),
+        "refusals": [{**_step_object(step), "reason": step.refusal} for step in facts.append.refused],
+    }
+
+
+def _answers(append: AppendOnly) -> list[dict[str, Any]]:
+    """One entry for each kind of answer and each kind of message after it."""
+    return [
+        {"answer": kind, "next": after, "tried": len(tried.steps), **Counter(step.outcome for step in tried.steps)}
+        for (kind, after), tried in append.by_kind().items()
+    ]
+
+
+def _break_object(each: Break) -> dict[str, Any]:
+    return {
+        **_step_object(each.step),
+        "change": each.change,
+        "line": line_of(each),
+        "conditions": [
+            {**_tag_object(decision.tag), "held_when_sampled": decision.held} for decision in each.conditions
+        ],
+        "sampled": _side_object(each.sampled),
+        "rendered": _side_object(each.rendered),
+    }
+
+
+def _step_object(step: Step) -> dict[str, Any]:
+    return {"conversation": step.probe.name, "message": step.answer, "answer": step.kind, "next": step.next}
+
+
+def _side_object(side: Side) -> dict[str, Any]:
+    tag = _tag_object(side.tag) if side.tag is not None else None
+    return {"before": side.before[-_NEAR:], "text": side.text[:_NEAR], "tag": tag}
+
+
+def _tag_object(tag: Tag) -> dict[str, Any]:
+    return fields(tag, "line column source")
