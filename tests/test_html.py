@@ -26,7 +26,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.reports._html import views as views_module
 from tito_audit.reports._html.charts import charts
-from tito_audit.reports._html.packed import PLAIN, block
+from tito_audit.reports._html.page import PLAIN, block
 from tito_audit.reports._html.page_findings import PageFindings
 from tito_audit.rules import all_rules
 from tito_audit.summary import Gate, Summary

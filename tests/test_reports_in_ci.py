@@ -35,8 +35,8 @@ from tests.runner import commands
 from tito_audit.record.finding import Finding, Result, Severity, Side
 from tito_audit.record.rollout import Place
 from tito_audit.reports import all_reports, report_named
-from tito_audit.reports._fences import code, fenced
-from tito_audit.reports._shortlist import Shortlist
+from tito_audit.reports._worst import Shortlist
+from tito_audit.reports.markdown import code, fenced
 from tito_audit.summary import Gate, RateCount
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import inert

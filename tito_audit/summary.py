@@ -202,7 +202,7 @@ class Gate:
     @property
     def gone(self) -> int:
         """How many findings of the baseline are gone, counting each occurrence."""
-        return sum(one.times for one in self.fixed)
+        return sum(finding.times for finding in self.fixed)
 
 
 @dataclass(slots=True)
@@ -265,8 +265,8 @@ class Summary:
     def tokenizer_words(self) -> str | None:
         """The tokenizer with its commit on the hub: `org/model@v2 (commit 0123456789ab)`."""
         commits = [commit[:_COMMIT] for name, commit in self.tokenizer_commits.items() if commit not in name]
-        said = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
-        return None if self.tokenizer is None else self.tokenizer + said
+        words = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
+        return None if self.tokenizer is None else self.tokenizer + words
 
     def add(self, result: Result) -> None:
         """Count one result."""
@@ -322,8 +322,8 @@ class Summary:
         self._count_headlines(result, new, by)
 
     def _count_headlines(self, result: Result, new: list[Finding], by: int) -> None:
-        prints = {id(one): one.fingerprint for one in result.findings if one.because_of is None}
-        roots = {prints[id(one)]: one for one in result.findings if one.because_of is None}
+        prints = {id(each): each.fingerprint for each in result.findings if each.because_of is None}
+        roots = {prints[id(each)]: each for each in result.findings if each.because_of is None}
         worst: dict[str, tuple[Severity, Headline, int]] = {}
         for finding in new:
             own = finding.because_of or prints[id(finding)]
@@ -348,11 +348,11 @@ class Summary:
         for kind, path in result.unread:
             self.unread.setdefault(place.file, {})[path] = kind
         formats = self.taken.setdefault(place.file, {})
-        taken = formats.get(format)
-        if taken is None:
-            taken = formats[format] = Taken(place.row)
-        taken.rows += result.counts.get("rows", 1) if place.item == 0 else 0
-        taken.told_by = taken.told_by or result.told_by
+        rows = formats.get(format)
+        if rows is None:
+            rows = formats[format] = Taken(place.row)
+        rows.rows += result.counts.get("rows", 1) if place.item == 0 else 0
+        rows.told_by = rows.told_by or result.told_by
 
     @property
     def compared(self) -> int:
@@ -361,9 +361,15 @@ class Summary:
 
     def ranked_headlines(self) -> list[Headline]:
         """The causes found: the most severe first, then those of whole logs, then the most frequent."""
-        found = [one for one in self.headlines.values() if one.times]
+        headlines = [headline for headline in self.headlines.values() if headline.times]
         return sorted(
-            found, key=lambda one: (-one.severity, one.unit != "log", -getattr(one, one.severity.word), one.text)
+            headlines,
+            key=lambda headline: (
+                -headline.severity,
+                headline.unit != "log",
+                -getattr(headline, headline.severity.word),
+                headline.text,
+            ),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -396,4 +402,7 @@ class Summary:
     def worst(self) -> Severity | None:
         """The highest severity found; None when nothing was."""
         counts = self.findings.values()
-        return max((one for one in Severity if any(getattr(count, one.word) for count in counts)), default=None)
+        return max(
+            (severity for severity in Severity if any(getattr(count, severity.word) for count in counts)),
+            default=None,
+        )

@@ -6,11 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich import box
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
@@ -24,8 +22,8 @@ from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.coverage import open_words
-from tito_audit.terminal.escape import inert, visible
-from tito_audit.terminal.page import STYLES, console_for, print_commands, print_list
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import STYLES, page_to, print_commands, print_list, ruled_table
 from tito_audit.terminal.place import show_command
 from tito_audit.terminal.words import listed, many
 
@@ -59,7 +57,7 @@ def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
         "after": summary_object(run.after),
         **run.tally.as_object(),
         "files": [{"log": str(log), "written": str(target)} for log, target in run.written],
-        "changed": [{"file": str(log), **one} for log, found in run.changed.items() for one in found],
+        "changed": [{"file": str(log), **row} for log, rows in run.changed.items() for row in rows],
         "dry_run": run.out is None,
     }
     out.write(as_json(value) + "\n")
@@ -67,27 +65,25 @@ def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
 
 def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
     """Write one page: what was repaired, before and after, what is left, what would help, the verdict."""
-    page = StringIO()
-    console = console_for(page, options)
-    for line in _header(run):
-        console.print(line, soft_wrap=False)
-    if run.tally.done:
-        console.print()
-        console.print(_done_table(run.tally))
-    if run.before.findings or run.after.findings:
-        console.print()
-        console.print(_table(run, options))
-        for line in _sizes(run):
+    with page_to(out, options) as console:
+        for line in _header(run):
             console.print(line)
-    print_list(console, "Notes", list(_sayings(run.tally.notes)))
-    print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run)])
-    print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
-    print_list(console, "Written", list(_files(run)))
-    print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
-    print_commands(console, "Next", list(_next(run)))
-    console.print()
-    console.print(_verdict(run), soft_wrap=True)
-    out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
+        if run.tally.done:
+            console.print()
+            console.print(_done_table(run.tally))
+        if run.before.findings or run.after.findings:
+            console.print()
+            console.print(_table(run, options))
+            for line in _sizes(run):
+                console.print(line)
+        print_list(console, "Notes", list(_sayings(run.tally.notes)))
+        print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run)])
+        print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
+        print_list(console, "Written", list(_files(run)))
+        print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
+        print_commands(console, "Next", list(_next(run)))
+        console.print()
+        console.print(_verdict(run), soft_wrap=True)
 
 
 REPORTS: dict[str, Callable[[Repaired, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
@@ -117,7 +113,7 @@ def _header(run: Repaired) -> Iterator[Text]:
 
 
 def _done_table(tally: Tally) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = ruled_table()
     table.add_column("repair", no_wrap=True, style="bold")
     table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("fixed in them")
@@ -160,8 +156,7 @@ def _verdict(run: Repaired) -> Text:
 
 def _unjudged(run: Repaired) -> Iterator[str]:
     """What of the written rows nobody knows to be right."""
-    after = run.after
-    before = run.before
+    before, after = run.before, run.after
     yield from open_words(
         replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
     )
@@ -176,7 +171,7 @@ def _unjudged(run: Repaired) -> Iterator[str]:
 
 def _outcome_words(run: Repaired, before: Counter[Severity], after: Counter[Severity]) -> tuple[str, str]:
     """What came of the errors and warnings, in words, and the style of these."""
-    errors, warnings = ((before[one], after[one]) for one in (Severity.ERROR, Severity.WARNING))
+    errors, warnings = ((before[each], after[each]) for each in (Severity.ERROR, Severity.WARNING))
     would = run.out is None
     if not any(errors) and warnings[0] == warnings[1] and not (any(warnings) and _repairs_warnings(run)):
         return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged(run)) else "bold green"
@@ -205,7 +200,7 @@ def _totals(summary: Summary) -> Counter[Severity]:
 
 def _table(run: Repaired, options: ReportOptions) -> Table:
     """Errors, warnings and notes of each code, before → after, and their totals."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = ruled_table()
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12)
     for severity in sorted(Severity, reverse=True):
@@ -213,59 +208,46 @@ def _table(run: Repaired, options: ReportOptions) -> Table:
     codes = sorted({*run.before.findings, *run.after.findings})
     none = RuleCount()
     counts = [(run.before.findings.get(code, none), run.after.findings.get(code, none)) for code in codes]
-    rows = [[_numbers(one, other) for one, other in counts]]
-    cells = _cells([[_numbers(*pair) for pair in counts], [_summed(run)]])
+    totals = [_totals(summary) for summary in (run.before, run.after)]
+    severities = sorted(Severity, reverse=True)
+    changes = [[(getattr(old, each.word), getattr(new, each.word)) for each in severities] for old, new in counts]
+    cells = _cells([*changes, [(totals[0][each], totals[1][each]) for each in severities]])
     for code, (_, after), numbers in zip(codes, counts, cells, strict=False):
-        worst = max((one for one in Severity if getattr(after, one.word)), default=None)
+        worst = max((severity for severity in Severity if getattr(after, severity.word)), default=None)
         style = STYLES[worst] if worst is not None else "green"
         table.add_row(Text(code, style=style), visible(options.titles.get(code, "")), *numbers)
     table.add_section()
-    table.add_row("", "all", *cells[len(rows[0])])
+    table.add_row("", "all", *cells[-1])
     return table
 
 
 def _sizes(run: Repaired) -> Iterator[Text]:
     """The numbers of rollouts and tokens before and after, where they changed."""
-    sizes = [(one.rollouts, one.tokens) for one in (run.before, run.after)]
-    triples = zip(("rollouts", "tokens"), *sizes, strict=True)
-    words = [f"{name} {one:,} → {other:,}" for name, one, other in triples if one != other]
+    sizes = [(name, getattr(run.before, name), getattr(run.after, name)) for name in ("rollouts", "tokens")]
+    words = [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]
     if words:
         yield Text()
         yield Text(", ".join(words))
 
 
-_Pairs = list[tuple[int, int]]
-
-
-def _numbers(before: RuleCount, after: RuleCount) -> _Pairs:
-    return [(before.error, after.error), (before.warning, after.warning), (before.note, after.note)]
-
-
-def _summed(run: Repaired) -> _Pairs:
-    before, after = _totals(run.before), _totals(run.after)
-    return [(before[severity], after[severity]) for severity in sorted(Severity, reverse=True)]
-
-
-def _cells(groups: list[list[_Pairs]]) -> list[list[Text]]:
+def _cells(rows: list[list[tuple[int, int]]]) -> list[list[Text]]:
     """`12 → 0` for every pair, with aligned arrows; blank where both are 0."""
-    lines = [pairs for group in groups for pairs in group]
-    wide = [max(cell_len(f"{pairs[n][1]:,}") for pairs in lines) for n in range(3)]
-    out = []
-    for pairs in lines:
-        cells = []
-        for (one, other), width in zip(pairs, wide, strict=True):
-            style = "" if one != other else "dim"
-            cells.append(Text(f"{one:,} → {other:>{width},}" if one or other else "", style=style))
-        out.append(cells)
-    return out
+    widths = [max(cell_len(f"{new:,}") for _, new in column) for column in zip(*rows, strict=True)]
+    return [
+        [
+            Text(f"{old:,} → {new:>{width},}" if old or new else "", style="" if old != new else "dim")
+            for (old, new), width in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
 
 
 def _sayings(sayings: Sayings) -> Iterator[str]:
-    said = list(sayings)
-    for by, one in said[:_SHOWN]:
-        yield (visible(f"{by}: ") if by else "") + visible(one.text) + f" ({_where(one)})"
-    if len(said) > _SHOWN or sayings.others:
-        yield f"… and {len(said) - _SHOWN + sayings.others:,} more of other kinds"
+    ranked = list(sayings)
+    for by, sentence in ranked[:_SHOWN]:
+        yield (visible(f"{by}: ") if by else "") + visible(sentence.text) + f" ({_where(sentence)})"
+    if len(ranked) > _SHOWN or sayings.others:
+        yield f"… and {len(ranked) - _SHOWN + sayings.others:,} more of other kinds"
 
 
 def _unclaimed(run: Repaired) -> Iterator[str]:
@@ -284,14 +266,14 @@ def _of_whole_logs(run: Repaired) -> list[str]:
     return sorted(code for code, count in counts if count.error and code not in run.tally.left)
 
 
-def _where(said: Said) -> str:
+def _where(sentence: Said) -> str:
     """`FILE:3`, `12 rows, such as FILE:3`; `FILE:3, and 11 rows like it` where the numbers differ."""
-    place = visible(str(said.place))
-    if said.rows == 1:
+    place = visible(str(sentence.place))
+    if sentence.rows == 1:
         return place
-    if said.alike:
-        return f"{many(said.rows, 'row')}, such as {place}"
-    return f"{place}, and {many(said.rows - 1, 'row')} like it"
+    if sentence.alike:
+        return f"{many(sentence.rows, 'row')}, such as {place}"
+    return f"{place}, and {many(sentence.rows - 1, 'row')} like it"
 
 
 def _files(run: Repaired) -> Iterator[str]:
@@ -348,9 +330,13 @@ def _kept_back(run: Repaired) -> tuple[list[str], list[str]]:
     from tito_audit.repairs import all_repairs
 
     named = run.repairs.strategies
-    by_log = [one for one in all_repairs() if not one.by_model]
-    claiming = [one for one in by_log if any(one.claims(code) for code in run.tally.left)]
-    unsafe = [by for by, said in run.tally.declined if said.needs_unsafe]
-    unsafe += [one.name for one in claiming if one.safety is Safety.UNSAFE and not one.removes_rows and not named]
-    unnamed = [one.name for one in claiming if one.safety is not Safety.UNSAFE and one.name not in named]
+    by_log = [repair for repair in all_repairs() if not repair.by_model]
+    claiming = [repair for repair in by_log if any(repair.claims(code) for code in run.tally.left)]
+    unsafe = [by for by, sentence in run.tally.declined if sentence.needs_unsafe]
+    for repair in claiming if not named else ():
+        if repair.safety is Safety.UNSAFE and not repair.removes_rows:
+            unsafe.append(repair.name)
+    unnamed = [
+        repair.name for repair in claiming if repair.safety is not Safety.UNSAFE and repair.name not in named
+    ]
     return ([] if run.repairs.unsafe else list(dict.fromkeys(unsafe))), (unnamed if named else [])

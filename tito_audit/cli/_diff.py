@@ -49,12 +49,12 @@ def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[
     old = [result.rollout for result in before if result.rollout is not None]
     new = [result.rollout for result in after if result.rollout is not None]
     if len(old) == len(new):
-        yield from ((one, [other]) for one, other in zip(old, new, strict=True))
+        yield from ((rollout, [other]) for rollout, other in zip(old, new, strict=True))
         return
-    for number, one in enumerate(old, 1):
-        others = (n for n, other in enumerate(new) if not _akin(one, other))
+    for number, rollout in enumerate(old, 1):
+        others = (n for n, other in enumerate(new) if not _akin(rollout, other))
         end = len(new) if number == len(old) else next(others, len(new))
-        yield one, new[:end]
+        yield rollout, new[:end]
         new = new[end:]
 
 
@@ -105,15 +105,15 @@ def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
         yield Text(" · ".join(words))
 
 
-def _numbers(old: Sequence[Turn], new: Sequence[Turn], taken: Collection[int] = frozenset()) -> list[int | None]:
+def _numbers(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] = frozenset()) -> list[int | None]:
     """For each new turn the number of the old one: the next with the same completion, best with its prompt too.
 
-    Numbers in `taken` are those of turns in other parts of a fork.
+    Numbers in `trained` are those of turns in other parts of a fork.
     """
     numbers: list[int | None] = []
     at = 0
     for turn in new:
-        left = (n for n in range(at, len(old)) if n not in taken)
+        left = (n for n in range(at, len(old)) if n not in trained)
         same = [n for n in left if _equal(old[n].completion_ids, turn.completion_ids)]
         whole = (n for n in same if _equal(old[n].prompt_ids, turn.prompt_ids))
         number = next(whole, same[0] if same else None)
@@ -123,8 +123,8 @@ def _numbers(old: Sequence[Turn], new: Sequence[Turn], taken: Collection[int] = 
     return numbers
 
 
-def _equal(one: Ids | None, other: Ids | None) -> bool:
-    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+def _equal(ids: Ids | None, other: Ids | None) -> bool:
+    return ids is other or (ids is not None and other is not None and np.array_equal(ids, other))
 
 
 def _turn(old: Turn, new: Turn, number: int, changes: Changes) -> Iterator[Text]:
@@ -132,23 +132,23 @@ def _turn(old: Turn, new: Turn, number: int, changes: Changes) -> Iterator[Text]
     if old.prompt_ids is not None and new.prompt_ids is not None:
         yield from changes.lines(f"turn {number} prompt", Columns(old.prompt_ids), Columns(new.prompt_ids))
     if old.completion_ids is not None and new.completion_ids is not None:
-        one = Columns(old.completion_ids, None, old.completion_logprobs)
-        other = Columns(new.completion_ids, None, new.completion_logprobs)
-        yield from changes.lines(f"turn {number} completion", one, other)
+        before = Columns(old.completion_ids, None, old.completion_logprobs)
+        after = Columns(new.completion_ids, None, new.completion_logprobs)
+        yield from changes.lines(f"turn {number} completion", before, after)
 
 
 def _row(old: TrainingRow, new: TrainingRow, changes: Changes) -> Iterator[Text]:
     """The changes of the training row, in its tokens and in how it is written."""
     sides = zip(_facts(old), _facts(new), strict=True)
-    facts = [f"{what} {one} → {other}" for (what, one), (_, other) in sides if one != other]
+    facts = [f"{what} {before} → {after}" for (what, before), (_, after) in sides if before != after]
     if facts:
         yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
-    one, other = (Columns(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new))
-    yield from changes.lines("training row", one, other)
+    before, after = (Columns(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new))
+    yield from changes.lines("training row", before, after)
 
 
 def _facts(row: TrainingRow) -> Iterator[tuple[str, str]]:
     """How the row is written."""
     yield "padding", f"{row.padding.left} left, {row.padding.right} right"
     yield "prompt length", str(row.prompt_length)
-    yield "mask", ", ".join(str(one.encoding) for one in row.columns if one.role is ColumnRole.LOSS_MASK)
+    yield "mask", ", ".join(str(column.encoding) for column in row.columns if column.role is ColumnRole.LOSS_MASK)

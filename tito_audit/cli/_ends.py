@@ -26,7 +26,7 @@ class _Stdout(io.FileIO):
     def write(self, data: Any, /) -> int:
         """Write and return how many bytes were taken."""
         try:
-            while (taken := super().write(data)) is None:  # a pipe that does not wait, and is full
+            while (size := super().write(data)) is None:  # a pipe that does not wait, and is full
                 select.select([], [self], [])
         except BrokenPipeError:
             raise
@@ -35,7 +35,7 @@ class _Stdout(io.FileIO):
                 f"stdout: it cannot be written ({error.strerror or error}), so what was printed is not complete; "
                 "send it to a file that can be written."
             ) from error
-        return taken
+        return size
 
 
 def ready_streams() -> None:
@@ -99,13 +99,13 @@ def refusal(error: BaseException) -> str | None:
         return None
     if error.errno == errno.EAGAIN:
         return _too_many("processes")
-    said = error.strerror or str(error)
-    if _NO_FOLDER in said:
-        return f"{said}.\nName a folder that can be written with TMPDIR."
+    message = error.strerror or str(error)
+    if _NO_FOLDER in message:
+        return f"{message}.\nName a folder that can be written with TMPDIR."
     where = f"{error.filename}: " if error.filename is not None else ""
     if error.errno in _FULL:
-        return f"{where}{said}.\nFree some space, or name another disk for outputs, and for TMPDIR."
-    return f"{where}{said}."
+        return f"{where}{message}.\nFree some space, or name another disk for outputs, and for TMPDIR."
+    return f"{where}{message}."
 
 
 def _too_many(what: str) -> str:

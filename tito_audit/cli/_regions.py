@@ -40,18 +40,18 @@ def changed_regions(old: Columns, new: Columns) -> list[Region]:
     regions = [Region(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
     for run in runs:
         regions += _columns_differ(old, new, *run)
-    return _joined(sorted(regions, key=lambda one: (one.old_start, one.new_start)))
+    return _joined(sorted(regions, key=lambda region: (region.old_start, region.new_start)))
 
 
 def _columns_differ(old: Columns, new: Columns, i: int, j: int, size: int) -> Iterator[Region]:
     """Spans of equal tokens with a different mask or logprob."""
     differs = np.zeros(size, np.bool_)
-    for one, other in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
-        if one is not None and other is not None:
-            a, b = one[i : i + size], other[j : j + size]
+    for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
+        if before is not None and after is not None:
+            a, b = before[i : i + size], after[j : j + size]
             both_unknown = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
             differs |= (a != b) & ~both_unknown
-        elif one is not other:
+        elif before is not after:
             differs |= True
     edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8)))
     for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -61,9 +61,9 @@ def _columns_differ(old: Columns, new: Columns, i: int, j: int, size: int) -> It
 def _joined(regions: list[Region]) -> list[Region]:
     """The regions, with adjacent ones joined."""
     out: list[Region] = []
-    for one in regions:
-        if out and out[-1].old_end == one.old_start and out[-1].new_end == one.new_start:
-            one = Region(out[-1].old_start, one.old_end, out[-1].new_start, one.new_end)
+    for region in regions:
+        if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
+            region = Region(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
             out.pop()
-        out.append(one)
+        out.append(region)
     return out

@@ -11,20 +11,12 @@ from typing import Any
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
+from tito_audit.report_objects import fields
 from tito_audit.settings.model import Settings
 
 _VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
 """Numbers, lists of numbers, and quoted names."""
-_COUNTED = (
-    "written",
-    "repaired",
-    "forked",
-    "forked_into",
-    "more_tokens",
-    "as_they_were",
-    "standing",
-    "quarantined",
-)
+_COUNTED = "written repaired forked forked_into more_tokens as_they_were standing quarantined"
 """Counts of rows in the JSON report."""
 _KEPT = 200
 """How many different sentences are counted separately."""
@@ -51,6 +43,10 @@ class Said:
     needs_unsafe: bool = False
     """Whether it explains that a repair needs --unsafe."""
 
+    def as_object(self) -> dict[str, Any]:
+        """The sentence for the JSON report."""
+        return {**fields(self, "text rows"), **fields(self.place, "file row")}
+
 
 class Sayings:
     """Counts sentences; those that differ only in numbers and names count as one."""
@@ -63,19 +59,19 @@ class Sayings:
     def add(self, text: str, place: Place, by: str = "", *, needs_unsafe: bool = False) -> None:
         """Count a sentence of a repair, or of no repair."""
         key = (by, _VARIES.sub("#", text))
-        said = self._said.get(key)
-        if said is None:
+        sentence = self._said.get(key)
+        if sentence is None:
             if len(self._said) >= _KEPT:
                 self.others += 1
                 return
-            said = self._said[key] = Said(text, place, needs_unsafe=needs_unsafe)
-        said.rows += 1
-        said.alike = said.alike and said.text == text
+            sentence = self._said[key] = Said(text, place, needs_unsafe=needs_unsafe)
+        sentence.rows += 1
+        sentence.alike = sentence.alike and sentence.text == text
 
     def __iter__(self) -> Iterator[tuple[str, Said]]:
         """Repair and sentence, the most frequent first."""
-        for (by, _), said in sorted(self._said.items(), key=lambda item: -item[1].rows):
-            yield by, said
+        for (by, _), sentence in sorted(self._said.items(), key=lambda item: -item[1].rows):
+            yield by, sentence
 
 
 @dataclass(slots=True)
@@ -149,14 +145,14 @@ class Tally:
     def as_object(self) -> dict[str, Any]:
         """The counts for the JSON report."""
         return {
-            "rows": {"read": self.rows, **{name: getattr(self, name) for name in _COUNTED}},
+            "rows": {"read": self.rows, **fields(self, _COUNTED)},
             "repairs": {
                 name: {"rows": done.rows, "cured": dict(sorted(done.codes.items()))}
                 for name, done in self.done.items()
             },
-            "declined": [{"repair": by, **_object(said)} for by, said in self.declined],
-            "quarantined": [_object(said) for _, said in self.moved],
-            "notes": [_object(said) for _, said in self.notes],
+            "declined": [{"repair": by, **sentence.as_object()} for by, sentence in self.declined],
+            "quarantined": [sentence.as_object() for _, sentence in self.moved],
+            "notes": [sentence.as_object() for _, sentence in self.notes],
         }
 
     def _add_repaired(self, outcome: Outcome) -> None:
@@ -183,7 +179,3 @@ class Tally:
         if file not in self._thresholds:
             self._thresholds[file] = Severity.bar(settings.at(file).fail_on)
         return self._thresholds[file]
-
-
-def _object(said: Said) -> dict[str, Any]:
-    return {"text": said.text, "rows": said.rows, "file": said.place.file, "row": said.place.row}

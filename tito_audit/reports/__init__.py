@@ -52,13 +52,13 @@ def verdict_line(summary: Summary) -> str:
 
 def verdict_lines(summary: Summary) -> list[str]:
     """The verdict on a whole scan, then a line for each of its causes with the rules that found it."""
-    from tito_audit.reports._causes import cause_lines
+    from tito_audit.reports._verdict import cause_lines
     from tito_audit.terminal.escape import visible
 
     lines = [verdict_line(summary)]
-    for one in cause_lines(summary):
-        word = "" if one.severity is None else one.severity.word
-        lines.append(visible("  " + " ".join(filter(None, (word, one.words, ", ".join(one.codes))))))
+    for cause in cause_lines(summary):
+        word = "" if cause.severity is None else cause.severity.word
+        lines.append(visible("  " + " ".join(filter(None, (word, cause.words, ", ".join(cause.codes))))))
     return lines
 
 

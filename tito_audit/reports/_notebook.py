@@ -12,9 +12,7 @@ from io import StringIO
 
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.report import ReportOptions
-from tito_audit.reports._causes import cause_lines
-from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import verdict
+from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
 from tito_audit.reports._worst import Worst, WorstEntry, by_weight, more_words
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
@@ -48,13 +46,13 @@ class NotebookPage:
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Keep those findings of a rollout that may be shown."""
-        self._worst.add(one for one in findings if not one.known)
+        self._worst.add(finding for finding in findings if not finding.known)
 
     def html(self, summary: Summary, note: str = "") -> str:
         """The display; `note` is one more line at the end."""
-        said = verdict(summary)
+        judged = verdict(summary)
         colour = _colour(summary)
-        parts = [_line(said.word, said.parts, colour), *_facts(summary), *_causes(summary)]
+        parts = [_line(judged.word, judged.parts, colour), *_facts(summary), *_causes(summary)]
         if summary.findings:
             parts += _table(summary, self._titles())
         parts += _findings(self._worst.pick(_WORST))
@@ -68,8 +66,8 @@ def comparison_html(before: Summary, after: Summary) -> str:
     """The display of a repair: the verdict before and after it, and the findings of each rule."""
     colour = _colour(after)
     parts = [
-        _line(f"{when}, {said.word}", said.parts, _colour(summary))
-        for when, summary, said in (
+        _line(f"{when}, {judged.word}", judged.parts, _colour(summary))
+        for when, summary, judged in (
             ("before", before, verdict(before)),
             ("after", after, verdict(after)),
         )
@@ -121,23 +119,24 @@ def _causes(summary: Summary) -> Iterator[str]:
     if not lines:
         return
     yield "<ul>"
-    for one in lines:
-        word = "" if one.severity is None else f"{_coloured(one.severity.word, one.severity)} "
-        codes = f' <span style="{_DIM}">{_text(", ".join(one.codes))}</span>' if one.codes else ""
-        yield f"<li>{word}{_text(one.words)}{codes}</li>"
+    for cause in lines:
+        word = "" if cause.severity is None else f"{_coloured(cause.severity.word, cause.severity)} "
+        codes = f' <span style="{_DIM}">{_text(", ".join(cause.codes))}</span>' if cause.codes else ""
+        yield f"<li>{word}{_text(cause.words)}{codes}</li>"
     yield "</ul>"
 
 
 def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:
     known = any(count.known for count in summary.findings.values())
     heads = ["errors", "warnings", "notes", *(["known"] if known else []), "rollouts", "tokens"]
-    cells = [_cell(name, "left", "th") for name in ("code", "what")] + [_cell(one, "right", "th") for one in heads]
+    cells = [_cell(name, "left", "th") for name in ("code", "what")]
+    cells += [_cell(name, "right", "th") for name in heads]
     yield f'<table style="{_TABLE}"><thead><tr>{"".join(cells)}</tr></thead><tbody>'
     for code in by_weight(summary.findings):
         count = summary.findings[code]
         new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
         numbers = [*new, *([count.known] if known else []), count.rollouts, count.tokens]
-        worst = max((one for one in Severity if count.new[one]), default=Severity.NOTE)
+        worst = max((head for head in Severity if count.new[head]), default=Severity.NOTE)
         cells = [_cell(_coloured(code, worst), "left"), _cell(_text(titles.get(code, "")), "left")]
         yield f"<tr>{''.join(cells + [_cell(f'{number:,}', 'right') for number in numbers])}</tr>"
     yield "</tbody></table>"

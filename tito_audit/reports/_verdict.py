@@ -1,4 +1,4 @@
-"""The verdict of a scan, in the same words in every report."""
+"""The verdict of a scan, its causes and what was skipped, in the same words in every report."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 
 from tito_audit.record.finding import Severity
-from tito_audit.reports._skips import skips_by_reason
-from tito_audit.summary import Gate, New, RateCount, RuleCount, Summary
+from tito_audit.summary import Gate, Headline, New, RateCount, RuleCount, Summary
 from tito_audit.terminal.coverage import open_words
 from tito_audit.terminal.cut import cut
-from tito_audit.terminal.words import many, percent, rate_number
+from tito_audit.terminal.words import code_ranges, many, percent, rate_number
 
 _REASONS = 3
 """Maximum reasons named for an empty audit or a failed gate."""
@@ -19,6 +18,8 @@ _BY_TOKENIZER = frozenset(("REC007", "REC011", "TPL213"))
 """Rules that hold the first rows of a log against a tokenizer; as they are about no rollout, none has a skip."""
 _REASON = 300
 """Maximum characters of a reason."""
+LINES = 8
+"""Maximum causes listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Verdict:
 def verdict(summary: Summary) -> Verdict:
     """The verdict on a whole scan. Findings in the baseline are known and do not count."""
     word = verdict_word(summary)
-    found = _found(summary, judged=word not in ("failed", *_NOTHING))
-    return Verdict(word, (*_because(word, summary), *found, *open_words(summary), *_not_audited(word, summary)))
+    counts = _found(summary, judged=word not in ("failed", *_NOTHING))
+    return Verdict(word, (*_because(word, summary), *counts, *open_words(summary), *_not_audited(word, summary)))
 
 
 def _because(word: str, summary: Summary) -> list[str]:
@@ -58,7 +59,7 @@ def verdict_word(summary: Summary) -> str:
     """One or two words, as in `Verdict.word`."""
     if summary.gate is not None and summary.gate.failed:
         return "failed"
-    if summary.gate is None and any(_some(summary, one) for one in (Severity.ERROR, Severity.WARNING)):
+    if summary.gate is None and any(_some(summary, severity) for severity in (Severity.ERROR, Severity.WARNING)):
         return "findings"
     if summary.without_ids == summary.rollouts or _ran_nowhere(summary):
         return "nothing audited"
@@ -71,7 +72,7 @@ def verdict_word(summary: Summary) -> str:
 
 def _ran_nowhere(summary: Summary) -> bool:
     """Whether no selected rule could run on any rollout."""
-    skipped = {code for code, one in summary.skipped.items() if one.rollouts >= summary.rollouts}
+    skipped = {code for code, skipped_rule in summary.skipped.items() if skipped_rule.rollouts >= summary.rollouts}
     if summary.tokenizer is None:
         skipped |= _BY_TOKENIZER
     return bool(summary.codes) and summary.codes <= skipped
@@ -96,9 +97,15 @@ def _found(summary: Summary, *, judged: bool) -> list[str]:
         return [*_reasons(gate), accepted]
     baseline = gate is not None and gate.baseline is not None
     bar = Severity.bar(gate.fail_on) if gate is not None else Severity.ERROR
-    counts = {one: summary.new[one] for one in sorted(Severity, reverse=True) if _some(summary, one)}
+    counts = {
+        severity: summary.new[severity] for severity in sorted(Severity, reverse=True) if _some(summary, severity)
+    }
     words = _counted(counts, summary, new=baseline)
-    blamed = [words[one] for one in words if gate is not None and gate.failing and bar is not None and one >= bar]
+    blamed = [
+        words[severity]
+        for severity in words
+        if gate is not None and gate.failing and bar is not None and severity >= bar
+    ]
     rest = [text for text in words.values() if text not in blamed]
     lead: list[str] = []
     if not blamed and not _some(summary, Severity.ERROR) and (baseline or judged):
@@ -124,7 +131,7 @@ def _reasons(gate: Gate) -> list[str]:
     """Why the gate failed besides single findings, shortened."""
     reasons = gate.because[bool(gate.failing) :]
     more = len(reasons) - _REASONS
-    return [cut(one, _REASON) for one in reasons[:_REASONS]] + (
+    return [cut(reason, _REASON) for reason in reasons[:_REASONS]] + (
         [f"{many(more, 'more reason')}"] if more > 0 else []
     )
 
@@ -135,7 +142,7 @@ def _some(summary: Summary, severity: Severity) -> bool:
 
 def _clean(summary: Summary) -> str:
     words = f"no findings in {many(summary.compared, 'rollout')}"
-    never = [code for code, one in summary.skipped.items() if one.rollouts >= summary.rollouts]
+    never = [code for code, skipped in summary.skipped.items() if skipped.rollouts >= summary.rollouts]
     without = _without_tokenizer(summary)
     if without:
         words += f"; {_pass_tokenizer(without)}"
@@ -197,7 +204,7 @@ def uncompared_words(summary: Summary) -> str:
 def _without_tokenizer(summary: Summary) -> list[str]:
     """The rules that could not run for lack of a tokenizer."""
     skipped = summary.skipped.items()
-    return [code for code, one in skipped if any("no tokenizer" in reason for reason in one.because)]
+    return [code for code, skipped in skipped if any("no tokenizer" in reason for reason in skipped.because)]
 
 
 def _pass_tokenizer(codes: list[str]) -> str:
@@ -217,5 +224,52 @@ def baseline_words(gate: Gate | None) -> str:
 def rate_words(rate: RateCount) -> str:
     """`TOK=0.001: 41 findings in 20,000 generated tokens, 0.00205: too many`."""
     often = f", {rate_number(rate)}" if math.isfinite(rate.rate) else ""
-    found = f"{many(rate.findings, 'finding')} in {rate.of:,} {rate.unit}"
-    return f"{rate.limit}: {found}{often}: {'too many' if rate.failed else 'passed'}"
+    findings = f"{many(rate.findings, 'finding')} in {rate.of:,} {rate.unit}"
+    return f"{rate.limit}: {findings}{often}: {'too many' if rate.failed else 'passed'}"
+
+
+@dataclass(frozen=True, slots=True)
+class CauseLine:
+    """One cause."""
+
+    severity: Severity | None
+    """None for the line that counts the causes left out."""
+    words: str
+    """`60 prompts with a tool call rewritten by the template (22 rollouts, 21 %)`."""
+    codes: tuple[str, ...] = ()
+    """The rules that found it, the one with the most findings first."""
+
+
+def cause_lines(summary: Summary, limit: int = LINES) -> list[CauseLine]:
+    """The causes, the most severe and most frequent first; known findings are left out."""
+    ranked = summary.ranked_headlines()
+    lines = [_line(headline, summary) for headline in ranked[:limit]]
+    if len(ranked) > limit:
+        lines.append(CauseLine(None, f"and {many(len(ranked) - limit, 'more cause')}"))
+    return lines
+
+
+def _line(headline: Headline, summary: Summary) -> CauseLine:
+    rows = summary.rollouts + summary.rows_unreadable
+    codes = tuple(code for code, number in headline.codes.most_common() if number)
+    if not headline.rollouts or not rows:
+        return CauseLine(headline.severity, headline.words, codes)
+    share = percent(headline.rollouts / rows)
+    where = share if headline.unit == "rollout" else f"{many(headline.rollouts, 'rollout')}, {share}"
+    return CauseLine(headline.severity, f"{headline.words} ({where})", codes)
+
+
+def skip_lines(summary: Summary) -> list[str]:
+    """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first; reasons may quote the log."""
+    reasons = skips_by_reason(summary)
+    return [f"{because}: {codes} ({many(number, 'rollout')})" for because, codes, number in reasons]
+
+
+def skips_by_reason(summary: Summary) -> list[tuple[str, str, int]]:
+    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts; the most common reason first."""
+    codes: dict[tuple[str, int], list[str]] = {}
+    for code, skipped in sorted(summary.skipped.items()):
+        for because, number in skipped.because.items():
+            codes.setdefault((because, number), []).append(code)
+    ranked = sorted(codes.items(), key=lambda item: (-item[0][1], item[0][0]))
+    return [(because, code_ranges(those), number) for (because, number), those in ranked]

@@ -1,13 +1,19 @@
-"""The findings worth showing: the most severe, one for each cause and log, spread over the headlines."""
+"""The findings worth showing, bounded lists of them, and what to do next."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
+from operator import itemgetter
+from typing import Generic, TypeVar
 
-from tito_audit.record.finding import Finding, Severity, Where
+from tito_audit.record.finding import Finding, Result, Severity, Where
+from tito_audit.record.trainings import ONCE
+from tito_audit.summary import Summary
+from tito_audit.terminal.place import show_command, with_options, with_tokenizer
+from tito_audit.terminal.shell import shell_word
 
 FIRST = "REC007", "REC011", "TPL210", "TPL212"
 """The codes whose findings about a whole log are shown first, because all others depend on them."""
@@ -28,6 +34,7 @@ _Key = tuple[str, str, str]
 """Code, file and cause, or the reason of a row that cannot be read: what identifies an entry."""
 _GroupKey = tuple[str, str]
 """A headline and what it counts."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -75,9 +82,13 @@ class Worst:
     def add(self, findings: Iterable[Finding]) -> None:
         """Keep those findings of a rollout that may be among the worst."""
         several = list(findings)
-        held = {one.fingerprint for one in several if one.because_of is None} if len(several) > 1 else frozenset()
+        roots = (
+            {finding.fingerprint for finding in several if finding.because_of is None}
+            if len(several) > 1
+            else frozenset()
+        )
         for finding in several:
-            if finding.because_of in held:
+            if finding.because_of in roots:
                 continue
             key = _key(finding)
             group = self._groups.get((key, finding.severity))
@@ -106,12 +117,12 @@ class Worst:
 
     def _weight(self, group: _GroupKey) -> tuple[int, str]:
         """The order of headlines: those with more findings first."""
-        entries = (self._groups.get((_key(one), one.severity)) for one in self._kept[group].values())
+        entries = (self._groups.get((_key(finding), finding.severity)) for finding in self._kept[group].values())
         return -sum(entry.findings for entry in entries if entry is not None), group[0]
 
     def _of(self, group: _GroupKey, severity: Severity | None) -> list[Finding]:
         """The findings of a headline with this severity; None: those about what wrote the log."""
-        kept = sorted(self._kept[group].values(), key=lambda one: -self._entry(one).findings)
+        kept = sorted(self._kept[group].values(), key=lambda finding: -self._entry(finding).findings)
         if severity is None:
             return [finding for finding in kept if leads(finding)]
         return [finding for finding in kept if finding.severity is severity and not leads(finding)]
@@ -155,11 +166,150 @@ def _key(finding: Finding) -> _Key:
 
 def _keep(kept: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:
     """Keep the most severe finding of each key; if there is no room, drop a milder one."""
-    held = kept.get(key)
-    if held is None and len(kept) >= _KEPT:
-        key_out = min(kept, key=lambda one: kept[one].severity)
+    before = kept.get(key)
+    if before is None and len(kept) >= _KEPT:
+        key_out = min(kept, key=lambda other: kept[other].severity)
         if kept[key_out].severity >= finding.severity:
             return
         del kept[key_out]
-    if held is None or held.severity < finding.severity:
+    if before is None or before.severity < finding.severity:
         kept[key] = finding
+
+
+class Shortlist(Generic[T]):
+    """Keeps up to `limit` of all values offered.
+
+    A value of higher rank replaces one of the lowest rank. Within a rank the kinds share the room, and the first
+    of each kind are kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.offered = 0
+        self._limit = limit
+        self._size = 0
+        self._ranks: dict[int, dict[str, list[tuple[int, T]]]] = {}
+
+    @property
+    def left_out(self) -> int:
+        """How many of the offered values are not kept."""
+        return self.offered - self._size
+
+    def offer(self, rank: int, kind: str, value: T) -> None:
+        """Keep the value if there is room, or if it ranks above one that is kept."""
+        self.offered += 1
+        if self._size == self._limit and not self._made_room(rank, kind):
+            return
+        self._ranks.setdefault(rank, {}).setdefault(kind, []).append((self.offered, value))
+        self._size += 1
+
+    def __iter__(self) -> Iterator[T]:
+        """The highest rank first; within a rank in the order offered."""
+        for rank in sorted(self._ranks, reverse=True):
+            kinds = self._ranks[rank].values()
+            yield from (
+                value for _, value in sorted((entry for kind in kinds for entry in kind), key=itemgetter(0))
+            )
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _made_room(self, rank: int, kind: str) -> bool:
+        """Whether a value worth less was dropped."""
+        if not self._limit:
+            return False
+        lowest = min(self._ranks)
+        if rank < lowest:
+            return False
+        kinds = self._ranks[lowest]
+        fullest = max(kinds, key=lambda name: len(kinds[name]))
+        if rank == lowest and len(kinds.get(kind, ())) + 1 >= len(kinds[fullest]):
+            return False
+        kinds[fullest].pop()
+        if not kinds[fullest]:
+            del kinds[fullest]
+        if not kinds:
+            del self._ranks[lowest]
+        self._size -= 1
+        return True
+
+
+@dataclass(slots=True)
+class Curable:
+    """New findings: the worst, and whether a repair may fix some."""
+
+    worst: Worst = field(default_factory=Worst)
+    again: bool = False
+    """Whether some have a repair that has to be named by --with."""
+    _repairable: dict[str, Severity] = field(default_factory=dict)
+    """By log, the worst of its findings that another repair fits."""
+    _repaired: set[str] = field(default_factory=set)
+    """Logs with rows that a repair wrote: what is left in them, it has tried."""
+
+    def add(self, result: Result) -> None:
+        """Take in the findings of one result."""
+        new = [finding for finding in result.findings if not finding.known]
+        self.worst.add(new)
+        if result.counts.get("repaired"):
+            self._repaired.add(result.place.file)
+        for finding in new:
+            self.again |= finding.repair == ONCE
+            if finding.repair not in (None, ONCE):
+                worst = self._repairable.get(result.place.file, Severity.NOTE)
+                self._repairable[result.place.file] = max(worst, finding.severity)
+
+    @property
+    def repairable(self) -> Severity | None:
+        """The worst of the findings that a repair fits and that none has tried; None without any."""
+        return max((worst for log, worst in self._repairable.items() if log not in self._repaired), default=None)
+
+    @property
+    def first(self) -> Finding | None:
+        """The worst finding; None without any."""
+        return next((entry.finding for entry in self.worst.pick(1)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command, and what it does."""
+
+    command: str
+    says: str
+
+
+def next_steps(
+    worst: Finding | None, curable: Curable, summary: Summary, *, browse: bool = False
+) -> Iterator[Step]:
+    """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
+    if worst is not None:
+        steps = [Step(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
+        if worst.code == _UNREADABLE or summary.compared or summary.uncompared:  # else there are no tokens to show
+            steps.append(_look(worst, summary))
+        yield from reversed(steps) if worst.code == _UNREADABLE else steps
+    if not summary.rollouts:
+        return
+    log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
+    repair = f"tito-audit repair {log} -o OUT{with_options(summary)}"
+    if curable.repairable is not None:
+        # By default a repair leaves warnings alone.
+        bar = "" if curable.repairable is Severity.ERROR else " --fail-on warning"
+        yield Step(f"{repair}{bar}", "repairs what it can prove; --dry-run tells what, and writes nothing")
+    if curable.again:
+        yield Step(f"{repair} --with {ONCE}", "takes repeated training out of the loss where it is certain")
+    if worst is not None and browse:
+        yield Step("tito-audit scan … --report html=report.html", "every finding, in a browser")
+    gate = summary.gate
+    if gate is None or not (gate.failing or any(rate.failed for rate in gate.rates)):
+        return  # a baseline cannot accept what was not checked
+    if gate.baseline is not None:
+        yield Step("tito-audit scan … --update-baseline", "accept what is new")
+    else:
+        command = "tito-audit scan … --baseline tito-baseline.json --update-baseline"
+        yield Step(command, "accept these; only new ones fail")
+
+
+def _look(finding: Finding, summary: Summary) -> Step:
+    """The command that shows where a finding is; an unreadable row has no tokens to show."""
+    if finding.code == _UNREADABLE:
+        command = f"tito-audit inspect {shell_word(finding.place.file)}{with_tokenizer(summary)}"
+        return Step(command, "its columns, and a mapping to paste")
+    return Step(show_command(finding.place, summary), "that rollout, token by token")

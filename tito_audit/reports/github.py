@@ -13,9 +13,8 @@ from typing import TextIO
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._verdict import baseline_words
-from tito_audit.reports._worst import leads
+from tito_audit.reports._worst import Shortlist, leads
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import visible

@@ -9,12 +9,12 @@ from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._causes import LINES
 from tito_audit.reports._html.overview import facts, headlines, rules, skips, verdict
-from tito_audit.reports._html.packed import block
+from tito_audit.reports._html.page import block
 from tito_audit.reports._html.page_findings import BOUND, PageFindings
 from tito_audit.reports._html.views import ViewBlocks
-from tito_audit.reports._next_steps import Curable, next_steps
+from tito_audit.reports._verdict import LINES
+from tito_audit.reports._worst import Curable, next_steps
 from tito_audit.summary import Summary
 from tito_audit.terminal.place import one_tokenizer, with_reading
 from tito_audit.viewer.model import Measures, observed_of
@@ -31,12 +31,12 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     from tito_audit.reports._html.page import page, short_name
 
     seen: Counter[Severity] = Counter()
-    found, with_findings, measures = Curable(), 0, None
+    curable, with_findings, measures = Curable(), 0, None
     with closing(PageFindings(BOUND)) as page_findings, closing(ViewBlocks()) as views:
         for result in results:
             seen.update(finding.severity for finding in result.findings)
             with_findings += bool(result.findings) and not result.of_log
-            found.add(result)
+            curable.add(result)
             page_findings.add(result.findings)
             observed = observed_of(result)
             if observed is not None:
@@ -50,13 +50,13 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             tokenizer=one_tokenizer(summary) or "",
             joining=with_reading(summary),
             verdict=verdict(summary),
-            steps=list(next_steps(found.first, found, summary)),
+            steps=list(next_steps(curable.first, curable, summary)),
             headlines=headlines(summary),
             causes=len(summary.ranked_headlines()),
             first_headlines=LINES,
             facts=list(facts(summary)),
             counts=[
-                (severity.word, sum(one.new[severity] for one in summary.findings.values()))
+                (severity.word, sum(count.new[severity] for count in summary.findings.values()))
                 for severity in sorted(Severity, reverse=True)
             ],
             rules=rules(summary, options),

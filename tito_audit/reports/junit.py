@@ -14,8 +14,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._verdict import baseline_words, rate_words, verdict
+from tito_audit.reports._worst import Shortlist
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import coverage_reason, coverage_words, required_name
 from tito_audit.terminal.cut import cut
@@ -146,9 +146,9 @@ class _Limit:
 def _limits(gate: Gate) -> Iterator[_Limit]:
     for rate in gate.rates:
         yield _Limit(f"limit {rate.limit}", "limit", rate_words(rate), rate.failed)
-    for one in gate.coverage:
-        words = coverage_reason(one) if one.failed else coverage_words(one)
-        yield _Limit(required_name(one), "coverage", words, one.failed)
+    for count in gate.coverage:
+        words = coverage_reason(count) if count.failed else coverage_words(count)
+        yield _Limit(required_name(count), "coverage", words, count.failed)
 
 
 def _gate(xml: _Xml, summary: Summary, limits: list[_Limit]) -> None:
@@ -170,13 +170,17 @@ def _gate(xml: _Xml, summary: Summary, limits: list[_Limit]) -> None:
 
 def _skipped(case: _Case, suite: _Suite) -> bool:
     """Whether the rule could not check any rollout of the file."""
-    found = case.known or sum(case.counts.values())
-    return not found and sum(case.skips.values()) >= suite.rollouts
+    findings = case.known or sum(case.counts.values())
+    return not findings and sum(case.skips.values()) >= suite.rollouts
 
 
 def _counts(case: _Case) -> str:
-    found = [many(case.counts[one], one.word) for one in sorted(Severity, reverse=True) if case.counts[one]]
-    return ", ".join(found) or "nothing found"
+    counts = [
+        many(case.counts[severity], severity.word)
+        for severity in sorted(Severity, reverse=True)
+        if case.counts[severity]
+    ]
+    return ", ".join(counts) or "nothing found"
 
 
 def _reasons(case: _Case) -> str:

@@ -1,11 +1,13 @@
 """The `markdown` report: for a pull request comment or a GitHub Actions step summary.
 
 The verdict and the table come first and everything longer is folded. The page stays below the 65,536 characters of
-a comment; what does not fit is counted.
+a comment; what does not fit is counted. Logged text is code, where GitHub recognizes no link, mention, image,
+issue number or HTML: it looks for `@names`, `#1` and addresses in the rendered page, and leaves only code alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from itertools import chain
@@ -14,16 +16,16 @@ from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._causes import CauseLine, cause_lines
-from tito_audit.reports._fences import code, fenced, folded
-from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import verdict
+from tito_audit.reports._verdict import CauseLine, cause_lines, skip_lines, verdict
 from tito_audit.reports._worst import Worst, WorstEntry, by_weight, more_words
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import covered_share, required_name
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.cut import cut
+from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.words import many, rate_number
 
+_TICKS = re.compile("`+")
+_LINE = 400
 LIMIT = 65_000
 """Maximum characters of the page; GitHub accepts 65,536 for a comment."""
 _SHORT = 6_000
@@ -50,9 +52,9 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
 
 
 def _head(summary: Summary) -> Iterator[str]:
-    said = verdict(summary)
-    yield f"### {_SIGNS.get(said.word, _NOTHING)} tito-audit: {said.word}\n"
-    yield f"**{_title(said.parts[0])}**{_title(''.join(f'; {part}' for part in said.parts[1:]))}\n"
+    judged = verdict(summary)
+    yield f"### {_SIGNS.get(judged.word, _NOTHING)} tito-audit: {judged.word}\n"
+    yield f"**{_title(judged.parts[0])}**{_title(''.join(f'; {part}' for part in judged.parts[1:]))}\n"
     causes = cause_lines(summary)
     if causes:
         yield "".join(f"- {sign} {_title(words)} {codes}\n" for sign, words, codes in _listed(causes))
@@ -71,8 +73,8 @@ def _head(summary: Summary) -> Iterator[str]:
 
 
 def _listed(causes: Sequence[CauseLine]) -> Iterator[tuple[str, str, str]]:
-    for one in causes:
-        yield _CAUSE_SIGNS.get(one.severity, ""), one.words, ", ".join(map(code, one.codes))
+    for cause in causes:
+        yield _CAUSE_SIGNS.get(cause.severity, ""), cause.words, ", ".join(map(code, cause.codes))
 
 
 def _gate(gate: Gate | None) -> Iterator[str]:
@@ -92,10 +94,10 @@ def _gate(gate: Gate | None) -> Iterator[str]:
         yield ""
     if gate.coverage:
         yield "| required | covered | of | share | |\n| --- | ---: | ---: | ---: | --- |"
-        for one in gate.coverage[:_RULES]:
-            sign = "❌ too few" if one.failed else "✅ enough"
-            of = many(one.of, "rollout")
-            yield f"| {code(required_name(one))} | {one.covered:,} | {of} | {covered_share(one)} | {sign} |"
+        for count in gate.coverage[:_RULES]:
+            sign = "❌ too few" if count.failed else "✅ enough"
+            of = many(count.of, "rollout")
+            yield f"| {code(required_name(count))} | {count.covered:,} | {of} | {covered_share(count)} | {sign} |"
         if len(gate.coverage) > _RULES:
             yield f"\nand {many(len(gate.coverage) - _RULES, 'more requirement')}"
         yield ""
@@ -159,7 +161,7 @@ def _tail(summary: Summary) -> Iterator[str]:
         yield folded(title, _block(lines, _SHORT))
     fixed = summary.gate.fixed if summary.gate is not None else ()
     if fixed:
-        lines = [f"{one.code} {one.file}:{one.row} {one.message}" for one in fixed]
+        lines = [f"{finding.code} {finding.file}:{finding.row} {finding.message}" for finding in fixed]
         yield folded(f"Fixed: {many(len(lines), 'finding')} of the baseline", _block(lines, _SHORT))
     if summary.notices:
         title = f"{many(len(summary.notices), 'notice')}"
@@ -183,6 +185,30 @@ def _block(lines: Iterable[str], limit: int) -> str:
 def _title(text: str) -> str:
     """Our own text with Markdown characters escaped."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|~@#&!" else char for char in visible(text))
+
+
+def code(text: str, limit: int = 120) -> str:
+    """The text as inline code for a line or a table cell, on one line and cut to `limit` characters."""
+    shown = cut(visible(text), limit).replace("|", "\\x7c")  # a bar ends a cell even in code
+    ticks = "`" * (_longest(shown) + 1)
+    blank = " " if not shown or shown[0] in "` " or shown[-1] in "` " else ""
+    return f"{ticks}{blank}{shown or '∅'}{blank}{ticks}"
+
+
+def fenced(lines: Iterable[str]) -> str:
+    """The lines as a code block; each is made visible and cut."""
+    shown = [cut(inert(visible(line)), _LINE) for line in lines]
+    fence = "`" * max(3, max(map(_longest, shown), default=0) + 1)
+    return "\n".join([f"{fence}text", *shown, fence])
+
+
+def folded(title: str, body: str, *, open: bool = False) -> str:
+    """A foldable section; `title` is our own text, not a log's."""
+    return f"<details{' open' if open else ''}><summary>{title}</summary>\n\n{body}\n\n</details>\n"
+
+
+def _longest(text: str) -> int:
+    return max((len(run) for run in _TICKS.findall(text)), default=0)
 
 
 MARKDOWN = Report(

@@ -60,7 +60,7 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
     if summary.gate is not None:
         yield from _gate(summary.gate)
     word = verdict(summary).word
-    words = [({"verdict": one}, one == word) for one in _VERDICTS]
+    words = [({"verdict": each}, each == word) for each in _VERDICTS]
     yield from _gauge("verdict", "1 for the verdict on the scan.", words)
     yield from _gauge("scan_seconds", "How long the scan took.", [({}, round(summary.seconds, 3))])
 
@@ -68,17 +68,17 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
 def _findings(summary: Summary) -> Iterator[str]:
     severities = sorted(Severity, reverse=True)
     codes = sorted(summary.codes | summary.findings.keys())
-    found, known = [], []
+    new, known = [], []
     for code in codes:
         count = summary.findings.get(code)
         for severity in severities:
             labels = {"code": code, "severity": severity.word}
-            found.append((labels, 0 if count is None else count.new[severity]))
+            new.append((labels, 0 if count is None else count.new[severity]))
         known.append(({"code": code}, 0 if count is None else count.known))
-    yield from _gauge("findings", "Findings that are not in the baseline.", found)
+    yield from _gauge("findings", "Findings that are not in the baseline.", new)
     yield from _gauge("known_findings", "Findings that are in the baseline.", known)
-    hit = [(one, summary.new[one].rollouts if one in summary.new else 0) for one in severities]
-    labelled = [({"severity": one.word}, number) for one, number in hit]
+    hit = [(severity, summary.new[severity].rollouts if severity in summary.new else 0) for severity in severities]
+    labelled = [({"severity": severity.word}, number) for severity, number in hit]
     yield from _gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
 
 
@@ -87,7 +87,9 @@ def _gate(gate: Gate) -> Iterator[str]:
     yield from _gauge("gate_failing_findings", "Findings that each fail the gate.", [({}, gate.failing)])
     rates = [({"limit": rate.limit}, rate.rate) for rate in gate.rates]
     yield from _gauge("gate_rate", "How often findings with a limit occur.", rates)
-    shares = [({"required": one.codes or "any", "share": f"{one.share:g}"}, one.rate) for one in gate.coverage]
+    shares = [
+        ({"required": share.codes or "any", "share": f"{share.share:g}"}, share.rate) for share in gate.coverage
+    ]
     yield from _gauge("gate_coverage_ratio", "Share of rollouts with required coverage.", shares)
 
 

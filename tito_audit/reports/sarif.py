@@ -16,9 +16,8 @@ from urllib.parse import quote
 from tito_audit.record.finding import Finding, Result, Severity, Side, Where
 from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json
-from tito_audit.reports._manual import section
-from tito_audit.reports._shortlist import Shortlist
-from tito_audit.reports._skips import skip_lines
+from tito_audit.reports._verdict import skip_lines
+from tito_audit.reports._worst import Shortlist
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import required_name
 from tito_audit.terminal.cut import cut
@@ -60,8 +59,8 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     }
     out.write(f'{head},"runs":[\n{as_json(run)[:-1]},"results":[')
     between = "\n"
-    for one in _results(kept, codes, summary.gate):
-        out.write(between + as_json(one))
+    for value in _results(kept, codes, summary.gate):
+        out.write(between + as_json(value))
         between = ",\n"
     out.write("\n]}]}\n")
 
@@ -74,11 +73,23 @@ def _rule(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
     return {
         "id": code,
         "shortDescription": {"text": cut(title, _TEXT)},
-        "fullDescription": {"text": cut(section(manual, "What it finds") or title, _TEXT)},
+        "fullDescription": {"text": cut(_section(manual, "What it finds") or title, _TEXT)},
         "help": {"text": manual or more, "markdown": manual or more},
         "defaultConfiguration": {"level": worst.word},
         "properties": {"tags": ["token-in-token-out"], "precision": "high", "problem.severity": problem},
     }
+
+
+def _section(manual: str, heading: str) -> str:
+    """The text under a heading, on one line; empty without that heading."""
+    words: list[str] = []
+    inside = False
+    for line in manual.splitlines():
+        if line.startswith("## "):
+            inside = line.removeprefix("## ").strip() == heading
+        elif inside:
+            words += line.split()
+    return " ".join(words)
 
 
 def _results(kept: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
@@ -222,19 +233,19 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
         "tokenizer": summary.tokenizer,
         "tokenizerCommits": summary.tokenizer_commits,
         "leftOut": left_out,
-        "new": {one.word: sum(count.new[one] for count in summary.findings.values()) for one in Severity},
+        "new": {each.word: sum(count.new[each] for count in summary.findings.values()) for each in Severity},
         "known": sum(count.known for count in summary.findings.values()),
     }
     gate = summary.gate
     if gate is not None:
-        counts["gate"] = {"failed": gate.failed, "because": [cut(visible(one), _TEXT) for one in gate.because]}
+        counts["gate"] = {"failed": gate.failed, "because": [cut(visible(each), _TEXT) for each in gate.because]}
         counts["required"] = [
-            {"name": required_name(one), "covered": one.covered, "of": one.of, "failed": one.failed}
-            for one in gate.coverage
+            {"name": required_name(each), "covered": each.covered, "of": each.of, "failed": each.failed}
+            for each in gate.coverage
         ]
     if gate is not None and gate.baseline is not None:
         names = ("fingerprint", "code", "file", "row", "times")
-        counts["fixed"] = [{name: getattr(one, name) for name in names} for one in gate.fixed[:_FIXED]]
+        counts["fixed"] = [{name: getattr(each, name) for name in names} for each in gate.fixed[:_FIXED]]
         counts["fixedLeftOut"] = max(len(gate.fixed) - _FIXED, 0)
     return counts
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import TextIO
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._causes import CauseLine, cause_lines
-from tito_audit.reports._gate_words import gate_lists, known_lines
-from tito_audit.reports._next_steps import Curable, next_steps
-from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import verdict
-from tito_audit.reports._worst import WorstEntry, by_weight, more_words
+from tito_audit.reports._verdict import CauseLine, cause_lines, rate_words, skip_lines, verdict
+from tito_audit.reports._worst import Curable, WorstEntry, by_weight, more_words, next_steps
 from tito_audit.summary import Summary
-from tito_audit.terminal.escape import inert, visible
-from tito_audit.terminal.page import STYLES, console_for, finding_lines, print_commands, print_list
+from tito_audit.terminal.coverage import coverage_words
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import STYLES, finding_lines, page_to, print_commands, print_list, ruled_table
 from tito_audit.terminal.words import many, percent
 
 _FILES = 3
@@ -39,6 +34,8 @@ _WIDE = 80
 _CAUSES = 3
 """Maximum causes named of one rule."""
 _NOTICES = 20
+_FIXED = 5
+"""Maximum fixed findings listed."""
 _SEVERITY = 9
 """Columns of a severity in front of a cause."""
 _WORST_FIRST = sorted(Severity, reverse=True)
@@ -49,12 +46,12 @@ _VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green"
 class _Gathered:
     """What the page needs besides the summary."""
 
-    found: Curable = field(default_factory=Curable)
+    curable: Curable = field(default_factory=Curable)
     known: int = 0
     """Findings in the baseline; they are counted and not shown."""
 
     def add(self, result: Result) -> None:
-        self.found.add(result)
+        self.curable.add(result)
         self.known += sum(finding.known for finding in result.findings)
 
 
@@ -63,28 +60,28 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     gathered = _Gathered()
     for result in results:
         gathered.add(result)
-    page = StringIO()
-    console = console_for(page, options)
-    for line in _header(summary):
-        console.print(line)
-    for line in known_lines(summary, gathered.known):
+    with page_to(out, options) as console:
+        _print_page(console, summary, gathered, options)
+
+
+def _print_page(console: Console, summary: Summary, gathered: _Gathered, options: ReportOptions) -> None:
+    for line in (*_header(summary), *_known_lines(summary, gathered.known)):
         console.print(line)
     _print_causes(console, cause_lines(summary))
     if summary.findings:
         console.print()
         console.print(_table(summary, options))
-    worst = gathered.found.worst.pick(options.worst)
+    worst = gathered.curable.worst.pick(options.worst)
     _print_worst(console, worst)
-    for title, lines in gate_lists(summary):
+    for title, lines in _gate_lists(summary):
         print_list(console, title, lines)
     if summary.compared or summary.uncompared:  # else one notice is enough
         print_list(console, "Not checked", [visible(line) for line in skip_lines(summary)])
     print_list(console, "Notices", _notice_lines(summary))
-    steps = next_steps(worst[0].finding if worst else None, gathered.found, summary, browse=True)
+    steps = next_steps(worst[0].finding if worst else None, gathered.curable, summary, browse=True)
     print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
     console.print()
     console.print(_verdict_line(summary), soft_wrap=True)
-    out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
 def _header(summary: Summary) -> Iterator[Text]:
@@ -97,8 +94,8 @@ def _header(summary: Summary) -> Iterator[Text]:
     if len(by_count) > _FORMATS:
         formats += f" and {len(by_count) - _FORMATS} other formats"
     yield from _read_as_lines(summary)
-    for said in summary.joined:
-        yield Text(visible(said))
+    for sentence in summary.joined:
+        yield Text(visible(sentence))
     parts = [many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
@@ -137,11 +134,40 @@ def _read_as_lines(summary: Summary) -> Iterator[Text]:
         yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE explains each")
 
 
+def _known_lines(summary: Summary, number: int) -> Iterator[Text]:
+    """`12 known from baseline.json, not shown below`, and how the baseline was updated."""
+    gate = summary.gate
+    if gate is None or gate.baseline is None:
+        return
+    name = visible(gate.baseline)
+    if number:
+        yield Text(f"{number:,} known from {name}, not shown below")
+    if gate.updated:
+        yield Text(f"{name} was updated: {gate.added:,} accepted, {gate.gone:,} gone")
+
+
+def _gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    """The lists, by title, of what was fixed since the baseline and of the limits."""
+    gate = summary.gate
+    if gate is None:
+        return
+    fixed = []
+    for finding in gate.fixed[:_FIXED]:
+        times = f", {finding.times:,} times" if finding.times > 1 else ""
+        fixed.append(
+            f"{finding.code} {visible(finding.file)} row {finding.row}{times}: {visible(finding.message)}"
+        )
+    if len(gate.fixed) > _FIXED:
+        fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
+    yield "Fixed since the baseline", fixed
+    yield "Limits", [*map(rate_words, gate.rates), *(visible(coverage_words(count)) for count in gate.coverage)]
+
+
 def _verdict_line(summary: Summary) -> Text:
     """The verdict; a log without anything audited never passes."""
-    said = verdict(summary)
-    line = Text(said.word, style=_VERDICTS.get(said.word, "bold yellow"))
-    line.append(f": {visible('; '.join(said.parts))}", style="not bold default")
+    judged = verdict(summary)
+    line = Text(judged.word, style=_VERDICTS.get(judged.word, "bold yellow"))
+    line.append(f": {visible('; '.join(judged.parts))}", style="not bold default")
     return line
 
 
@@ -150,11 +176,11 @@ def _print_causes(console: Console, causes: list[CauseLine]) -> None:
     if not causes:
         return
     console.print()
-    for one in causes:
-        style, word = ("", "") if one.severity is None else (STYLES[one.severity], one.severity.word)
-        number, _, rest = one.words.partition(" ")
+    for cause in causes:
+        style, word = ("", "") if cause.severity is None else (STYLES[cause.severity], cause.severity.word)
+        number, _, rest = cause.words.partition(" ")
         words = Text(visible(number), style="bold").append(f" {visible(rest)}", style="not bold")
-        words.append(f"  {', '.join(one.codes)}", style="not bold dim")
+        words.append(f"  {', '.join(cause.codes)}", style="not bold dim")
         for index, part in enumerate(words.wrap(console, console.width - _SEVERITY)):
             lead = Text(f"{'' if index else word:<{_SEVERITY}}", style=style)
             part.rstrip()
@@ -162,7 +188,7 @@ def _print_causes(console: Console, causes: list[CauseLine]) -> None:
 
 
 def _table(summary: Summary, options: ReportOptions) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = ruled_table()
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12 if options.width >= _WIDE else 8)
     known = any(count.known for count in summary.findings.values())
@@ -173,13 +199,13 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for code in by_weight(summary.findings):
         count = summary.findings[code]
-        worst = max((one for one in Severity if count.new[one]), default=Severity.NOTE)
+        worst = max((severity for severity in Severity if count.new[severity]), default=Severity.NOTE)
         what = Text(visible(options.titles.get(code, "")))
         causes = _causes(summary.causes.get(code, Counter()))
         if causes:
             what.append(("\n" if what else "") + causes, style="dim")
         of_them = [count.known] if known else []
-        numbers = (*(count.new[one] for one in _WORST_FIRST), *of_them, count.rollouts, count.tokens)
+        numbers = (*(count.new[severity] for severity in _WORST_FIRST), *of_them, count.rollouts, count.tokens)
         table.add_row(
             Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])
         )

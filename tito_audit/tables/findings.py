@@ -115,8 +115,8 @@ def findings_table(of: Iterable[Result | Finding]) -> pyarrow.Table:
     if own is not None:
         return own()
     builder = FindingsBuilder()
-    for one in of:
-        builder.add((one,) if isinstance(one, Finding) else one.findings)
+    for each in of:
+        builder.add((each,) if isinstance(each, Finding) else each.findings)
     return builder.table()
 
 
@@ -128,8 +128,8 @@ def _row(finding: Finding) -> dict[str, Any]:
 
 
 def _flattened(value: Mapping[str, Any], ahead: str) -> Iterator[tuple[str, Any]]:
-    for key, one in value.items():
-        if isinstance(one, Mapping):
-            yield from _flattened(one, f"{ahead}{key}_")
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _flattened(inner, f"{ahead}{key}_")
         else:
-            yield f"{ahead}{key}", one
+            yield f"{ahead}{key}", inner

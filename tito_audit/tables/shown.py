@@ -80,8 +80,8 @@ class Shown:
 
     def __repr__(self) -> str:
         summary = self._counted() or (None if self._kept is None else self._kept.summary)
-        said = "not run yet" if summary is None else verdict_line(summary)
-        return f"<{type(self).__name__}: {said}>"
+        words = "not run yet" if summary is None else verdict_line(summary)
+        return f"<{type(self).__name__}: {words}>"
 
     def _repr_html_(self) -> str:
         """What a notebook displays: verdict, causes, rules, the worst findings. Runs the audit if needed."""
@@ -92,10 +92,10 @@ class Shown:
             note = "The findings were not kept: findings_table() reads the log again."
             return notebook_page(_titles).html(summary, note)
         try:
-            kept = self._run()
+            run = self._run()
         except TitoAuditError as error:
             return notebook_error(f"{type(self).__name__}: not run", str(error))
-        return kept.page.html(kept.summary)
+        return run.page.html(run.summary)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         """The same with the line of `repr`, which notebooks would ask for before it ran."""

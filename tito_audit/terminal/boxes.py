@@ -131,8 +131,8 @@ def _last(ends: list[int], cut: int) -> int:
 
 def _common(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
     count = 0
-    for one, other in zip(top, bottom, strict=False):
-        if one != other:
+    for cell, opposite in zip(top, bottom, strict=False):
+        if cell != opposite:
             break
         count += 1
     return count

@@ -16,19 +16,19 @@ def required_name(count: CoverageCount) -> str:
 
 def coverage_reason(count: CoverageCount) -> str:
     """Why it fails: `LPR ran on 61 of 72 rollouts (85 %), 100 % required: no logprobs in 11, first a.jsonl:14`."""
-    asked = f"{100 * count.share:.12g} % required"
+    required = f"{100 * count.share:.12g} % required"
     if not count.of:
-        return f"{count.codes or 'min-audited'}: there are no rollouts, {asked}"
+        return f"{count.codes or 'min-audited'}: there are no rollouts, {required}"
     others = count.of - count.covered - count.lacking
     more = f"; other reasons in {others:,}" if others else ""
-    return f"{_done(count)}, {asked}: {count.because} in {count.lacking:,}, first {count.first}{more}"
+    return f"{_done(count)}, {required}: {count.because} in {count.lacking:,}, first {count.first}{more}"
 
 
 def coverage_words(count: CoverageCount) -> str:
     """A requirement and its result: `require LPR=95%: ran on 61 of 72 rollouts (85 %): too few`."""
     ended = "too few" if count.failed else "passed"
-    said = _done(count).removeprefix(count.codes).lstrip() if count.of else "there are no rollouts"
-    return f"{required_name(count)}: {said}: {ended}"
+    covered = _done(count).removeprefix(count.codes).lstrip() if count.of else "there are no rollouts"
+    return f"{required_name(count)}: {covered}: {ended}"
 
 
 def covered_share(count: CoverageCount) -> str:

@@ -53,8 +53,8 @@ def visible(text: str, *, edges: bool = False) -> str:
 
 def inert(line: str) -> str:
     """The line, changed so that no CI runner reads it as a command: `::error::` at the start of a line is one."""
-    found = _COMMAND_FIRST.match(line) if "::" in line else None
-    return line if found is None else f"{found[1]}\\x3a{line[found.end() :]}"
+    command = _COMMAND_FIRST.match(line) if "::" in line else None
+    return line if command is None else f"{command[1]}\\x3a{line[command.end() :]}"
 
 
 def escaped_json(text: str) -> str:

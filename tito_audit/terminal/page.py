@@ -149,8 +149,7 @@ def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
     """Print the lines under a title, wrapped lines indented; nothing if there are no lines."""
     if not lines:
         return
-    console.print()
-    console.print(Text(title, style="bold"))
+    print_parts(console, heading(title))
     for line in lines:
         wrapped = Text(line).wrap(console, console.width - 4)
         for index, part in enumerate(wrapped):
@@ -161,8 +160,7 @@ def print_commands(console: Console, title: str, lines: Sequence[str]) -> None:
     """Print `command   what it does` lines under a title; a command stays on one line, ready to paste."""
     if not lines:
         return
-    console.print()
-    console.print(Text(title, style="bold"))
+    print_parts(console, heading(title))
     for line in lines:
         for part in _command_lines(line, console):
             console.print(part, soft_wrap=True)

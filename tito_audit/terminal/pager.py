@@ -57,14 +57,14 @@ def _screenful(lines: Iterator[str]) -> tuple[list[str], bool]:
     from rich.text import Text
 
     columns, height = shutil.get_terminal_size()
-    held: list[str] = []
+    first: list[str] = []
     used = 0
     for line in lines:
-        held.append(line)
+        first.append(line)
         used += max(-(-Text.from_ansi(line).cell_len // columns), 1)
         if used >= height:
-            return held, False
-    return held, True
+            return first, False
+    return first, True
 
 
 def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:

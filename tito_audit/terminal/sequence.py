@@ -154,17 +154,17 @@ def _maker(
     tokens: Tokens, options: DrawOptions, findings: Sequence[tuple[int, int]], asked: Sequence[tuple[int, int]]
 ) -> Callable[[int], _Token]:
     count = len(tokens.ids)
-    found, wanted, sampled = _covered(count, findings), _covered(count, asked), tokens.sampled
+    with_finding, wanted, sampled = _covered(count, findings), _covered(count, asked), tokens.sampled
     logprobs = tokens.logprobs if options.logprobs else None
 
     def make(position: int) -> _Token:
         token_id = int(tokens.ids[position])
         trained = tokens.trained is not None and bool(tokens.trained[position])
-        mark = _mark(found[position], wanted[position], trained)
+        mark = _mark(with_finding[position], wanted[position], trained)
         value = float(logprobs[position]) if logprobs is not None else math.nan
-        known = logprobs is not None and (bool(sampled[position]) or not math.isnan(value))
-        low = known and bool(sampled[position]) and value < LOW
-        words = (logprob_words(value) + ("!" if low else "")) if known else ""
+        has_logprob = logprobs is not None and (bool(sampled[position]) or not math.isnan(value))
+        low = has_logprob and bool(sampled[position]) and value < LOW
+        words = (logprob_words(value) + ("!" if low else "")) if has_logprob else ""
         return _Token(
             position,
             shortened(options.piece(token_id)) if options.piece is not None else str(token_id),
@@ -225,14 +225,14 @@ def _spotted(count: int, spots: Iterable[tuple[int, int]]) -> Mask:
 
 def _joined(shown: Mask, gap: int) -> Mask:
     """The same, with small gaps filled."""
-    for one, other in pairwise(np.flatnonzero(shown).tolist()):
-        if 1 < other - one <= gap:
-            shown[one:other] = True
+    for shown_at, next_at in pairwise(np.flatnonzero(shown).tolist()):
+        if 1 < next_at - shown_at <= gap:
+            shown[shown_at:next_at] = True
     return shown
 
 
-def _mark(found: bool, asked: bool, trained: bool) -> str:
-    if found:
+def _mark(finding: bool, asked: bool, trained: bool) -> str:
+    if finding:
         return BOTH if trained else FINDING
     if asked:
         return ASKED
@@ -263,8 +263,8 @@ def _lines(line: list[_Token], *, at_end: bool = False) -> Iterator[Text]:
         (ids, any(token.token_id for token in line)),
         (logprobs, any(token.logprob for token in line)),
     )
-    for row, said in rows:
-        if said:
+    for row, has_words in rows:
+        if has_words:
             row.rstrip()
             yield row
 

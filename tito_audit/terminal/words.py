@@ -28,6 +28,11 @@ def percent(share: float) -> str:
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
 
 
+def share(part: float, whole: float) -> str:
+    """`3.1 %`; `–` if `whole` is 0."""
+    return percent(part / whole) if whole else "–"
+
+
 def small(number: float) -> str:
     """`0.0588`; `less than 0.0001` if only zeros would be shown."""
     return decimal(number, 3) if number >= 0.0001 or not number else "less than 0.0001"

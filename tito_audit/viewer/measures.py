@@ -65,7 +65,7 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
         counts = np.bincount(bins, minlength=_UNKNOWN + 1)
         out.by_logprob[:, 0] = counts[1:-1]
         out.without_logprob[0] = counts[0] + counts[-1]
-    drift = [one for one in findings if one.code.startswith(_DRIFT)]
+    drift = [finding for finding in findings if finding.code.startswith(_DRIFT)]
     if drift:
         _move(out, spans, bins, _states(evidence, spans, drift))
     return out
@@ -124,12 +124,12 @@ def _of_calls(evidence: Evidence) -> _Spans:
 
 def _of_row(evidence: Evidence) -> _Spans:
     """The generated tokens of the row, split where the next turn begins."""
-    row, known, mask = evidence.rollout.training_row, evidence.row, evidence.generated_in_row
+    row, columns, mask = evidence.rollout.training_row, evidence.row, evidence.generated_in_row
     if row is None or mask is None:
         return _Spans()
     runs = trained_runs(mask)
-    asked = runs if known is None or known.sampled is mask else trained_runs(known.sampled)
-    firsts = [start for start, _ in asked]
+    sampled_runs = runs if columns is None or columns.sampled is mask else trained_runs(columns.sampled)
+    firsts = [start for start, _ in sampled_runs]
     logprobs = row.logprobs
     if logprobs is not None and row.sentinel:  # not for 0.0, which may be a real logprob
         logprobs = np.where(logprobs == row.sentinel, np.nan, logprobs)
@@ -152,7 +152,9 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
     before: Offsets | None = None
     if spans.row_mask is not None:
         before = np.concatenate(([0], spans.row_mask.cumsum()))
-    placed = ((one, *span) for one in sorted(findings, key=attrgetter("severity")) for span in one.spans())
+    placed = (
+        (ranked, *span) for ranked in sorted(findings, key=attrgetter("severity")) for span in ranked.spans()
+    )
     for finding, turn, start, end in placed:
         hit, state = finding.hit, STATES.index(finding.severity.word)
         start = max(start, 0)
@@ -167,9 +169,9 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
                 at = bases[turns[sampled]] + evidence.row.turn_offset[start:end][sampled]
                 states[at] = state
         elif turn is not None and turn < len(offsets):
-            for said, first, last in _said(evidence, hit.where, turn, start, end):
-                last = min(last, spans.lengths[said])
-                states[offsets[said] + first : offsets[said] + max(first, last)] = state
+            for sequence, first, last in _said(evidence, hit.where, turn, start, end):
+                last = min(last, spans.lengths[sequence])
+                states[offsets[sequence] + first : offsets[sequence] + max(first, last)] = state
     return states
 
 
@@ -198,10 +200,10 @@ def _move(out: Measures, spans: _Spans, bins: NDArray[np.int64] | None, states: 
     position = np.array(spans.starts)[span] + at - np.array(spans.offsets())[span]
     _shift(out.by_turn, turn, state)
     _shift(out.by_position, _POSITIONS.searchsorted(position, side="right") - 1, state)
-    mine = np.zeros(len(at), np.int64) if bins is None else bins[at]
-    known = (mine > 0) & (mine < _UNKNOWN)
-    _shift(out.by_logprob, mine[known] - 1, state[known])
-    _shift(out.without_logprob[None], np.zeros(int((~known).sum()), np.int64), state[~known])
+    bin_of = np.zeros(len(at), np.int64) if bins is None else bins[at]
+    scored = (bin_of > 0) & (bin_of < _UNKNOWN)
+    _shift(out.by_logprob, bin_of[scored] - 1, state[scored])
+    _shift(out.without_logprob[None], np.zeros(int((~scored).sum()), np.int64), state[~scored])
 
 
 def _shift(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:
@@ -212,18 +214,18 @@ def _shift(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:
 
 def _roles(evidence: Evidence, generated: int) -> dict[str, tuple[int, int]]:
     """By role: how many tokens of the training row are trained and how many are not."""
-    row, known = evidence.rollout.training_row, evidence.row
+    row, columns = evidence.rollout.training_row, evidence.row
     if row is None:
         return {ASSISTANT: (generated, 0)} if generated else {}
     trained = row.loss_mask
-    if known is None:
+    if columns is None:
         if trained is None or not len(trained):
             return {}
         count = int(np.count_nonzero(trained))
         return {UNKNOWN: (count, len(trained) - count)}
     if trained is None:
-        trained = known.sampled
-    if isinstance(known.roles, Roles):
-        return known.roles.token_counts(trained)
-    every, those = Counter(known.roles), Counter(compress(known.roles, trained.tolist()))
+        trained = columns.sampled
+    if isinstance(columns.roles, Roles):
+        return columns.roles.token_counts(trained)
+    every, those = Counter(columns.roles), Counter(compress(columns.roles, trained.tolist()))
     return {role: (those[role], count - those[role]) for role, count in every.items()}

@@ -77,9 +77,9 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
     return {key: _apart(several) for key, several in found.items()}
 
 
-def _place(one: Difference) -> _Place:
+def _place(difference: Difference) -> _Place:
     """What no two differences of a rollout share."""
-    return one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes()
+    return difference.where, difference.turn, difference.start, difference.end, difference.canonical.ids.tobytes()
 
 
 def same_as(evidence: Evidence, key: Key) -> str:
@@ -89,7 +89,7 @@ def same_as(evidence: Evidence, key: Key) -> str:
     nothing before it drifted either.
     """
     where, turn = key
-    places = {(one.where, one.turn) for one in evidence.differences}
+    places = {(difference.where, difference.turn) for difference in evidence.differences}
     if evidence.vocabulary is None or key in places:
         return ""
     if where is Where.COMPLETION:
@@ -125,11 +125,11 @@ def _before(difference: Difference, rollout: Rollout) -> int:
     if not outside or difference.start or difference.turn is None:
         return 0
     call = rollout.turns[difference.turn]
-    held = empty_ids() if call.prompt_ids is None else call.prompt_ids
-    said = empty_ids() if call.completion_ids is None else call.completion_ids[:inside]
-    for before in range(min(outside, len(held)), 0, -1):
+    prompt = empty_ids() if call.prompt_ids is None else call.prompt_ids
+    completion = empty_ids() if call.completion_ids is None else call.completion_ids[:inside]
+    for before in range(min(outside, len(prompt)), 0, -1):
         here = recorded[: before + inside]
-        if np.array_equal(here[:before], held[-before:]) and np.array_equal(here[before:], said):
+        if np.array_equal(here[:before], prompt[-before:]) and np.array_equal(here[before:], completion):
             return before
     return 0
 
@@ -158,22 +158,22 @@ def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tup
 
 def _of_row(evidence: Evidence, codes: Mapping[_Place, str]) -> Iterator[Replaced]:
     """The tokens in the training row that replace what the calls sampled, if their position is certain."""
-    row, known = evidence.rollout.training_row, evidence.row
-    if row is None or known is None or not known.proven:
+    row, columns = evidence.rollout.training_row, evidence.row
+    if row is None or columns is None or not columns.proven:
         return
     places: dict[int, dict[int, int]] = {}
     for difference in evidence.differences:
-        turn, held = difference.turn, difference.canonical.ids
+        turn, ids = difference.turn, difference.canonical.ids
         if turn is None or difference.where is not Where.COMPLETION or difference.against not in _HELD:
             continue
         if turn not in places:
-            at = (known.turn == turn).nonzero()[0]
-            places[turn] = dict(zip(known.turn_offset[at].tolist(), at.tolist(), strict=True))
-        start = _start_in_row(places[turn], difference, len(held))
-        if start is None or not np.array_equal(row.token_ids[start : start + len(held)], held):
+            at = (columns.turn == turn).nonzero()[0]
+            places[turn] = dict(zip(columns.turn_offset[at].tolist(), at.tolist(), strict=True))
+        start = _start_in_row(places[turn], difference, len(ids))
+        if start is None or not np.array_equal(row.token_ids[start : start + len(ids)], ids):
             continue
         code, severity = codes.get(_place(difference), ""), difference.severity
-        yield Replaced(start, start + len(held), difference.recorded.ids, code, SAMPLED, severity)
+        yield Replaced(start, start + len(ids), difference.recorded.ids, code, SAMPLED, severity)
 
 
 def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) -> int | None:
@@ -188,10 +188,10 @@ def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) 
 
 def _apart(several: list[Replaced]) -> list[Replaced]:
     """Those that do not overlap a higher-ranked one, in order."""
-    kept: list[Replaced] = []
-    for one in sorted(several, key=attrgetter("rank")):
-        at = bisect_left(kept, (one.start, one.end), key=attrgetter("start", "end"))
+    apart: list[Replaced] = []
+    for swap in sorted(several, key=attrgetter("rank")):
+        at = bisect_left(apart, (swap.start, swap.end), key=attrgetter("start", "end"))
         # The kept ones do not overlap, so only neighbours can.
-        if not any(one.overlaps(other) for other in kept[max(at - 1, 0) : at + 1]):
-            kept.insert(at, one)
-    return kept
+        if not any(swap.overlaps(other) for other in apart[max(at - 1, 0) : at + 1]):
+            apart.insert(at, swap)
+    return apart

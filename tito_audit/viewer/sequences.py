@@ -99,9 +99,9 @@ def _key(where: Where, turn: int | None) -> Key:
 def _most_severe(every: Sequence[_Sequence], severity: Mapping[Key, int]) -> list[_Sequence]:
     """The sequences to show, in order; among those without findings, the row and completions come first."""
     order = (Where.ROW, Where.COMPLETION, Where.PROMPT)
-    ranked = sorted(every, key=lambda one: (-severity.get(one.key, -1), order.index(one.key[0])))
-    kept = {one.key for one in ranked[:MAX_SEQUENCES]}
-    return [one for one in every if one.key in kept]
+    ranked = sorted(every, key=lambda sequence: (-severity.get(sequence.key, -1), order.index(sequence.key[0])))
+    chosen = {sequence.key for sequence in ranked[:MAX_SEQUENCES]}
+    return [sequence for sequence in every if sequence.key in chosen]
 
 
 def _fill(shown: Sequence[_Sequence]) -> list[tuple[int, int]]:
@@ -205,19 +205,19 @@ class _Words:
         return numbers, tuple(piece for piece, _ in both), tuple(data for _, data in both)
 
 
-def _stretch(one: _Sequence, words: _Words, start: int, end: int) -> Stretch:
+def _stretch(sequence: _Sequence, words: _Words, start: int, end: int) -> Stretch:
     part = slice(start, end)
     logprobs = None
-    if one.logprobs is not None:
-        values = one.logprobs[part]
+    if sequence.logprobs is not None:
+        values = sequence.logprobs[part]
         pairs = zip(values.tolist(), np.isfinite(values).tolist(), strict=True)
         logprobs = tuple(value if finite else None for value, finite in pairs)
     return Stretch(
         start,
-        *words.of(one.ids[part]),
+        *words.of(sequence.ids[part]),
         logprobs,
-        None if one.trained is None else tuple(one.trained[part].tolist()),
-        None if one.roles is None else tuple(one.roles[part]),
+        None if sequence.trained is None else tuple(sequence.trained[part].tolist()),
+        None if sequence.roles is None else tuple(sequence.roles[part]),
     )
 
 

@@ -10,11 +10,10 @@ from typing import Literal
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.reports import _verdict
-from tito_audit.reports._html.numbers import share
 from tito_audit.reports._html.page_findings import headline_name
-from tito_audit.reports._skips import skips_by_reason
+from tito_audit.reports._verdict import skips_by_reason
 from tito_audit.summary import RuleCount, Summary
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, share
 
 _CAUSES = 12
 """Maximum causes named of one rule."""
@@ -39,16 +38,16 @@ class Verdict:
 
 def verdict(summary: Summary) -> Verdict:
     """The verdict of the gate, or on the findings without a gate, in the words of every report."""
-    said = _verdict.verdict(summary)
-    state: State = _STATES.get(said.word, "none")
-    if said.word == "findings":
+    judged = _verdict.verdict(summary)
+    state: State = _STATES.get(judged.word, "none")
+    if judged.word == "findings":
         state = _STATES_FOUND.get(summary.worst(), "info")
     gate = summary.gate
     because = (
         gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
     )  # the line says the rest
-    line = "; ".join(said.parts)
-    return Verdict(state, said.word[:1].upper() + said.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
+    line = "; ".join(judged.parts)
+    return Verdict(state, judged.word[:1].upper() + judged.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
 
 
 _STATES: dict[str, State] = {"failed": "fail", "passed": "pass", "clean": "pass"}
@@ -94,19 +93,19 @@ class HeadlineFacts:
 def headlines(summary: Summary) -> list[HeadlineFacts]:
     """The causes found, as ranked; at most `_HEADLINES`."""
     ranked = summary.ranked_headlines()
-    most = max((one.times for one in ranked), default=1)
+    most = max((headline.times for headline in ranked), default=1)
     rows = summary.rollouts + summary.rows_unreadable
     return [
         HeadlineFacts(
-            one.words or ", ".join(sorted(one.codes)),
-            headline_name(one.text, one.unit),
-            one.severity.word,
-            _length(one.times, most),
-            _rollouts(one.rollouts, rows),
-            one.codes.total(),
-            tuple((code, number) for code, number in sorted(one.codes.items()) if number),
+            headline.words or ", ".join(sorted(headline.codes)),
+            headline_name(headline.text, headline.unit),
+            headline.severity.word,
+            _length(headline.times, most),
+            _rollouts(headline.rollouts, rows),
+            headline.codes.total(),
+            tuple((code, number) for code, number in sorted(headline.codes.items()) if number),
         )
-        for one in ranked[:_HEADLINES]
+        for headline in ranked[:_HEADLINES]
     ]
 
 
@@ -150,7 +149,7 @@ class RuleFacts:
 
 def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
     """Every rule that found something, by code."""
-    totals = {code: one.new.total() for code, one in summary.findings.items()}
+    totals = {code: count.new.total() for code, count in summary.findings.items()}
     most = max(totals.values(), default=1)
     return [_rule(summary, code, totals[code], most, options) for code in sorted(totals)]
 

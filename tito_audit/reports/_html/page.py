@@ -1,14 +1,17 @@
-"""The page around the data: template, style and script, and a content policy that admits only these."""
+"""The page and its data: template, style and script, and a content policy that admits only these."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
+import zlib
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from tito_audit.report_objects import as_json
 from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many, rate_number
@@ -25,6 +28,10 @@ _ICON = (
     "<rect width='16' height='16' rx='3' fill='#205493'/>"
     "<path d='M3 5h4v2H3zM9 5h4v2H9zM3 9h7v2H3z' fill='#fff'/></svg>"
 )
+PLAIN = 1 << 16
+"""Maximum characters of a block of plain JSON; longer blocks are compressed."""
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ACTING = re.compile("[<>&\u2028\u2029]")
 
 
 def page(**values: Any) -> tuple[str, str]:
@@ -83,3 +90,17 @@ def _asset(name: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}'"
+
+
+def block(kind: str, value: Any) -> str:
+    """A `<script>` element that holds a value as data and runs nothing; the value may contain model output."""
+    text = escaped(as_json(value))
+    if len(text) <= PLAIN:
+        return f'<script type="application/json" data-kind="{kind}">{text}</script>\n'
+    data = base64.b64encode(zlib.compress(text.encode("utf-8"), 6)).decode("ascii")
+    return f'<script type="text/plain" data-kind="{kind}" data-packed="deflate">{data}</script>\n'
+
+
+def escaped(text: str) -> str:
+    """The same JSON value, escaped so that nothing can end a `<script>` or begin a comment."""
+    return _ACTING.sub(lambda match: _ESCAPES[match[0]], text)

@@ -44,7 +44,7 @@ def finding_rows(findings: Sequence[Finding]) -> Iterator[Row]:
     """
     follow = any(finding.because_of is not None for finding in findings)
     prints = [finding.fingerprint if follow and finding.because_of is None else "" for finding in findings]
-    roots = {own: one for own, one in zip(prints, findings, strict=True) if one.because_of is None}
+    roots = {own: finding for own, finding in zip(prints, findings, strict=True) if finding.because_of is None}
     for own, finding in zip(prints, findings, strict=True):
         root = finding if finding.because_of is None else roots.get(finding.because_of, finding)
         yield [*_columns(finding, headline_name(root.headline, root.unit)), own]

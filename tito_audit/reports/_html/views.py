@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from tito_audit.evidence.model import Against
 from tito_audit.record.finding import RE_ENCODED, SAMPLED, Result, Severity
-from tito_audit.reports._html.packed import block
+from tito_audit.reports._html.page import block
 from tito_audit.reports._html.page_findings import finding_rows, linked, tables
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence, observed_of
