@@ -152,9 +152,7 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
     before: Offsets | None = None
     if spans.row_mask is not None:
         before = np.concatenate(([0], spans.row_mask.cumsum()))
-    placed = (
-        (ranked, *span) for ranked in sorted(findings, key=attrgetter("severity")) for span in ranked.spans()
-    )
+    placed = ((each, *span) for each in sorted(findings, key=attrgetter("severity")) for span in each.spans())
     for finding, turn, start, end in placed:
         hit, state = finding.hit, STATES.index(finding.severity.word)
         start = max(start, 0)
