@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -26,9 +27,8 @@ from tests.tiers import DEEP, examples, some
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.run.kept import Table, read_outcome, read_result, write_outcome, write_result
 from tito_audit.run.parallel import bare
-from tito_audit.run.resume import identity_of
+from tito_audit.run.resume import _Outcome, _Result, identity_of, packed, unpacked
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import find_logs
@@ -100,17 +100,17 @@ def results(**more: Any) -> Iterator[Result]:
 
 def test_a_result_is_read_from_json_as_it_was() -> None:
     """With findings, skips, counts, testimony, what it trains and its measures; only the rollout is bare."""
-    table, kept = Table(), []
+    kept = []
     for result in results():
         whole = bare(result)
-        kept.append((whole, write_result(whole, table)))
+        kept.append((whole, packed(_Result.of(whole))))
     assert len(kept) > 50
     assert any(whole.findings for whole, _ in kept)
     assert any(whole.witness is not None and whole.trainings is not None for whole, _ in kept)
-    values, said = json.loads(json.dumps([table.values, [one for _, one in kept]]))
-    table = Table(values)
-    for (whole, _), one in zip(kept, said, strict=True):
-        again = read_result(one, table)
+    for whole, text in kept:
+        again = unpacked(text, _Result).read(Path(whole.place.file))
+        with pytest.raises(ValueError, match="another file"):
+            unpacked(text, _Result).read(Path("another"))
         assert replace(again, observed=None) == replace(whole, observed=None)
         assert [f.fingerprint for f in again.findings] == [f.fingerprint for f in whole.findings]
         same_measures(again, whole)
@@ -133,9 +133,9 @@ def test_an_outcome_is_read_from_json_as_it_was(tmp_path: Path) -> None:
     for outcome in repair_rollouts(logs, tmp_path / "out", settings, repairs):
         before = tuple(map(bare, outcome.before))
         after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
-        whole, table = replace(outcome, before=before, after=after), Table()
-        said, values = json.loads(json.dumps([write_outcome(whole, table), table.values]))
-        assert read_outcome(said, Table(values), Path(outcome.place.file)) == whole
+        whole = replace(outcome, before=before, after=after)
+        text = packed(_Outcome.of(whole, [b"moved\n"]))
+        assert unpacked(text, _Outcome).read(Path(outcome.place.file)) == (whole, (b"moved\n",))
         seen += bool(outcome.cured) + bool(outcome.declined) + (outcome.quarantined is not None)
     assert seen > 5
 
@@ -403,7 +403,7 @@ def test_a_journal_that_is_damaged_foreign_or_of_another_version_is_refused_in_o
         with pytest.raises(SetupError, match=r"damaged at byte [\d,]+.*\n.*[Dd]elete it"):
             Journal(place)
     said = {
-        b'{"tito_audit_journal": 2}\n': "version 2",
+        b'{"tito_audit_journal": 1}\n': "version 1",
         b'{"token_ids": [1]}\n': "not a journal",
         b"hello": "not a journal",
         b"\x00" * 90: "not a journal",
@@ -463,7 +463,7 @@ def test_a_journal_holds_a_checksum_and_json_in_each_line(tmp_path: Path) -> Non
     logs = shards(tmp_path / "logs", 2)
     run("scan", logs, "-r", f"json={logs / 'report'}", "--resume", "-q")
     head, *lines = (logs / "report.journal").read_bytes().splitlines()
-    assert json.loads(head) == {"tito_audit_journal": 1}
+    assert json.loads(head) == {"tito_audit_journal": 2}
     for line in lines:
         assert int(line[:8], 16) == zlib.crc32(line[9:])
         assert json.loads(line[9:]).keys() & {"part", "done"}
@@ -542,14 +542,20 @@ def test_whatever_records_hold_that_no_run_wrote_a_resumed_run_ends_in_one_line(
         for _ in range(examples(20, 2_000)):
             at = chance.randrange(len(lines))
             value = json.loads(lines[at][9:])
-            found = list(_places(value))
-            rows = [holder[key] for holder, key in found if key == "place"]
+            holder, key = (
+                (value, "part") if "part" in value else (value["said"], "kept") if "said" in value else ({}, "")
+            )
+            inside = [json.loads(zlib.decompress(b64decode(holder[key])))] if key else [value]
+            found = list(_places(inside))
+            rows = [spot[name] for spot, name in found if name == "place"]
             if rows and chance.random() < 0.3:
-                chance.choice(rows)[1] = chance.choice([-1, 1 << 40])
+                chance.choice(rows)["row"] = chance.choice([-1, 1 << 40])
             else:
-                holder, key = chance.choice(found)
+                spot, name = chance.choice(found)
                 others: list[Any] = ["\x1b[2J", -1, 10**400, None, [], {}, [[1]], 0.5, True, "../../etc/passwd"]
-                holder[key] = chance.choice([one for one in others if type(one) is not type(holder[key])])
+                spot[name] = chance.choice([other for other in others if type(other) is not type(spot[name])])
+            if key:
+                holder[key] = b64encode(zlib.compress(json.dumps(inside[0]).encode())).decode()
             text = json.dumps(value, separators=(",", ":")).encode()
             forged = [*lines[:at], b"%08x %s\n" % (zlib.crc32(text), text), *lines[at + 1 :]]
             place.write_bytes(head + b"".join(forged))

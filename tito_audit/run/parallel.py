@@ -21,8 +21,7 @@ from tito_audit.run.encoders import Encoded
 from tito_audit.run.executor import Executor, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
-from tito_audit.run.replay import KeptRow, Recorder, kept_rows, kept_totals
-from tito_audit.run.resume import FinishedLogs
+from tito_audit.run.resume import FinishedLogs, KeptLog, KeptRow, Recorder, kept_log, kept_rows
 from tito_audit.run.workers import sendable
 from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.journal import Finished
@@ -80,7 +79,7 @@ def audit_in_chunks(
                     yield from merged.replayed(kept_rows(finished.journal, part.kept, flow, part.file, views))
                     if merged.stopped:
                         return
-                    merged.settle(*kept_totals(finished.journal, part.kept))
+                    merged.settle(kept_log(finished.journal, part.kept, part.file))
                 continue
             if answer is not None:
                 yield from merged.results(answer)
@@ -286,10 +285,10 @@ class _Merged:
                 return
             yield from results
 
-    def settle(self, left_out: int, encoders: Iterable[Encoded]) -> None:
+    def settle(self, log: KeptLog) -> None:
         """Take what else was recorded of a kept file: how many rows were left out at its end, what encoded it."""
-        self._left_out += left_out
-        for encoded in encoders:
+        self._left_out += log.left_out
+        for encoded in log.encoders:
             self._flow.encoders.add(encoded, self._summary)
 
     def _recorded(self, left: int, row: Sequence[Result]) -> Sequence[Result]:

@@ -27,17 +27,16 @@ from tito_audit.run.parallel import chunk_bytes
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair_in_memory import InMemory, repaired_rows
 from tito_audit.run.repair_output import Writes, opened_quarantine, targets_of, write_row
-from tito_audit.run.repair_replay import (
+from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
+from tito_audit.run.resume import (
     KeptOutcome,
-    RepairRecorder,
-    changed_in,
-    encoders_of,
+    Recorder,
+    kept_log,
     kept_outcomes,
     refuse_model,
-    told_by,
+    repair_recorder,
+    states_of,
 )
-from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
-from tito_audit.run.resume import states_of
 from tito_audit.run.row_repair import RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
 from tito_audit.run.scan import conclude, once_of
@@ -144,7 +143,7 @@ class Repairs(ShownRepairs):
         once = self._once(flow)
         recorder = None
         if journal is not None:
-            recorder = RepairRecorder(journal, flow, states, self.repairs, targets, once)
+            recorder = repair_recorder(journal, flow, states, self.repairs, targets, once)
             self.resumed = len(recorder.kept)
             self.before.notices += recorder.finished.notices()
         trained, testimonies = (Ledger(), Ledger()), (dict[str, Testimony](), dict[str, Testimony]())
@@ -264,7 +263,7 @@ class _Writing:
     """Bytes of all logs."""
     once: Once | None
     """What the rows of all logs train more than once; None if no repair needs it."""
-    recorder: RepairRecorder | None
+    recorder: Recorder | None
     """Records what was done; None without a journal."""
     work: RepairBatch = field(init=False)
     done: int = 0
@@ -293,7 +292,7 @@ class _Writing:
                 for raw, repaired in zip(part.rows, answer.rows, strict=True):
                     moved = write_row(raw, repaired, out, self.quarantine) if out is not None else ()
                     if recorder is not None:
-                        recorder.add(repaired.outcome, moved)
+                        recorder.add_outcome(repaired.outcome, moved)
                     lacks_rows |= repaired.outcome.quarantined is not None
                     self._passed(repaired.outcome, part.position)
                     yield repaired.outcome
@@ -303,7 +302,7 @@ class _Writing:
             run.changed[file] = list(changes.objects())
             run.before.notices += changes.notices
             if recorder is not None:
-                recorder.finish(run.changed[file], changes.notices)
+                recorder.finish(changed=run.changed[file], notices=changes.notices)
             elif lacks_rows:
                 self.later.push(stack.pop_all())
         self.done += log.size
@@ -319,7 +318,8 @@ class _Writing:
             group.join.rows(group.open(file))  # reads the calls of all logs, which the summary tells of
         run.before.files.append(str(file))
         run.vocabulary = group.auditor.vocabulary
-        run.tell(flow, file, told_by(recorder.journal, part.recorded, file))
+        log = kept_log(recorder.journal, part.recorded, file)
+        run.tell(flow, file, log.told)
         whole = self._whole(file, kept_outcomes(recorder.journal, part.recorded, file))
         for outcome, moved in kept_outcomes(recorder.journal, part.recorded, file):
             if self.quarantine is not None:
@@ -327,10 +327,10 @@ class _Writing:
                     self.quarantine.write(line)
             self._passed(outcome, 0)
             yield whole.get(outcome.place.row, outcome)
-        for encoded in encoders_of(recorder.journal, part.recorded):
+        for encoded in log.encoders:
             flow.encoders.add(encoded, run.before)
-        run.changed[file], notices = changed_in(recorder.journal, part.recorded)
-        run.before.notices += notices
+        run.changed[file] = [dict(rows) for rows in log.changed]
+        run.before.notices += log.notices
         self.done += file.stat().st_size
         if self.targets:
             run.written.append((file, self.targets[file]))

@@ -1,27 +1,43 @@
-"""Resume: which logs an earlier run finished, and whether its results are still theirs."""
+"""Resume: which logs an earlier run finished, whether its results are still theirs, and what they are.
+
+A journal holds results and outcomes as JSON values, which msgspec writes and reads by the types of their fields.
+Parts are compressed: most results repeat the skips of the one before.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from datetime import date
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from tito_audit.errors import SetupError
+from tito_audit.formats import Detection
+from tito_audit.record.finding import Finding, Result
+from tito_audit.record.outcome import Outcome
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import Stated
+from tito_audit.run.encoders import Encoded
 from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.once import Once
 from tito_audit.run.rows import LogGroup
-from tito_audit.settings.model import Settings
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import RowsInMemory, find_logs
 from tito_audit.storage.journal import Finished, Journal
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.load import digest_of
 from tito_audit.version import VERSION
+from tito_audit.viewer.model import Measures, Observed, View, observed_of
+from tito_audit.viewer.selection import ViewQuota
 
 State = list[Any]
 """What shows that a file is the same: its size and times; what a remote store says about it."""
@@ -32,6 +48,11 @@ SCAN, REPAIR = "scan", "repair"
 """What was done to a log."""
 _NOT_DECIDING = {"jobs", "engine", "address", "limit", "overrides"}
 """Settings that change no result of a log that was read to its end."""
+_NOT_DECIDING_REPAIRS = {"force", "quarantine", "choices"}
+_PART = 256
+"""About how many results are recorded at once."""
+_ROWS = 1 << 31
+"""More rows than a log has."""
 _LIBRARIES = ("tokenizers", "fastokens", "jinja2", "numpy", "orjson", "pyarrow")
 
 
@@ -62,13 +83,13 @@ class FinishedLogs:
     ) -> None:
         self.journal = journal
         self._kind = kind
-        self._flow = flow
+        self.flow = flow
         self._states = states
         self._more = more
         self._by_group: dict[int, Mapping[str, str]] = {}
         self._differs: dict[str, None] = {}
         self._unused = 0
-        self.found = {file: one for file in flow.files if (one := self._find(file)) is not None}
+        self.found = {file: log for file in flow.files if (log := self._find(file)) is not None}
         """By log: what was recorded."""
 
     def notices(self) -> Iterator[str]:
@@ -99,7 +120,7 @@ class FinishedLogs:
 
     def _decided(self, file: Path) -> Mapping[str, str]:
         """What decides the result of a log, by name, as hashes."""
-        group = self._flow.groups[str(file)]
+        group = self.flow.groups[str(file)]
         if id(group) not in self._by_group:
             said = {**_deciding(group, self._kind), **self._more}
             self._by_group[id(group)] = {name: _hash(value) for name, value in said.items()}
@@ -166,3 +187,303 @@ def _code() -> str:
     for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.json"))):
         code.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
     return code.hexdigest()
+
+
+KeptRow: TypeAlias = tuple[int, Sequence[Result]]
+"""How many rows a sample left out before a row, and the results of the row."""
+KeptOutcome: TypeAlias = tuple[Outcome, Sequence[bytes]]
+"""An outcome, and the lines that it put into the quarantine."""
+Kind = TypeVar("Kind")
+
+
+class Changed(TypedDict):
+    """Rows of a log that a repair changed, as in the JSON report."""
+
+    columns: list[str]
+    into: int
+    rows: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLog:
+    """What is recorded of a finished log besides its rows."""
+
+    encoders: tuple[Encoded, ...]
+    """What encoded its chunks."""
+    left_out: int = 0
+    """Rows that a sample left out after the last one."""
+    told: tuple[Finding, ...] = ()
+    """The findings about all of it."""
+    changed: tuple[Changed, ...] = ()
+    notices: tuple[str, ...] = ()
+    """About the new form of a repaired log."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A result without its rollout and view: of the rollout only format and notice are recorded."""
+
+    result: Result
+    rollout: tuple[str, str] | None
+    measures: tuple[bytes, bytes, dict[str, tuple[int, int]]] | None
+
+    @classmethod
+    def of(cls, result: Result) -> _Result:
+        rollout, observed = result.rollout, observed_of(result)
+        return cls(
+            replace(result, rollout=None, observed=None),
+            None if rollout is None else (rollout.format, rollout.stated.notice),
+            None if observed is None else observed.measures.packed(),
+        )
+
+    def read(self, file: Path) -> Result:
+        """The result that was recorded; ValueError for one of another file, or of a row that no log has."""
+        result, rollout = self.result, None
+        if result.place.file != str(file):
+            raise ValueError(f"a result of another file than {file}")
+        _check_rows(result.place, *(finding.place for finding in (*result.findings, *result.told)))
+        for _, row in () if result.trainings is None else result.trainings.calls_at:
+            _check_rows(Place(str(file), row))
+        if self.rollout is not None:
+            rollout = Rollout(result.place, self.rollout[0], stated=Stated(notice=self.rollout[1]))
+        observed = None if self.measures is None else Observed(Measures.unpacked(*self.measures))
+        return replace(result, rollout=rollout, observed=observed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """An outcome, its results, and the lines that it put into the quarantine."""
+
+    outcome: Outcome
+    before: tuple[_Result, ...]
+    after: tuple[_Result, ...] | None
+    """None: those before."""
+    moved: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome, moved: Sequence[bytes]) -> _Outcome:
+        after = None if outcome.after is outcome.before else tuple(map(_Result.of, outcome.after))
+        before = tuple(map(_Result.of, outcome.before))
+        return cls(replace(outcome, before=(), after=()), before, after, tuple(moved))
+
+    def read(self, file: Path) -> KeptOutcome:
+        """The outcome that was recorded; ValueError for one of another file."""
+        if self.outcome.place.file != str(file):
+            raise ValueError(f"a row of another file than {file}")
+        _check_rows(self.outcome.place)
+        before = tuple(result.read(file) for result in self.before)
+        after = before if self.after is None else tuple(result.read(file) for result in self.after)
+        return replace(self.outcome, before=before, after=after), self.moved
+
+
+def _check_rows(*places: Place) -> None:
+    """ValueError for a place that no log has."""
+    for place in places:
+        if not (0 <= place.row < _ROWS and 0 <= place.item < _ROWS):
+            raise ValueError(f"{place} is no place in a log")
+
+
+def packed(value: object) -> str:
+    """A value of dataclasses as text for a journal."""
+    import msgspec  # only runs with a journal need it
+
+    # msgspec's own JSON has no half surrogate pairs, infinities or NaN, which logs have.
+    plain = msgspec.to_builtins(value, enc_hook=lambda scalar: scalar.item())
+    text = json.dumps(plain, separators=(",", ":"))
+    return b64encode(zlib.compress(text.encode("ascii"), 1)).decode()
+
+
+def unpacked(text: str, kind: type[Kind]) -> Kind:
+    """The value of this type that was packed; ValueError for any other."""
+    import msgspec
+
+    try:
+        return msgspec.convert(json.loads(zlib.decompress(b64decode(text, validate=True))), kind)
+    except (msgspec.MsgspecError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+
+
+class Recorder:
+    """Records the results or outcomes of each log as they pass."""
+
+    def __init__(self, finished: FinishedLogs, targets: Mapping[Path, Path] | None = None) -> None:
+        self.finished = finished
+        self.journal = finished.journal
+        self.kept = finished.found if targets is None else _still_there(finished, targets)
+        """The logs that an earlier run finished; of a repair those whose files are there, unchanged."""
+        self._targets = targets or {}
+        self._file: Path | None = None
+        self._told: tuple[Finding, ...] = ()
+        self._encoders: dict[Encoded, None] = {}
+        self._rows: list[object] = []
+        self._results = 0
+
+    def begin(self, file: Path, told: Sequence[Finding] = ()) -> None:
+        """Start on a log; `told` are the findings about all of it."""
+        self._file, self._told, self._encoders = file, tuple(told), {}
+        self.journal.begin()
+
+    def add(self, left_out: int, row: Sequence[Result]) -> None:
+        """Record the results of the next row, and how many rows were left out before it."""
+        self._add((left_out, tuple(map(_Result.of, row))), len(row) + 1)
+
+    def add_outcome(self, outcome: Outcome, moved: Sequence[bytes]) -> None:
+        """Record an outcome, and the lines that it put into the quarantine."""
+        self._add(_Outcome.of(outcome, moved), 2)
+
+    def encoders(self, encoded: Encoded) -> None:
+        """Record what encoded a chunk."""
+        self._encoders[encoded] = None
+
+    def finish(
+        self, left_out: int = 0, changed: Iterable[Mapping[str, Any]] = (), notices: Iterable[str] = ()
+    ) -> None:
+        """Record that the log is done. The file of a repaired log is complete and gets its name next."""
+        if self._file is None:
+            return
+        self._write()
+        target = self._targets.get(self._file)
+        rows: Any = tuple(changed)
+        log = KeptLog(tuple(self._encoders), left_out, self._told, rows, tuple(notices))
+        self.finished.finish(self._file, target=None if target is None else str(target), kept=packed(log))
+        self._file = None
+
+    def _add(self, row: object, results: int) -> None:
+        self._rows.append(row)
+        self._results += results
+        if self._results >= _PART:
+            self._write()
+
+    def _write(self) -> None:
+        if self._rows:
+            self.journal.add(packed(self._rows))
+        self._rows, self._results = [], 0
+
+
+def repair_recorder(
+    journal: Journal,
+    flow: RowFlow,
+    states: States,
+    repairs: RepairSettings,
+    targets: Mapping[Path, Path],
+    once: Once | None,
+) -> Recorder:
+    """The recorder of a repair."""
+    names = (field.name for field in fields(repairs) if field.name not in _NOT_DECIDING_REPAIRS)
+    deciding = [
+        *((name, getattr(repairs, name)) for name in names),
+        repairs.quarantine is not None,
+        repairs.choices,
+    ]
+    more: dict[str, object] = {"repairs": deciding}
+    if once is not None:
+        more["logs"] = logs_hash(states)
+    return Recorder(FinishedLogs(journal, REPAIR, flow, states, more), targets)
+
+
+def refuse_model(repairs: RepairSettings) -> None:
+    """SetupError if a model takes part in the repair: a journal does not keep what it said."""
+    if repairs.choices.rescored is not None:
+        raise SetupError(
+            "--resume: the scores of a model are not kept with a repair.\n"
+            "Leave out --with rescore, or fill the logprobs first: tito-audit rescore -o OUT --resume"
+        )
+
+
+def kept_log(journal: Journal, finished: Finished, file: Path) -> KeptLog:
+    """What was recorded of a finished log besides its rows."""
+    with journal.reading(finished):
+        log = unpacked(finished.said["kept"], KeptLog)
+        for finding in log.told:
+            _check_rows(finding.place)
+            if finding.place.file != str(file):
+                raise ValueError(f"a finding of another file than {file}")
+    return log
+
+
+def kept_outcomes(journal: Journal, finished: Finished, file: Path) -> Iterator[KeptOutcome]:
+    """The outcomes of a log that is kept, in order."""
+    for part in journal.parts(finished):
+        with journal.reading(finished):
+            outcomes = [outcome.read(file) for outcome in unpacked(part, list[_Outcome])]
+        yield from outcomes
+
+
+def kept_rows(
+    journal: Journal, finished: Finished, flow: RowFlow, file: Path, views: ViewQuota | None
+) -> Iterator[KeptRow]:
+    """The rows of a log that an earlier run finished.
+
+    Views are not recorded: which rollouts get one depends on the logs before. Their rows are read again.
+    """
+    group = flow.groups[str(file)]
+    if group.join is not None:
+        group.join.rows(group.open_quick(file))  # reads the calls of all logs, which the summary tells of
+    made = _views(flow, file, _viewed(_rows(journal, finished, file), views)) if views is not None else {}
+    for left_out, results in _rows(journal, finished, file):
+        yield left_out, [_with_view(result, made.get((result.place.row, at))) for at, result in enumerate(results)]
+
+
+def _rows(journal: Journal, finished: Finished, file: Path) -> Iterator[KeptRow]:
+    for part in journal.parts(finished):
+        with journal.reading(finished):
+            rows = [
+                (left_out, [result.read(file) for result in row])
+                for left_out, row in unpacked(part, list[tuple[int, list[_Result]]])
+            ]
+        yield from rows
+
+
+def _viewed(rows: Iterator[KeptRow], views: ViewQuota) -> dict[int, set[int]]:
+    """By row, the numbers of the results in it that get a view."""
+    wanted: dict[int, set[int]] = {}
+    for _, results in rows:
+        for at, result in enumerate(results):
+            if observed_of(result) is not None and views.take(result.findings):
+                wanted.setdefault(result.place.row, set()).add(at)
+    return wanted
+
+
+def _views(flow: RowFlow, file: Path, wanted: Mapping[int, set[int]]) -> Mapping[tuple[int, int], View]:
+    """The views of some rows of a log, which are read and audited again."""
+    made: dict[tuple[int, int], View] = {}
+    left, group = set(wanted), flow.groups[str(file)]
+    if not left:
+        return made
+    for raw in group.rows(group.open_quick(file)):
+        if raw.index not in left:
+            continue
+        place = Place(str(file), raw.index)
+        for at, result in enumerate(flow.audit(raw, place, Detection(), lambda _: True)):
+            observed = observed_of(result)
+            if at in wanted[raw.index] and observed is not None and observed.view is not None:
+                made[raw.index, at] = observed.view
+        left.remove(raw.index)
+        if not left:
+            break
+    return made
+
+
+def _with_view(result: Result, view: View | None) -> Result:
+    observed = observed_of(result)
+    if view is None or observed is None:
+        return result
+    return replace(result, observed=replace(observed, view=view))
+
+
+def _still_there(finished: FinishedLogs, targets: Mapping[Path, Path]) -> dict[Path, Finished]:
+    """The finished logs whose files are there, unchanged.
+
+    Logs with calls of one conversation are written together: all of them are kept, or none.
+    """
+    kept, flow = {}, finished.flow
+    for file, log in finished.found.items():
+        target, was = targets.get(file), log.said.get("target")
+        if (target is None and was is None) or (
+            target is not None and str(target) == was and finished.journal.holds(target, log)
+        ):
+            kept[file] = log
+    joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
+    joined = {file: join for file, join in joins.items() if join.joins_logs(file)}
+    broken = {id(join) for file, join in joined.items() if file not in kept}
+    return {file: log for file, log in kept.items() if file not in joined or id(joined[file]) not in broken}

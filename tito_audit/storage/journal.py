@@ -1,7 +1,7 @@
 """Journal: what a run has finished, in a file that survives a kill, so that the next run does not do it again.
 
-    {"tito_audit_journal": 1}
-    5f0c11d2 {"part": [...]}
+    {"tito_audit_journal": 2}
+    5f0c11d2 {"part": "eNr..."}
     91b0a3c7 {"done": "scan", "log": "logs/a.jsonl", ...}
 
 One record a line, with a checksum. The parts of a log come before its `done`; a part without one belongs to a log
@@ -25,7 +25,7 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage.remote import RemoteFile, RemoteStatus
 from tito_audit.storage.remote_output import CONTENT, content_status
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".journal"
 """What is added to the name of a run's output for its journal."""
 _NAME = "tito_audit_journal"
