@@ -93,7 +93,7 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     if fill is None:
         return None
     real = covered & ~_equals(row.logprobs, fill) & ~np.isnan(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
-    if not real.any():
+    if not real.any() or (real[covered].all() and (covered & ~inside).any()):
         return None
     return Values(real, covered, fill)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,6 +39,7 @@ _KEPT = (
 )
 PREFILL = Construction("TPL207", "prefilled answer", "the harness wrote the first tokens of the answer")
 _PREFILLED = "right as long as the loss leaves them out: they were given, not sampled"
+_FENCE = re.compile(r"```\w*")
 _MARKERS = 32
 """How many characters of markers a template may write before an answer."""
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
@@ -298,6 +300,8 @@ def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, refe
         )
     except RenderError:
         return False
+    if answer.tool_calls and _FENCE.fullmatch(first):
+        return True  # some models write their calls in a fence, and parsers take it off
     # A model may leave out the markers that the template writes around its tool call, and space it otherwise.
     start, written = "".join(first.split()), "".join(whole[len(text) :].split())
     return whole.startswith(text) and start in written[: len(start) + _MARKERS]
