@@ -103,11 +103,11 @@ def decide(
 
 
 def _either(chat: Chat, trained: set[int], sampled: set[int], low: int) -> bool:
-    given = {at for at in range(low, len(chat.ids)) if chat.ids[at] not in chat.model.ends} - sampled
+    context = {at for at in range(low, len(chat.ids)) if chat.ids[at] not in chat.model.ends} - sampled
     # The first tokens of an answer that was out of the loss may have been so in all answers.
     bodies = [range(min(turn.start + 3, turn.end - 2), turn.end - 1) for turn in chat.turns]
     in_loss = [any(at in trained for at in body) for body in bodies]
-    return bool(given) and given <= trained and any(in_loss) and not all(in_loss)
+    return bool(context) and context <= trained and any(in_loss) and not all(in_loss)
 
 
 def _windows(chat: Chat, trained: set[int], valued: set[int], low: int, cut: frozenset[int]) -> Iterator[_Shown]:

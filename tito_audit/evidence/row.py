@@ -48,9 +48,9 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             return RowFound(_view_by_roles(reference.pieces(rendered.ids), rollout, reference))
         return RowFound(_view(*rendered.byte_roles.of_tokens(rendered.starts)))
     if rendered.told is not None and np.array_equal(row.token_ids, rendered.ids[: len(row.token_ids)]):
-        told = rendered.told.up_to(len(row.token_ids))
-        if told is not None:
-            return RowFound(_told_view(told, rollout))
+        turns_read = rendered.told.up_to(len(row.token_ids))
+        if turns_read is not None:
+            return RowFound(_told_view(turns_read, rollout))
     canonical = reference.pieces(rendered.ids, rendered.data)
     held = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
     blocks = align(held, canonical, open_end=True)
@@ -142,16 +142,16 @@ def _turned(blocks: Blocks) -> Blocks:
     return Blocks(blocks.canonical_end, blocks.recorded_end, kinds)
 
 
-def _told_view(told: ToldTurns, rollout: Rollout) -> RowView:
+def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
     """What was sampled in a rendered conversation whose turns control tokens show."""
-    spans = tuple(SampledSpan(start, (closer, closer + 1)) for start, closer in told.turns)
+    spans = tuple(SampledSpan(start, (closer, closer + 1)) for start, closer in turns_read.turns)
     sound = Sound.NOTHING if rollout.turns else Sound.IDS
-    return replace(_view(*told.of_tokens()), spans=spans, sound=sound)
+    return replace(_view(*turns_read.of_tokens()), spans=spans, sound=sound)
 
 
-def _view_at(at: Offsets, told: ToldTurns, ids: Ids, canonical: Pieces, reference: Reference) -> RowView:
+def _view_at(at: Offsets, turns_read: ToldTurns, ids: Ids, canonical: Pieces, reference: Reference) -> RowView:
     """The same for a row whose tokens, `[T]`, lie at these bytes of the conversation."""
-    view, end_ids = _view(*told.of_bytes(at, _starts(canonical))), reference.end_ids()
+    view, end_ids = _view(*turns_read.of_bytes(at, _starts(canonical))), reference.end_ids()
     return replace(view, spans=spans_of(view.sampled, lambda place: is_end(place, ids, view, end_ids)))
 
 
