@@ -727,3 +727,10 @@ def test_logs_and_repaired_logs_in_a_bucket_are_known_by_what_the_store_says(tmp
         remote("repair", there, "-o", "s3://logs/whole", "-t", str(TOY), "-j", "1")
         for log in ("000.jsonl", "001.jsonl", "002.jsonl", "003.jsonl"):
             assert store.get(f"out/{log}") == store.get(f"whole/{log}")
+
+
+def test_a_part_that_unpacks_to_more_than_any_run_writes_is_refused_before_it_fills_the_memory() -> None:
+    bomb = b64encode(zlib.compress(b" " * (300 << 20) + b"1", 1)).decode()
+    with pytest.raises(ValueError, match="holds more than 256 MiB"):
+        unpacked(bomb, int)
+    assert unpacked(packed(7), int) == 7

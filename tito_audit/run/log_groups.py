@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,6 @@ from tito_audit.run.auditor import (
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.executor import Executor, InProcess, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
-from tito_audit.run.garbage import Garbage
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.reading_flags import joining_flags, reading_flags
 from tito_audit.run.rewriting import CODE as REWRITING
@@ -42,6 +42,8 @@ from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
 from tito_audit.summary import Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 
+EVERY = 8 << 20
+"""How many bytes of rows are read between two collections."""
 _LOOKED_AT = 3
 """How many of a log's first rows are searched for columns that were not read."""
 _SEARCHED = 64
@@ -383,3 +385,21 @@ def _by_settings(files: Sequence[Path], settings: Settings, standing_for: Mappin
         else:
             members.append(file)
     return grouped
+
+
+class Garbage:
+    """Frees cycles of objects every few megabytes of rows.
+
+    An error caught in a template holds the row that it came from, in a cycle; a row of a table holds all rows read
+    with it. Python counts objects, not bytes, so it would collect them far too late.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def passed(self, size: int) -> None:
+        """Count the bytes of a row, or of several."""
+        self._bytes += size
+        if self._bytes >= EVERY:
+            self._bytes = 0
+            gc.collect(1)

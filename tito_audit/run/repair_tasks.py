@@ -12,8 +12,7 @@ import numpy as np
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.run.encoders import Encoded
-from tito_audit.run.garbage import Garbage
-from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.log_groups import Garbage, RowFlow
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import bare
 from tito_audit.run.row_repair import Again, RepairedRow, RowRepair

@@ -283,6 +283,10 @@ def _check_rows(*places: Place) -> None:
             raise ValueError(f"{place} is no place in a log")
 
 
+_MOST_UNPACKED = 1 << 28
+"""Bytes that a part of a journal may unpack to: a forged one could fill the memory."""
+
+
 def packed(value: object) -> str:
     """A value of dataclasses as text for a journal."""
     import msgspec  # only runs with a journal need it
@@ -297,8 +301,12 @@ def unpacked(text: str, kind: type[Kind]) -> Kind:
     """The value of this type that was packed; ValueError for any other."""
     import msgspec
 
+    unpacker = zlib.decompressobj()
     try:
-        return msgspec.convert(json.loads(zlib.decompress(b64decode(text, validate=True))), kind)
+        data = unpacker.decompress(b64decode(text, validate=True), _MOST_UNPACKED)
+        if unpacker.unconsumed_tail or not unpacker.eof:
+            raise zlib.error(f"it is cut, or holds more than {_MOST_UNPACKED >> 20:,} MiB")
+        return msgspec.convert(json.loads(data), kind)
     except (msgspec.MsgspecError, zlib.error) as error:
         raise ValueError(str(error)) from error
 
