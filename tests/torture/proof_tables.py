@@ -78,7 +78,11 @@ def _form(before: bytes, after: bytes, named: Named) -> Iterator[str]:
         elements.pop()
     for was, now in zip(old[2], elements, strict=False):
         if was.get(10) is not None and was.get(10) == now.get(10):
-            now[6] = was.get(6)  # the older of two types is written to agree with the newer, which readers follow
+            now = {
+                **now,
+                6: was.get(6),
+            }  # the older of two types is written to agree with the newer, which readers follow
+            was = {**was, 6: was.get(6)}
         if was != now and not _told(named, "type and name"):
             yield f"schema: {was} became {now}"
     if len(old[2]) != len(elements):
