@@ -144,7 +144,11 @@ class PromptStarts:
         self._around: dict[Shape, int] = {}
         self._given: dict[bytes, tuple[int, Opener | None]] = {}
         self._proven: set[_Place] = set()
+        self._alike: set[_Place] = set()
+        """Places of messages that both engines write alike."""
         self._found = 0
+        self._trusted = 0
+        self._engines_differ = False
         self._off = False
         """Whether some prompt was not what the template writes although all of its messages were proven."""
 
@@ -218,6 +222,43 @@ class PromptStarts:
         elif later.says_nothing_twice and len(self._proven) < _MOST:
             self._proven |= places
 
+    def places_alone(
+        self, messages: Sequence[Message], given: Mapping[str, Any], opens: bool, forms: Forms
+    ) -> list[_Place] | None:
+        """What decides how the template writes each of these messages in their own text; None if unknown."""
+        numbers = self._numbers(messages, forms) if not self._engines_differ else None
+        number = self._of_given(given)[0] if numbers is not None else -1
+        if numbers is None or number < 0:
+            return None
+        shapes, around = numbers
+        size, before, after = len(messages), 0, 0
+        later: list[int] = []
+        for other in reversed(around):
+            later.append(after)
+            after |= 1 << other
+        places: list[_Place] = []
+        for i, after in enumerate(reversed(later)):
+            neighbours = around[i - 1] if i else -1, around[i + 1] if i + 1 < size else -1
+            places.append((number, opens, around[0], shapes[i], *neighbours, min(size - i, _FAR), before, after))
+            before |= 1 << around[i]
+        return places
+
+    def writes_alike(self, places: Sequence[_Place]) -> bool:
+        """Whether both engines are known to write messages at these places alike.
+
+        Also False for a text that is to be rendered by both as a check.
+        """
+        if self._engines_differ or not self._alike.issuperset(places):
+            return False
+        self._trusted += 1
+        return self._trusted % _ONE_IN != 0
+
+    def learn_alike(self, places: Sequence[_Place], alike: bool) -> None:
+        """Record whether both engines wrote the messages at these places alike."""
+        self._engines_differ |= not alike
+        if alike and len(self._alike) < _MOST:
+            self._alike.update(places)
+
     def _numbers(self, messages: Sequence[Message], forms: Forms) -> tuple[list[int], list[int]] | None:
         """Numbers for the shapes of messages, and for what others see of them; None if there are too many."""
         if len(self._shapes) > _MOST or len(self._around) > _MOST_AROUND:
@@ -233,16 +274,16 @@ class PromptStarts:
             return None
 
     def _of_given(self, given: Mapping[str, Any]) -> tuple[int, Opener | None]:
-        """A number for what a template gets besides messages, and its generation prompt; None if that shows
-        nothing."""
+        """A number for what a template gets besides messages, -1 if it has none; its generation prompt, None if
+        that shows nothing."""
         try:
             key = marshal.dumps(dict(given), 2)
         except ValueError:
-            return 0, None
+            return -1, None
         found = self._given.get(key)
         if found is None:
             if len(self._given) >= _MOST_GIVEN:
-                return 0, None
+                return -1, None
             found = self._given[key] = len(self._given), self._opener(given)
         return found
 

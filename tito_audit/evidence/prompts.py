@@ -130,7 +130,8 @@ class _Writer:
         self._renderer = reference.renderer
         self._given = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
         template = reference.renderer.template(bool(rollout.tools))
-        self._starts = prompt_starts(reference.tokenizer, template) if may_know else None
+        self._shapes = prompt_starts(reference.tokenizer, template)
+        self._starts = self._shapes if may_know else None
         self._spelled = SpelledTexts(reference)
         self._forms = Forms()
         self._later: list[tuple[LaterText, RenderedText]] = []
@@ -200,39 +201,46 @@ class _Writer:
 
     def _rendered(self, prompt: _Prompt) -> RenderedText | None:
         """The text that the template writes; None where it refuses, and the error is recorded."""
-        found = self._guessed(prompt)
-        if found is None:
-            rollout = self._rollout
-            try:
-                text = self._reference.render(
-                    prompt.messages, rollout.tools, rollout.template_kwargs, opens_answer=prompt.opens
-                )
-            except RenderError as error:
-                self._errors[prompt.turn] = str(error)
-                return None
-            found = RenderedText(lambda: text, matches_record=False)
-        self._texts[prompt.turn] = found
-        return found
-
-    def _guessed(self, prompt: _Prompt) -> RenderedText | None:
-        """The text by the fast template engine, if the recorded ids confirm it."""
         rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
-        text = reference.render_fast(
+        fast = reference.render_fast(
             prompt.messages,
             rollout.tools,
             rollout.template_kwargs,
             opens_answer=prompt.opens,
             forms=self._forms,
         )
-        if text is None or recorded is None:
-            return None
-        if reference.leads_to(text, recorded, goes_on=not prompt.opens):
+        text: RenderedText | None
+        if fast is None or recorded is None:
+            text = self._exactly(prompt, None)
+        elif reference.leads_to(fast, recorded, goes_on=not prompt.opens):
             if prompt.opens:
-                self._spelled.keep(text, recorded)
-            return RenderedText(lambda: text, matches_record=True)
-        if prompt.opens and self._spelled.confirms(text, recorded):
-            return RenderedText(lambda: text, matches_record=False)
-        return None
+                self._spelled.keep(fast, recorded)
+            text = RenderedText(lambda: fast, matches_record=True)
+        elif prompt.opens and self._spelled.confirms(fast, recorded):
+            text = RenderedText(lambda: fast, matches_record=False)
+        else:
+            text = self._exactly(prompt, fast)
+        if text is not None:
+            self._texts[prompt.turn] = text
+        return text
+
+    def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText | None:
+        """The text of the reference environment, or of the fast engine where both are known to write it alike."""
+        rollout, places = self._rollout, None
+        if fast is not None and self._shapes is not None:
+            places = self._shapes.places_alone(prompt.messages, self._given, prompt.opens, self._forms)
+            if places is not None and self._shapes.writes_alike(places):
+                return RenderedText(lambda: fast, matches_record=False)
+        try:
+            text = self._reference.render(
+                prompt.messages, rollout.tools, rollout.template_kwargs, opens_answer=prompt.opens
+            )
+        except RenderError as error:
+            self._errors[prompt.turn] = str(error)
+            return None
+        if places is not None and self._shapes is not None:
+            self._shapes.learn_alike(places, text == fast)
+        return RenderedText(lambda: text, matches_record=False)
 
 
 def rendered_differences(
