@@ -78,24 +78,15 @@ def _add_trimmed(out: GrowingBlocks, a: Pieces, b: Pieces) -> None:
     if a.data == b.data:
         add_cuts(out, a, b)
         return
-    i, j = _common_start(a, b)
+    i, j = _cut(a.end, b.end, common_byte_prefix(a.data, b.data))
     _add_equal(out, a, (0, i), b, (0, j))
     rest_a, rest_b = a.part(i, len(a)), b.part(j, len(b))
-    m, n = _common_end(rest_a, rest_b)
+    # The same from the end: how many tokens of each side lie after the first common cut.
+    length = common_byte_prefix(rest_a.data[::-1], rest_b.data[::-1])
+    m, n = _cut(_from_back(rest_a), _from_back(rest_b), length)
     x, y = len(rest_a) - m, len(rest_b) - n
     _add_refined(out, rest_a.part(0, x), rest_b.part(0, y))
     _add_equal(out, rest_a, (x, x + m), rest_b, (y, y + n))
-
-
-def _common_start(a: Pieces, b: Pieces) -> tuple[int, int]:
-    """How many tokens of each side lie before the last cut that both have within their common first bytes."""
-    return _cut(a.end, b.end, common_byte_prefix(a.data, b.data))
-
-
-def _common_end(a: Pieces, b: Pieces) -> tuple[int, int]:
-    """The same from the end: how many tokens of each side lie after the first common cut."""
-    length = common_byte_prefix(a.data[::-1], b.data[::-1])
-    return _cut(_from_back(a), _from_back(b), length)
 
 
 def _from_back(pieces: Pieces) -> Offsets:

@@ -61,7 +61,12 @@ def mask_drift(
     spans = list(_out_of_place(recorded, reference))
     if by == "turn":
         stops = [stop_ids] if isinstance(stop_ids, int | np.integer) else list(stop_ids)
-        turns = _runs(mask, np.isin(recorded, stops))
+        # The trained turns: runs of the mask, also cut after the ids that end a turn.
+        is_stop = np.isin(recorded, stops)
+        before = np.concatenate(([False], mask[:-1])) & ~np.concatenate(([False], is_stop[:-1]))
+        after = np.concatenate((mask[1:], [False])) & ~is_stop
+        starts, ends = (mask & ~before).nonzero()[0], (mask & ~after).nonzero()[0] + 1
+        turns = list(zip(starts.tolist(), ends.tolist(), strict=True))
         spans = [run for run in turns if any(start <= run[1] and run[0] <= end for start, end in spans)]
     elif by == "first-divergence":
         spans = [(start, len(recorded)) for start, _ in spans[:1]]
@@ -80,14 +85,6 @@ def _as_mask(values: Sequence[int] | NDArray[Any], length: int) -> Mask:
     if length and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all()):
         raise ValueError("loss_mask holds values other than 0 and 1: make it 1 where a token is trained")
     return mask.astype(np.bool_)
-
-
-def _runs(mask: Mask, is_stop: Mask) -> list[tuple[int, int]]:
-    """The trained turns: runs of the mask, also cut after the ids that end a turn."""
-    before = np.concatenate(([False], mask[:-1])) & ~np.concatenate(([False], is_stop[:-1]))
-    after = np.concatenate((mask[1:], [False])) & ~is_stop
-    starts, ends = (mask & ~before).nonzero()[0], (mask & ~after).nonzero()[0] + 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:

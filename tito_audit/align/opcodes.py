@@ -25,7 +25,9 @@ def opcodes(left: Sequence[Hashable], right: Sequence[Hashable], steps: int = _S
     Where units differ only at equal places, and none of those is on the other side as well, every equal run lies
     between two of these places on both sides. `difflib` then pairs each run with itself, and so does this.
     """
-    if not _differ_in_place(left, right):
+    changed = [place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
+    apart = {left[place] for place in changed}.isdisjoint(right)
+    if not (len(left) == len(right) and apart and {right[place] for place in changed}.isdisjoint(left)):
         yield from _around(_matches(left, right, steps), len(left), len(right))
         return
     at = 0
@@ -33,12 +35,6 @@ def opcodes(left: Sequence[Hashable], right: Sequence[Hashable], steps: int = _S
         end = at + len(list(run))
         yield "equal" if same else "replace", at, end, at, end
         at = end
-
-
-def _differ_in_place(left: Sequence[Hashable], right: Sequence[Hashable]) -> bool:
-    changed = [place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
-    apart = {left[place] for place in changed}.isdisjoint(right)
-    return len(left) == len(right) and apart and {right[place] for place in changed}.isdisjoint(left)
 
 
 def _around(matches: list[Match], left: int, right: int) -> Iterator[Opcode]:

@@ -69,23 +69,16 @@ def _trees(calls: Sequence[_Call]) -> list[_Call]:
     by_turn = {call.number: call for call in calls}
     longest_first: list[History] = []
     for call in calls:
-        parent = _parent(call, longest_first)
+        # The call whose prompt and answer this prompt shares the most with; None where it shares too little.
+        prompt = call.history.prompt
+        shorter = (history for history in longest_first if len(history.prompt) < len(prompt))
+        best, call.common = closest(prompt, shorter, longest_first=True)
+        parent = best if best is not None and 0 < call.common >= len(best.prompt) // _HISTORY else None
         (by_turn[parent.turn].children if parent is not None else roots).append(call)
         insort(longest_first, call.history, key=lambda history: -len(history.seen))
     for call in reversed(calls):
         call.size += sum(child.size for child in call.children)
     return roots
-
-
-def _parent(call: _Call, longest_first: Sequence[History]) -> History | None:
-    """The call whose prompt and answer this prompt shares the most with; None where it shares too little.
-
-    Where an answer was re-tokenized, what precedes it still identifies its call.
-    """
-    prompt = call.history.prompt
-    shorter = (history for history in longest_first if len(history.prompt) < len(prompt))
-    best, call.common = closest(prompt, shorter, longest_first=True)
-    return best if best is not None and 0 < call.common >= len(best.prompt) // _HISTORY else None
 
 
 def _walked(roots: Sequence[_Call]) -> tuple[list[int], list[int]]:

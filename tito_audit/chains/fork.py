@@ -121,21 +121,19 @@ def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
             f"call {number} has {len(logprobs)} logprobs and {len(completion)} completion tokens: "
             "which logprob belongs to which token is unknown"
         )
-    sampled = _as_sampled(mask, len(completion), number)
+    # `[C]` which completion tokens were sampled; all of them without a mask.
+    size = len(completion)
+    if mask is None:
+        sampled = np.ones(size, np.bool_)
+    else:
+        values = as_floats(mask, f"sampled[{number}]")
+        if len(values) != size:
+            raise ValueError(f"sampled[{number}] has {len(values)} entries for {size} completion tokens")
+        if not ((values == 0) | (values == 1)).all():
+            raise ValueError(f"sampled[{number}] holds values other than 0 and 1")
+        sampled = np.asarray(values == 1)
     logprobs = np.where(sampled, logprobs, np.nan)
     return _Call(np.concatenate((prompt, completion)), len(prompt), logprobs, sampled)
-
-
-def _as_sampled(mask: Numbers | None, size: int, number: int) -> Mask:
-    """`[C]` which completion tokens were sampled; all of them without a mask."""
-    if mask is None:
-        return np.ones(size, np.bool_)
-    values = as_floats(mask, f"sampled[{number}]")
-    if len(values) != size:
-        raise ValueError(f"sampled[{number}] has {len(values)} entries for {size} completion tokens")
-    if not ((values == 0) | (values == 1)).all():
-        raise ValueError(f"sampled[{number}] holds values other than 0 and 1")
-    return np.asarray(values == 1)
 
 
 def _parents(calls: Sequence[_Call]) -> dict[int, int]:

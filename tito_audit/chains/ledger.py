@@ -95,13 +95,10 @@ class Ledger:
             self._ids.set(number, answer_id)
             if trainings.calls_at and turn >= 0:
                 file, row = trainings.calls_at[turn]
-                self._set_call(number, file, row, place.file)
+                self._call_rows.set(number, row + 1)
+                if file != place.file:
+                    self._call_files.set(number, self._named.setdefault(file, len(self._named) + 1))
         self._spans += trainings.spans
-
-    def _set_call(self, number: int, file: str, row: int, own: str) -> None:
-        self._call_rows.set(number, row + 1)
-        if file != own:
-            self._call_files.set(number, self._named.setdefault(file, len(self._named) + 1))
 
     # What the records say
 

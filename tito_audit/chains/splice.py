@@ -182,7 +182,20 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
             return new.ends[later] + 1 if ended else end
     turn = _counterpart(old, new, agreed) if agreed < len(old.ids) else None
     if turn is None:
-        raise _no_place(old, new, agreed, stops)
+        # The error, with what was looked for and how far it got.
+        last = old.body(len(old.ends) - 1)
+        shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last.ids[-6:].tolist()))}"
+        ids = ", ".join(map(str, sorted(stops)))
+        count = bisect_right(new.ends, agreed)
+        raise SpliceError(
+            f"template_ids ({len(new.ids)} tokens, {len(new.ends)} turn ends) holds no end of the last turn of "
+            f"template_prefix_ids ({len(old.ids)} tokens, {len(old.ends)} turns), which reads [{shown}], nor of a "
+            f"turn before it; turn ends are the ids {ids}. Both agree in {agreed} tokens ({count} turn ends).\n"
+            "Without that place what was seen cannot be joined to what is new: tokens would be lost or doubled.\n"
+            "Check that both render the same messages with the same template and tools, and that stop_ids holds "
+            "the id that the template ends a turn with. If the history was changed on purpose, start a new "
+            "training row."
+        )
     return new.ends[turn] + ended
 
 
@@ -292,19 +305,3 @@ def _joined(old: list[_Body], i: int, turn: _Body) -> int:
     if not tail or len(head) < _SHORTEST:
         return 0
     return next((back for back in openings if old[i - back].starts_with(head)), 0)
-
-
-def _no_place(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int]) -> SpliceError:
-    """The error, with what was looked for and how far it got."""
-    last = old.body(len(old.ends) - 1)
-    shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last.ids[-6:].tolist()))}"
-    ids = ", ".join(map(str, sorted(stops)))
-    count = bisect_right(new.ends, agreed)
-    return SpliceError(
-        f"template_ids ({len(new.ids)} tokens, {len(new.ends)} turn ends) holds no end of the last turn of "
-        f"template_prefix_ids ({len(old.ids)} tokens, {len(old.ends)} turns), which reads [{shown}], nor of a "
-        f"turn before it; turn ends are the ids {ids}. Both agree in {agreed} tokens ({count} turn ends).\n"
-        "Without that place what was seen cannot be joined to what is new: tokens would be lost or doubled.\n"
-        "Check that both render the same messages with the same template and tools, and that stop_ids holds the "
-        "id that the template ends a turn with. If the history was changed on purpose, start a new training row."
-    )

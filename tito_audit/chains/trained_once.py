@@ -219,7 +219,13 @@ class _Family:
             open_ |= _open(visits)
         for member in self.members:
             if member.again:
-                doubles.add(_double(member))
+                runs = merged(member.again)
+                *others, first = member.leaders
+                if sum(end - start for start, end in runs) == sum(member.tokens):
+                    cause = Cause.CALL if member.call else Cause.ROW
+                else:
+                    cause = Cause.HISTORY if member.history else Cause.PREFIX
+                doubles.add(Double(member.number, tuple(runs), first, len(others), cause))
         undecided.extend(sorted(open_ - {member.number for member in self.members if member.again}))
 
 
@@ -289,16 +295,6 @@ def _open(visits: Sequence[_Held]) -> set[int]:
     if all(ids) and len(set(ids)) == len(ids):
         return set()
     return {member.number for member, span in visits[1:] if span not in member.event}
-
-
-def _double(member: _Member) -> Double:
-    runs = merged(member.again)
-    *others, first = member.leaders
-    if sum(end - start for start, end in runs) == sum(member.tokens):
-        cause = Cause.CALL if member.call else Cause.ROW
-    else:
-        cause = Cause.HISTORY if member.history else Cause.PREFIX
-    return Double(member.number, tuple(runs), first, len(others), cause)
 
 
 def _intersection(runs: Sequence[tuple[int, int]], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -61,7 +61,31 @@ def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
     if before.training_row is not None and after.training_row is not None:
         yield from _lost_columns(before.training_row, after.training_row)
     for old, new in zip(before.turns, after.turns, strict=False):
-        yield from _lost_of_turn(old, new, before.messages)
+        messages = before.messages
+        if old.finish_reason is not None and old.finish_reason != new.finish_reason:
+            yield "finish_reason"
+        if old.weight_versions and old.weight_versions != new.weight_versions:
+            yield "weight_versions"
+        if old.completion_text not in (None, new.completion_text) and all(
+            message.text != old.completion_text for message in messages
+        ):
+            yield "text of completions"
+        if old.prompt_text not in (None, new.prompt_text):
+            yield "text of prompts"
+        if old.message_index is not None and new.message_index != old.message_index:
+            yield "which message each call wrote"
+        sent = old.prompt_messages
+        if sent is not None and not same_messages(sent, new.prompt_messages or messages[: len(sent)]):
+            yield "messages of single calls"
+        read_back = {column.name: column for column in new.columns}
+        for column in old.columns:
+            again = read_back.get(column.name)
+            # Logprobs that fit are compared elsewhere.
+            same = column.role is not ColumnRole.OTHER or (
+                again is not None and _same_entries(column.values, again.values)
+            )
+            if column.alignment is None or not same:
+                yield column.name
 
 
 def digest(rollouts: Sequence[Rollout]) -> int:
@@ -171,33 +195,6 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
 
-def _lost_of_turn(old: Turn, new: Turn, messages: Sequence[Message]) -> Iterator[str]:
-    if old.finish_reason is not None and old.finish_reason != new.finish_reason:
-        yield "finish_reason"
-    if old.weight_versions and old.weight_versions != new.weight_versions:
-        yield "weight_versions"
-    if old.completion_text not in (None, new.completion_text) and all(
-        message.text != old.completion_text for message in messages
-    ):
-        yield "text of completions"
-    if old.prompt_text not in (None, new.prompt_text):
-        yield "text of prompts"
-    if old.message_index is not None and new.message_index != old.message_index:
-        yield "which message each call wrote"
-    sent = old.prompt_messages
-    if sent is not None and not same_messages(sent, new.prompt_messages or messages[: len(sent)]):
-        yield "messages of single calls"
-    read_back = {column.name: column for column in new.columns}
-    for column in old.columns:
-        again = read_back.get(column.name)
-        # Logprobs that fit are compared elsewhere.
-        same = column.role is not ColumnRole.OTHER or (
-            again is not None and _same_entries(column.values, again.values)
-        )
-        if column.alignment is None or not same:
-            yield column.name
-
-
 _MISSING: Any = object()
 
 
@@ -285,7 +282,17 @@ class CallsOfConversation:
             lost = [name for about in left for name in about if name in reserved]
         lost_in_calls: list[str] = []
         for rollout, turn in zip(self.each, whole.turns, strict=True):
-            if not same_messages(_sent_and_answer(turn, whole.messages), _messages_of(rollout)):
+            # The messages sent to a call of a conversation, and its answer if that is one of `messages`.
+            messages = whole.messages
+            index = turn.message_index
+            if index is None:
+                sent_and_answer = turn.prompt_messages or ()
+            else:
+                sent_and_answer = (
+                    *(messages[:index] if turn.prompt_messages is None else turn.prompt_messages),
+                    messages[index],
+                )
+            if not same_messages(sent_and_answer, _messages_of(rollout)):
                 lost_in_calls.append(MESSAGES_LOST)
             lost_in_calls += _lost_context(rollout, whole)
         converted = as_calls(whole, facts)
@@ -325,14 +332,6 @@ def _messages_of(rollout: Rollout) -> tuple[Message, ...]:
     """The messages of the only call of a rollout, with its answer."""
     (turn,) = rollout.turns
     return rollout.messages or turn.prompt_messages or ()
-
-
-def _sent_and_answer(turn: Turn, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages sent to a call of a conversation, and its answer if that is one of `messages`."""
-    index = turn.message_index
-    if index is None:
-        return turn.prompt_messages or ()
-    return (*(messages[:index] if turn.prompt_messages is None else turn.prompt_messages), messages[index])
 
 
 def _lost_context(own: Rollout, whole: Rollout) -> Iterator[str]:

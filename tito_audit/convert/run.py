@@ -86,7 +86,17 @@ class Conversion:
         files = find_logs(self.logs)
         self.logs = [str(file) for file in files]
         for file in files:
-            _refuse_log(file, self.settings.at(file))
+            # SetupError for a log that cannot be read twice, or whose settings join messages or tools to it.
+            settings = self.settings.at(file)
+            if settings.messages is not None or settings.tools_file is not None:
+                raise SetupError(
+                    "A conversion does not join messages or tools from other files.\n"
+                    "Leave out --messages and --tools."
+                )
+            if not file.is_file():
+                raise SetupError(
+                    f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
+                )
         if self.out is not None:
             _refuse_target(self.out, files, overwrite=self.overwrite)
         self._flow = RowFlow(files, self.settings, audits=False)
@@ -295,18 +305,6 @@ def _group_key(facts: Mapping[str, Any], place: Place) -> object:
     """What adjacent samples of a group share; the same group number in another log is another group."""
     group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
     return ("row", place) if group is None else ("group", place.file, repr(group))
-
-
-def _refuse_log(file: Path, settings: Settings) -> None:
-    """SetupError for a log that cannot be read twice, or whose settings join messages or tools to it."""
-    if settings.messages is not None or settings.tools_file is not None:
-        raise SetupError(
-            "A conversion does not join messages or tools from other files.\nLeave out --messages and --tools."
-        )
-    if not file.is_file():
-        raise SetupError(
-            f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
-        )
 
 
 def _refuse_target(out: Path, files: Sequence[Path], *, overwrite: bool) -> None:

@@ -113,7 +113,30 @@ class _HeldValues:
         self._scores: set[float] | None = None
         self._rollouts = rollouts
         for rollout in rollouts:
-            self._add(rollout)
+            row = rollout.training_row
+            if row is not None:
+                self._whole.append(row.token_ids)
+                self._count(row.token_ids, row.token_ids[row.prompt_length or 0 :])
+                if row.prompt_length is not None:
+                    self._counts.add(row.prompt_length)
+                    self._whole += [row.token_ids[: row.prompt_length], row.token_ids[row.prompt_length :]]
+            self._counts |= {len(rollout.turns), len(rollout.messages)}
+            for turn in rollout.turns:
+                sequences = [
+                    ids for ids in (turn.prompt_ids, turn.completion_ids, turn.seen_ids) if ids is not None
+                ]
+                self._whole += sequences
+                self._count(*sequences)
+                for name in ("finish_reason", "completion_text", "prompt_text"):
+                    self._say(getattr(turn, name), name)
+                self._pairs.update(("text", text) for text in (turn.completion_text,) if text is not None)
+                for version in turn.weight_versions:
+                    self._pairs.add(("weights", version))
+                self._say([message.wire for message in turn.prompt_messages or ()], "messages")
+            self._say([message.wire for message in rollout.messages], "messages")
+            self._say(rollout.tools, "tools")
+            self._say(rollout.template_kwargs, "template_kwargs")
+            self._say(rollout.stated.model, "model")
         self._counts.add(_row_tokens(rollouts))
 
     def start(self) -> None:
@@ -193,21 +216,18 @@ class _HeldValues:
                 return sum(entry > 0 for entry in entries) in self._counts
             if key == "position_ids":
                 return all(after - before in (0, 1) for before, after in pairwise(entries))
-            return self._are_ids(entries, key)
+            if max(entries) > np.iinfo(np.int32).max or min(entries) < 0:
+                return False
+            ids = np.array(entries, np.int32)
+            named = key.rsplit(".", 1)[-1] in _ID_LISTS
+            for whole in self._whole:
+                if np.array_equal(whole, ids) and (named or len(ids) > 2):
+                    return True
+                if named and (_inside(ids, whole) or _inside(whole, ids)):
+                    return True
+            return False
         if len(entries) == 3 and isinstance(entries[0], float):  # SGLang's [logprob, id, text]
             return entries[0] in self._numbers_held() and entries[2] is None
-        return False
-
-    def _are_ids(self, entries: Sequence[int], key: str) -> bool:
-        if max(entries) > np.iinfo(np.int32).max or min(entries) < 0:
-            return False
-        ids = np.array(entries, np.int32)
-        named = key.rsplit(".", 1)[-1] in _ID_LISTS
-        for whole in self._whole:
-            if np.array_equal(whole, ids) and (named or len(ids) > 2):
-                return True
-            if named and (_inside(ids, whole) or _inside(whole, ids)):
-                return True
         return False
 
     def _numbers_held(self) -> set[float]:
@@ -223,30 +243,6 @@ class _HeldValues:
                         numbers.update([] if values is None else values.tolist())
             self._scores = numbers
         return self._scores
-
-    def _add(self, rollout: Rollout) -> None:
-        row = rollout.training_row
-        if row is not None:
-            self._whole.append(row.token_ids)
-            self._count(row.token_ids, row.token_ids[row.prompt_length or 0 :])
-            if row.prompt_length is not None:
-                self._counts.add(row.prompt_length)
-                self._whole += [row.token_ids[: row.prompt_length], row.token_ids[row.prompt_length :]]
-        self._counts |= {len(rollout.turns), len(rollout.messages)}
-        for turn in rollout.turns:
-            sequences = [ids for ids in (turn.prompt_ids, turn.completion_ids, turn.seen_ids) if ids is not None]
-            self._whole += sequences
-            self._count(*sequences)
-            for name in ("finish_reason", "completion_text", "prompt_text"):
-                self._say(getattr(turn, name), name)
-            self._pairs.update(("text", text) for text in (turn.completion_text,) if text is not None)
-            for version in turn.weight_versions:
-                self._pairs.add(("weights", version))
-            self._say([message.wire for message in turn.prompt_messages or ()], "messages")
-        self._say([message.wire for message in rollout.messages], "messages")
-        self._say(rollout.tools, "tools")
-        self._say(rollout.template_kwargs, "template_kwargs")
-        self._say(rollout.stated.model, "model")
 
     def _count(self, *sequences: Ids) -> None:
         self._counts.update(len(ids) for ids in sequences)

@@ -61,7 +61,14 @@ def tools_in(text: str) -> list[ToolSpec]:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
             value = None
-        if _is_tool(value):
+        # Whether a JSON value defines a tool: it has a name, and parameters or a description, but no arguments.
+        if not isinstance(value, dict):
+            is_tool = False
+        else:
+            inner = _inner(value)
+            named = isinstance(inner.get("name"), str) and "arguments" not in inner
+            is_tool = named and ("parameters" in inner or "description" in inner or inner is not value)
+        if is_tool:
             tools.append(value)
         else:
             end = at + 1
@@ -74,15 +81,6 @@ def _head(sequence: UnmatchedSequence) -> str:
     text = sequence.text[:_LONGEST_TEXT]
     at = text.find(sequence.question) if sequence.question else -1
     return text[:at] if at > 0 else text
-
-
-def _is_tool(value: Any) -> bool:
-    """Whether a JSON value defines a tool: it has a name, and parameters or a description, but no arguments."""
-    if not isinstance(value, dict):
-        return False
-    inner = _inner(value)
-    named = isinstance(inner.get("name"), str) and "arguments" not in inner
-    return named and ("parameters" in inner or "description" in inner or inner is not value)
 
 
 def _inner(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -49,7 +49,22 @@ def with_constructions(
     for (where, turn), numbers in list(sequences.items())[:_SEQUENCES]:
         if all(_harmless(out[number]) for number in numbers):
             continue
-        sequence = _unmatched(rollout, where, turn, reference)
+        # A sequence with the messages that it was rendered from; None where the log does not say.
+        row = rollout.training_row
+        if where is Where.ROW and row is None:
+            sequence = None
+        elif where is Where.ROW and row is not None and is_as_sent(rollout):
+            answer = answer_to(rollout, reference)
+            before = row.token_ids if answer is None else row.token_ids[: answer[0]]
+            sequence = UnmatchedSequence(rollout, reference, before, rollout.messages, opens=True)
+        elif where is Where.ROW and row is not None:
+            sequence = UnmatchedSequence(rollout, reference, row.token_ids, rollout.messages, opens=False)
+        else:
+            assert turn is not None
+            ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
+            sequence = (
+                None if ids is None or not sent else UnmatchedSequence(rollout, reference, ids, sent, opens=True)
+            )
         if sequence is not None:
             _padding(sequence, out, numbers)
             _explain(sequence, out, [number for number in numbers if out[number].construction is None])
@@ -80,22 +95,6 @@ class _Changed:
 def _harmless(difference: Difference) -> bool:
     """Whether it is proven to be what a model sampled, which leaves nothing to explain."""
     return difference.sampled and difference.severity is Severity.NOTE
-
-
-def _unmatched(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> UnmatchedSequence | None:
-    """A sequence with the messages that it was rendered from; None where the log does not say."""
-    row = rollout.training_row
-    if where is Where.ROW and row is None:
-        return None
-    if where is Where.ROW and row is not None and is_as_sent(rollout):
-        answer = answer_to(rollout, reference)
-        before = row.token_ids if answer is None else row.token_ids[: answer[0]]
-        return UnmatchedSequence(rollout, reference, before, rollout.messages, opens=True)
-    if where is Where.ROW and row is not None:
-        return UnmatchedSequence(rollout, reference, row.token_ids, rollout.messages, opens=False)
-    assert turn is not None
-    ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
-    return None if ids is None or not sent else UnmatchedSequence(rollout, reference, ids, sent, opens=True)
 
 
 def _padding(sequence: UnmatchedSequence, out: _Changed, numbers: Sequence[int]) -> None:

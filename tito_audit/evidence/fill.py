@@ -116,7 +116,10 @@ def values_on_mask(
         return None
     if len(logprobs) <= sum(span.ends[-1] - span.start + 2 * reach for span in spans):
         return None
-    if not inside and (not mask.any() or _trained_in(mask, spans) < np.count_nonzero(mask)):
+    if not inside and (
+        not mask.any()
+        or sum(int(np.count_nonzero(mask[span.start : span.ends[-1]])) for span in spans) < np.count_nonzero(mask)
+    ):
         return None
     bits, at = logprobs.view(np.int64), int(mask.argmin()) if mask[0] else 0
     if not ((bits != bits[at]) == mask).all():
@@ -126,10 +129,6 @@ def values_on_mask(
     if not _IMPOSSIBLY_LOW < lowest <= highest <= 0 or FLOOR < fill < 0:
         return None
     return Values(mask, np.ones(len(mask), np.bool_), fill, highest, lowest)
-
-
-def _trained_in(mask: Mask, spans: Sequence[SampledSpan]) -> int:
-    return sum(int(np.count_nonzero(mask[span.start : span.ends[-1]])) for span in spans)
 
 
 def _fill(entries: Logprobs) -> float | None:

@@ -322,7 +322,11 @@ def _present(
         (Needs.HIDDEN, hidden_and_trained(line) is not None),
         (Needs.TRAINER_LOGPROBS, trainers),
         (Needs.IMAGES, images),
-        (Needs.IMAGE_TOKENS, (messages and not images) or _writes_images(reference)),
+        (
+            Needs.IMAGE_TOKENS,
+            (messages and not images)
+            or (reference is not None and image_tokens(reference.vocabulary) is not None),
+        ),
         (Needs.HISTORY, len(turns) > 1 or rendered),
         (Needs.TEMPLATE, renderer is not None),
     )
@@ -334,10 +338,6 @@ def partly_recorded(rollout: Rollout) -> Needs:
     prompts = {turn.prompt_ids is not None for turn in calls}
     logprobs = {_has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in calls}
     return _needs((Needs.PROMPTS, len(prompts) > 1), (Needs.COMPLETION_LOGPROBS, len(logprobs) > 1))
-
-
-def _writes_images(reference: Reference | None) -> bool:
-    return reference is not None and image_tokens(reference.vocabulary) is not None
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tito_audit.evidence.judgement import Judgement, judgement
+from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.reading import WHOLE, Slide
@@ -27,22 +27,29 @@ def harm(before: Evidence, after: Evidence) -> str | None:
         return None
     slides = [fit.slide for fit in found.fits]
     for slide in (Slide(), *slides) if found.right or found.missing or not slides else slides:
-        if _worse(old, new, found, slide):
+        # Whether, with this slide, the repair makes a trained pair wrong that was not wrong before.
+        assert old.loss_mask is not None
+        assert new.loss_mask is not None
+        sampled = np.zeros(len(old.token_ids), np.bool_)
+        for span, end in zip(found.spans, found.ends, strict=True):
+            sampled[span.start : span.ends[-1] if end is None else end] = True
+        # `[T]` the value of each token if the column slid; NaN where it moved out of the row.
+        logprobs = old.logprobs
+        if logprobs is None or not slide.logprobs:
+            own = logprobs
+        else:
+            out = logprobs.copy()
+            for number in range(slide.first, len(found.spans) if slide.last == WHOLE else slide.last + 1):
+                places = np.arange(found.spans[number].start, found.spans[number].ends[-1])
+                source = places + slide.logprobs
+                inside = (source >= 0) & (source < len(out))
+                out[places] = np.where(inside, logprobs[np.clip(source, 0, len(out) - 1)], np.nan)
+            own = out
+        wrong_before = old.loss_mask & ~_right(old, sampled, own)
+        wrong_after = new.loss_mask & ~_right(new, sampled, own)
+        if bool((wrong_after & ~wrong_before).any()):
             return "a trained token would get a logprob that is not its own, as far as the row shows"
     return None
-
-
-def _worse(old: _Row, new: _Row, found: Judgement, slide: Slide) -> bool:
-    """Whether, with this slide, the repair makes a trained pair wrong that was not wrong before."""
-    assert old.loss_mask is not None
-    assert new.loss_mask is not None
-    sampled = np.zeros(len(old.token_ids), np.bool_)
-    for span, end in zip(found.spans, found.ends, strict=True):
-        sampled[span.start : span.ends[-1] if end is None else end] = True
-    own = _own(old.logprobs, found, slide)
-    wrong_before = old.loss_mask & ~_right(old, sampled, own)
-    wrong_after = new.loss_mask & ~_right(new, sampled, own)
-    return bool((wrong_after & ~wrong_before).any())
 
 
 def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
@@ -51,16 +58,3 @@ def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
         return sampled
     same = (row.logprobs == own) | (np.isnan(row.logprobs) & np.isnan(own))
     return np.asarray(sampled & (same | np.isclose(row.logprobs, own, rtol=1e-5, atol=1e-8)))
-
-
-def _own(logprobs: Logprobs | None, found: Judgement, slide: Slide) -> Logprobs | None:
-    """`[T]` the value of each token if the column slid; NaN where it moved out of the row."""
-    if logprobs is None or not slide.logprobs:
-        return logprobs
-    out = logprobs.copy()
-    for number in range(slide.first, len(found.spans) if slide.last == WHOLE else slide.last + 1):
-        places = np.arange(found.spans[number].start, found.spans[number].ends[-1])
-        source = places + slide.logprobs
-        inside = (source >= 0) & (source < len(out))
-        out[places] = np.where(inside, logprobs[np.clip(source, 0, len(out) - 1)], np.nan)
-    return out

@@ -115,7 +115,13 @@ def pictured(messages: Iterable[Message]) -> Pictured:
             if kind is not None and not isinstance(kind, str):
                 continue
             if kind in _IMAGES or (kind is None and _has(part, _IMAGES)):
-                images.append(_identity(part))
+                # Which image a part holds; "" if it does not say.
+                value = next(
+                    (part[name] for name in (*_IMAGES, "url", "source") if part.get(name) is not None), None
+                )
+                if isinstance(value, Mapping):
+                    value = value.get("url", value.get("data"))
+                images.append(value if isinstance(value, str) else "")
             elif kind in _VIDEOS or (kind is None and _has(part, _VIDEOS)):
                 videos += 1
     return Pictured(tuple(images), videos)
@@ -172,11 +178,3 @@ def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
     pads = [one for one in (tokens.pad, tokens.video) if one >= 0 and (own.ids == one).all()]
     piece = own.data[: len(own.data) // len(own.ids)]
     return bool(pads) and (own.before.endswith(piece) or own.after.startswith(piece))
-
-
-def _identity(part: Mapping[str, Any]) -> str:
-    """Which image a part holds; "" if it does not say."""
-    value = next((part[name] for name in (*_IMAGES, "url", "source") if part.get(name) is not None), None)
-    if isinstance(value, Mapping):
-        value = value.get("url", value.get("data"))
-    return value if isinstance(value, str) else ""

@@ -344,14 +344,13 @@ def _finished(spans: tuple[SampledSpan, ...], row: TrainingRow) -> tuple[Sampled
     finished = list(spans)
     reasons = row.finish_reasons[-len(finished) :] if finished else ()
     for number, reason in zip(range(len(finished) - len(reasons), len(finished)), reasons, strict=True):
-        finished[number] = _as_finished(finished[number], reason)
+        # The span with the ends that its finish reason allows.
+        span = finished[number]
+        if reason is None or len(span.ends) == 1:
+            as_finished = span
+        elif reason in ("length", "max_tokens", "abort"):
+            as_finished = SampledSpan(span.start, span.ends[:1])
+        else:
+            as_finished = SampledSpan(span.start, span.ends[1:], span.shut)
+        finished[number] = as_finished
     return tuple(finished)
-
-
-def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
-    """The span with the ends that its finish reason allows."""
-    if reason is None or len(span.ends) == 1:
-        return span
-    if reason in ("length", "max_tokens", "abort"):
-        return SampledSpan(span.start, span.ends[:1])
-    return SampledSpan(span.start, span.ends[1:], span.shut)

@@ -60,12 +60,7 @@ def _left_out(evidence: Evidence) -> LeftOut | None:
     for start, end in places:
         tokens[start : start + count] = True
         tokens[end - 1] |= keeps_ends and is_end(end - 1, row.token_ids, view, evidence.end_ids)
-    return LeftOut(tokens & ~mask, count, _together(ends))
-
-
-def _together(ends: list[EndsOf]) -> EndsOf | None:
-    """What a row does with its ends: one that is open was appended where others are known."""
+    # What a row does with its ends: one that is open was appended where others are known.
     shown = {end for end in ends if end is not EndsOf.OPEN}
-    if len(shown) > 1:
-        return EndsOf.MIXED
-    return shown.pop() if shown else EndsOf.OPEN if ends else None
+    together = EndsOf.MIXED if len(shown) > 1 else shown.pop() if shown else EndsOf.OPEN if ends else None
+    return LeftOut(tokens & ~mask, count, together)

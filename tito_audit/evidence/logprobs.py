@@ -60,7 +60,25 @@ def _shifts(evidence: Evidence) -> list[LogprobShift]:
         return []
     if view is not None and view.expected_logprobs is not None:
         return _against_calls(evidence, row, row.logprobs, view, view.expected_logprobs)
-    return _by_the_row(evidence, row)
+    # The answers whose values are off, or may be, if no reading without a fault stands: see `judgement`.
+    judged = judgement(evidence)
+    if judged is None:
+        slides = slides_against_mask(row)
+        if not slides or row.loss_mask is None or not _lacks_values(row):
+            return []
+        spans = spans_of_runs(row.loss_mask)
+        return [LogprobShift(spans[0].start, spans[-1].ends[-1], None, 0, False, 0, slides, against_mask=True)]
+    if judged.right or not any(fit.slide.logprobs for fit in judged.fits):
+        return []
+    assert judged.values is not None
+    slides = tuple(fit.slide for fit in judged.fits)
+    spans = [judged.spans[number] for number in judged.fit.answers] if judged.fit else judged.spans
+    trained = row.loss_mask if row.loss_mask is not None else judged.values.real
+    lost = int((trained & ~judged.values.real).sum())
+    shift = LogprobShift(
+        spans[0].start, spans[-1].ends[-1], None, judged.slide.logprobs, False, lost, slides, judged.missing
+    )
+    return [shift]
 
 
 def _against_calls(
@@ -121,28 +139,6 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
                 if corrected >= 2:
                     return offset
     return 0
-
-
-def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
-    """The answers whose values are off, or may be, if no reading without a fault stands: see `judgement`."""
-    judged = judgement(evidence)
-    if judged is None:
-        slides = slides_against_mask(row)
-        if not slides or row.loss_mask is None or not _lacks_values(row):
-            return []
-        spans = spans_of_runs(row.loss_mask)
-        return [LogprobShift(spans[0].start, spans[-1].ends[-1], None, 0, False, 0, slides, against_mask=True)]
-    if judged.right or not any(fit.slide.logprobs for fit in judged.fits):
-        return []
-    assert judged.values is not None
-    slides = tuple(fit.slide for fit in judged.fits)
-    spans = [judged.spans[number] for number in judged.fit.answers] if judged.fit else judged.spans
-    trained = row.loss_mask if row.loss_mask is not None else judged.values.real
-    lost = int((trained & ~judged.values.real).sum())
-    shift = LogprobShift(
-        spans[0].start, spans[-1].ends[-1], None, judged.slide.logprobs, False, lost, slides, judged.missing
-    )
-    return [shift]
 
 
 def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:

@@ -142,7 +142,13 @@ class GrowingDifferences:
     def extend(self, every: Iterable[Difference]) -> None:
         """Add several."""
         if isinstance(every, ManyDifferences):
-            self._extend(every)
+            if self._few is not None:
+                self._to_columns()
+            numbers = np.array([self._shared.number(one) for one in every.shared], np.int32)
+            for first in range(0, len(every), AT_ONCE):
+                rows = every.columns[first : first + AT_ONCE].copy()
+                rows[:, _SHARED] = numbers[rows[:, _SHARED]]
+                self._columns.frombytes(rows.tobytes())
             return
         for one in every:
             self.append(one)
@@ -176,15 +182,6 @@ class GrowingDifferences:
         few, self._few = self._few or [], None
         for one in few:
             self._pack(one)
-
-    def _extend(self, many: ManyDifferences) -> None:
-        if self._few is not None:
-            self._to_columns()
-        numbers = np.array([self._shared.number(one) for one in many.shared], np.int32)
-        for first in range(0, len(many), AT_ONCE):
-            rows = many.columns[first : first + AT_ONCE].copy()
-            rows[:, _SHARED] = numbers[rows[:, _SHARED]]
-            self._columns.frombytes(rows.tobytes())
 
     def _pack(self, one: Difference) -> None:
         recorded, canonical = one.recorded, one.canonical

@@ -68,7 +68,14 @@ def _whole_mask(evidence: Evidence) -> WholeMask | None:
     if not row.loss_mask.any():
         return WholeMask.NOTHING
     if row.loss_mask.all():
-        return WholeMask.EVERYTHING if _starts_with_prompt(row, view) else None
+        # Whether the row is known to start with given tokens.
+        if row.prompt_length is not None:
+            starts_with_prompt = row.prompt_length > 0
+        else:
+            starts_with_prompt = (
+                view is not None and not bool(view.sampled[0]) and (view.proven or view.roles[0] != UNKNOWN)
+            )
+        return WholeMask.EVERYTHING if starts_with_prompt else None
     if view is None or trained_as_sampled(evidence) or unclear_tokens(evidence).any():
         return None
     if _inverted(row, view, evidence.end_ids):
@@ -189,13 +196,6 @@ def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan,
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
     """Whether a row token ends a turn, by its id or its role."""
     return int(ids[position]) in end_ids or ends_turn(view.roles, position)
-
-
-def _starts_with_prompt(row: TrainingRow, view: RowView | None) -> bool:
-    """Whether the row is known to start with given tokens."""
-    if row.prompt_length is not None:
-        return row.prompt_length > 0
-    return view is not None and not bool(view.sampled[0]) and (view.proven or view.roles[0] != UNKNOWN)
 
 
 def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:

@@ -45,23 +45,20 @@ class PiecesCache:
         if best is None or shared < _WORTH:
             pieces = self._reference.pieces(ids)
         else:
-            pieces = _joined(best, shared, self._reference.pieces(ids[shared:]), ids)
+            # The pieces of `ids`: the first `shared` of known pieces, then `rest`.
+            rest = self._reference.pieces(ids[shared:])
+            size = int(best.end[shared - 1])
+            pieces = Pieces(
+                ids,
+                np.concatenate([best.end[:shared], rest.end + size]),
+                best.data[:size] + rest.data,
+                np.concatenate([best.control[:shared], rest.control]),
+            )
             if shared == len(best):
                 self._known = [known for known in self._known if known is not best]
         self._known.append(pieces)
         del self._known[:-_KEPT]
         return pieces
-
-
-def _joined(known: Pieces, shared: int, rest: Pieces, ids: Ids) -> Pieces:
-    """The pieces of `ids`: the first `shared` of known pieces, then `rest`."""
-    size = int(known.end[shared - 1])
-    return Pieces(
-        ids,
-        np.concatenate([known.end[:shared], rest.end + size]),
-        known.data[:size] + rest.data,
-        np.concatenate([known.control[:shared], rest.control]),
-    )
 
 
 class SpelledTexts:

@@ -166,7 +166,13 @@ class _Writer:
             self._starts.learn(later[0], later[1].text, size, prompt.recorded, text)
         if matches:
             self._confirmed.append(ConfirmedIds(prompt.recorded, goes_on=not prompt.opens))
-            self._keep(self._as_later(prompt, prompt.recorded), found)
+            if self._starts is None:
+                as_later = None
+            else:
+                as_later = self._starts.later(
+                    prompt.messages, self._given, prompt.opens, prompt.recorded, self._forms
+                )
+            self._keep(as_later, found)
 
     def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
         """Whether a prompt is known to be the start of a later text and need not be rendered."""
@@ -188,11 +194,6 @@ class _Writer:
             if self._starts.are_first(prompt.messages, later[0], self._forms):
                 return later
         return None
-
-    def _as_later(self, prompt: _Prompt, recorded: Ids) -> LaterText | None:
-        if self._starts is None:
-            return None
-        return self._starts.later(prompt.messages, self._given, prompt.opens, recorded, self._forms)
 
     def _keep(self, mine: LaterText | None, text: RenderedText) -> None:
         if mine is not None:
@@ -358,9 +359,6 @@ def _last_answer(
             turns=rollout.turns,
         )
         for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True))
-        if own.start <= stretch.start < len(recorded) and _is_new(stretch, said[last])
+        if own.start <= stretch.start < len(recorded)
+        and (stretch.kind not in _SAME_BYTES and stretch.key not in said[last])
     )
-
-
-def _is_new(stretch: Stretch, said: set[tuple[int, int, bytes]]) -> bool:
-    return stretch.kind not in _SAME_BYTES and stretch.key not in said

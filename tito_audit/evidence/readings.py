@@ -82,7 +82,23 @@ class Readings:
         self.runs = runs.bounds if isinstance(runs, ManyRuns) else np.array(runs, np.int64).reshape(-1, 2)
         self.counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(real)))
         self.certain = values is not None and values.certain
-        self.trained = self._mask_in_place()
+        # The mask as it lies: parts of answers may be left out.
+        if not len(self.runs):
+            mask_in_place = self._nothing()
+        else:
+            before = np.searchsorted(self.runs[:, 0], self.starts)
+            after = np.maximum(np.searchsorted(self.runs[:, 1], self.last, side="right"), before)
+            some, most = after > before, len(self.runs) - 1
+            starts = np.where(some, self.runs[np.minimum(before, most), 0], self.starts)
+            ends = np.where(some, self.runs[np.maximum(after - 1, 0), 1], self.starts)
+            fits = np.ones(len(starts), np.bool_)
+            if self.stated.first is not None:
+                tokens = self.stated.tokens if self.stated.first is First.LEFT_OUT else 0
+                fits = ~some | (starts == np.minimum(self.starts + tokens, self.shut))
+            if self.stated.end is End.UNTRAINED:
+                fits &= ends <= self.shut
+            mask_in_place = _Column(fits, after - before, starts, ends, some & (starts > self.starts))
+        self.trained = mask_in_place
         """The mask as it lies."""
         self.valued_ends = self._values_at(0, 0)
         self.mask_in_place = int(self.trained.entries.sum()) == len(self.runs)
@@ -174,23 +190,6 @@ class Readings:
         """A column that nothing is known of."""
         none = np.zeros(len(self.starts), np.bool_)
         return _Column(~none, none.astype(np.int64), self.starts, self.starts, none)
-
-    def _mask_in_place(self) -> _Column:
-        """The mask as it lies: parts of answers may be left out."""
-        if not len(self.runs):
-            return self._nothing()
-        before = np.searchsorted(self.runs[:, 0], self.starts)
-        after = np.maximum(np.searchsorted(self.runs[:, 1], self.last, side="right"), before)
-        some, most = after > before, len(self.runs) - 1
-        starts = np.where(some, self.runs[np.minimum(before, most), 0], self.starts)
-        ends = np.where(some, self.runs[np.maximum(after - 1, 0), 1], self.starts)
-        fits = np.ones(len(starts), np.bool_)
-        if self.stated.first is not None:
-            tokens = self.stated.tokens if self.stated.first is First.LEFT_OUT else 0
-            fits = ~some | (starts == np.minimum(self.starts + tokens, self.shut))
-        if self.stated.end is End.UNTRAINED:
-            fits &= ends <= self.shut
-        return _Column(fits, after - before, starts, ends, some & (starts > self.starts))
 
     def _mask_at(self, far: int, first: int) -> _Column:
         """The mask if it is `far` off, and leaves out the first tokens of each answer."""

@@ -59,16 +59,15 @@ def _candidates(token: TokenText, vocabulary: Vocabulary) -> tuple[int, ...]:
         # A special token has no bytes of its own; only its text identifies it.
         named = vocabulary.ids_of_bytes(token.text.encode("utf-8", "surrogatepass"))
         return tuple(found for found in named if found in vocabulary.added_ids)
-    return vocabulary.ids_of_bytes(_bytes_of(token))
-
-
-def _bytes_of(token: TokenText) -> bytes:
     if token.data is not None:
-        return token.data
-    spelled = _BYTES_STRING.fullmatch(token.text)
-    if spelled:
-        return bytes.fromhex(spelled[1].replace("\\x", ""))
-    return token.text.encode("utf-8", "surrogatepass")
+        bytes_of = token.data
+    else:
+        spelled = _BYTES_STRING.fullmatch(token.text)
+        if spelled:
+            bytes_of = bytes.fromhex(spelled[1].replace("\\x", ""))
+        else:
+            bytes_of = token.text.encode("utf-8", "surrogatepass")
+    return vocabulary.ids_of_bytes(bytes_of)
 
 
 def _lost_bytes(token: TokenText) -> bool:

@@ -41,7 +41,8 @@ def messages_changed(rollout: Rollout, parent: int, turn: int, seen: bytes, prom
     if before.prompt_messages is not None and after.prompt_messages is not None:
         stated, sent = before.prompt_messages, after.prompt_messages
         if len(sent) < len(stated) or any(
-            not _alike(one, other) for one, other in zip(stated, sent, strict=False)
+            not (one.wire == other.wire or _said(one) == _said(other))
+            for one, other in zip(stated, sent, strict=False)
         ):
             return True
         return bool(_lost(stated, seen, prompt)[0])
@@ -58,11 +59,6 @@ def of_one_list(rollout: Rollout, parent: int, turn: int) -> bool:
     if before.message_index is None or after.message_index is None:
         return False
     return before.prompt_messages is None and before.message_index < after.message_index
-
-
-def _alike(one: Message, other: Message) -> bool:
-    """Whether two messages say the same, however reasoning, white space and tool calls are written."""
-    return one.wire == other.wire or _said(one) == _said(other)
 
 
 def _said(message: Message) -> tuple[object, ...]:
@@ -164,7 +160,13 @@ class GivenText:
         if bare(recorded) == bare(canonical):
             return None
         answer = region_of(stretch, self._regions)
-        given = gone = self._gone(stretch)
+        # The roles of the given tokens of a stretch: beside an answer, those that are known.
+        answers = [one for one in self._regions if one.start < stretch.end and stretch.start < one.end]
+        outside = np.ones(stretch.end - stretch.start, np.bool_)
+        for one in answers:
+            outside[max(one.start - stretch.start, 0) : one.end - stretch.start] = False
+        roles = self._roles.at(outside.nonzero()[0] + stretch.start)
+        given = gone = [role for role in roles if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
         # What a prompt holds in place of the end of the last answer is the next message.
         if not gone and (answer is None or (not recorded.strip() and answer is not self._regions[-1])):
             later = self._prompt_roles[stretch.canonical_start : stretch.canonical_end]
@@ -175,15 +177,6 @@ class GivenText:
             return "older turns dropped"
         what = "message dropped" if not canonical.strip() else INSERTED if not recorded.strip() else "text changed"
         return what if given[0] == UNKNOWN else f"{given[0]} {what}"
-
-    def _gone(self, stretch: Stretch) -> list[str]:
-        """The roles of the given tokens of a stretch: beside an answer, those that are known."""
-        answers = [one for one in self._regions if one.start < stretch.end and stretch.start < one.end]
-        outside = np.ones(stretch.end - stretch.start, np.bool_)
-        for one in answers:
-            outside[max(one.start - stretch.start, 0) : one.end - stretch.start] = False
-        roles = self._roles.at(outside.nonzero()[0] + stretch.start)
-        return [role for role in roles if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
 
 
 def other_tools(stretch: Stretch) -> bool:

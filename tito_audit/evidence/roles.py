@@ -169,7 +169,14 @@ class _Walk:
 
     def roles(self) -> Roles:
         """`[N]` the roles found."""
-        given, starts = self._headers.given, self._starts()
+        given, starts = (
+            self._headers.given,
+            (
+                np.concatenate((np.zeros(1, np.int64), self._pieces.end[:-1]))
+                if len(self._pieces)
+                else self._pieces.end
+            ),
+        )
         for begin in self._begun if given else ():
             if self._pieces.data.startswith(given, begin):
                 first, last = starts.searchsorted([begin, begin + len(given)]).tolist()
@@ -180,27 +187,38 @@ class _Walk:
         """Take a control token."""
         literal = self._pieces.bytes_of(at, at + 1).decode("utf-8", "replace")
         self._close = b""
-        self._codes[at] = self._code(self._of_control(at, literal))
-
-    def _of_control(self, at: int, literal: str) -> str:
-        """The role of a control token; inside an answer, it is the answer's."""
+        # The role of a control token; inside an answer, it is the answer's.
         headers, role = self._headers, self._role
         if int(self._pieces.ids[at]) in self._end_ids:
             self._answered = at if role == ASSISTANT and literal == HARMONY_END else -1
             self._role, self._opener = TEMPLATE if role != UNKNOWN else UNKNOWN, None
-            return TURN_END if role == ASSISTANT else role if unknown_role_name(role) is not None else TEMPLATE
-        if literal in headers.openers and self._opens(at, literal):
+            of_control = (
+                TURN_END if role == ASSISTANT else role if unknown_role_name(role) is not None else TEMPLATE
+            )
+        elif literal in headers.openers and self._opens(at, literal):
             self._role, self._opener = UNKNOWN, literal
-            return ASSISTANT if self._own else TEMPLATE
-        if literal in headers.named or literal == TOOL_END:
-            return self._speaks(at, literal)
-        if literal in headers.ends and self._opener is not None:
+            of_control = ASSISTANT if self._own else TEMPLATE
+        elif literal in headers.named or literal == TOOL_END:
+            # The role of a control token that is a role by itself.
+            self._opener = None
+            if literal in (_GROUP, _GROUP_END):
+                self._grouped = literal == _GROUP
+            if literal == TOOL_END and self._grouped:
+                of_control = TEMPLATE
+            else:
+                named = self._headers.named.get(literal, Speaker(ASSISTANT))
+                self._role, self._close = self._headers.speakers.speaker(named.role), named.close
+                self._begins(at + 1)
+                of_control = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
+        elif literal in headers.ends and self._opener is not None:
             self._opener, self._close = None, headers.ends[literal]
             self._begins(at + 1)
-            return GENERATION_PROMPT if role == ASSISTANT else TEMPLATE
-        if literal in SAMPLED_HEADERS:
-            self._opener = None
-        return role if role == ASSISTANT or unknown_role_name(role) is not None else TEMPLATE
+            of_control = GENERATION_PROMPT if role == ASSISTANT else TEMPLATE
+        else:
+            if literal in SAMPLED_HEADERS:
+                self._opener = None
+            of_control = role if role == ASSISTANT or unknown_role_name(role) is not None else TEMPLATE
+        self._codes[at] = self._code(of_control)
 
     def _opens(self, at: int, literal: str) -> bool:
         """Whether a token that opens messages does so here, and is not part of a message's text."""
@@ -208,18 +226,6 @@ class _Walk:
         self._own = goes_on and self._headers.speaker(self._line_after(at), literal) == ASSISTANT
         said = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
         return not said or self._headers.knows(self._line_after(at), literal)
-
-    def _speaks(self, at: int, literal: str) -> str:
-        """The role of a control token that is a role by itself."""
-        self._opener = None
-        if literal in (_GROUP, _GROUP_END):
-            self._grouped = literal == _GROUP
-        if literal == TOOL_END and self._grouped:
-            return TEMPLATE
-        named = self._headers.named.get(literal, Speaker(ASSISTANT))
-        self._role, self._close = self._headers.speakers.speaker(named.role), named.close
-        self._begins(at + 1)
-        return GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
 
     def text(self, start: int, end: int) -> None:
         """Give a run of text tokens their role; header tokens are template."""
@@ -264,14 +270,6 @@ class _Walk:
         pieces, stop = self._pieces, min(at + 1 + _LONGEST_HEADER, len(self._pieces))
         controls = pieces.control[at + 1 : stop].nonzero()[0]
         return pieces.bytes_of(at + 1, at + 1 + int(controls[0]) if len(controls) else stop).partition(b"\n")[0]
-
-    def _starts(self) -> Offsets:
-        """`[N]` the byte at which each token begins."""
-        return (
-            np.concatenate((np.zeros(1, np.int64), self._pieces.end[:-1]))
-            if len(self._pieces)
-            else self._pieces.end
-        )
 
     def _code(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))

@@ -129,17 +129,13 @@ def _are_of_others(
     own = np.zeros(len(held), np.bool_) if row.loss_mask is None else row.loss_mask
     own = own if headed is None else own | headed.sampled
     runs = trained_runs(own if own.any() else ~own)
-    if shares_answer(canonical, answers, held, runs, _turned(blocks)):
-        return False
-    return not share_words(spoken(canonical, answers), spoken(held, runs))
-
-
-def _turned(blocks: Blocks) -> Blocks:
-    """The same alignment with its sides swapped."""
+    # The same alignment with its sides swapped.
     swapped = {BlockKind.MERGE: BlockKind.SPLIT, BlockKind.EXTRA: BlockKind.MISSING}
     swapped |= {other: kind for kind, other in swapped.items()}
     kinds = np.array([swapped.get(kind, kind) for kind in BlockKind], np.int8)[blocks.kind]
-    return Blocks(blocks.canonical_end, blocks.recorded_end, kinds)
+    if shares_answer(canonical, answers, held, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)):
+        return False
+    return not share_words(spoken(canonical, answers), spoken(held, runs))
 
 
 def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
@@ -237,7 +233,7 @@ def _reencoded(held: Pieces, canonical: Pieces) -> Sequence[Difference]:
 
 def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
     """What was sampled, by the role markers; None when there are none."""
-    roles = _roles(held, rollout, reference)
+    roles = token_roles(held, reference.end_ids(), reference.headers(rollout.template_kwargs))
     sampled = roles.among((ASSISTANT, TURN_END))
     nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
@@ -253,11 +249,6 @@ def _is_clear(view: RowView, rollout: Rollout) -> bool:
     if not answers or (view.roles.unclear() | view.roles.among((UNKNOWN,))).any():
         return False
     return row is None or row.loss_mask is None or not (row.loss_mask & ~view.sampled).any()
-
-
-def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:
-    """The role of each row token, by the role markers."""
-    return token_roles(held, reference.end_ids(), reference.headers(rollout.template_kwargs))
 
 
 def _view(roles: Sequence[str], sampled: Mask) -> RowView:

@@ -144,7 +144,13 @@ def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int)
 def _align_chains(chains: Chains, pieces: Pieces, reference: Reference | None) -> list[_Laid]:
     """The chain of every leaf aligned with the row, starting with the one that the row holds most of."""
     aligned = []
-    for leaf in _leaves(chains):
+    # Turns that no later turn continues: their prompt + completion holds a whole chain.
+    parents = {
+        link.turn: link.parent
+        for link in chains.links
+        if link.kind is LinkKind.CONTINUES and link.parent is not None
+    }
+    for leaf in last_calls((k for k, seen in enumerate(chains.seen) if seen is not None), parents):
         seen = chains.seen[leaf]
         assert seen is not None
         recorded = _pieces(seen, reference)
@@ -171,16 +177,6 @@ def _cut_out(seen: Ids, at: int, pieces: Pieces) -> Blocks:
     rest = len(seen) - at - len(pieces)
     sizes = ((BlockKind.MISSING, at, 0), (BlockKind.SAME, len(pieces), len(pieces)), (BlockKind.MISSING, rest, 0))
     return join_blocks([one_block(kind, recorded, own) for kind, recorded, own in sizes])
-
-
-def _leaves(chains: Chains) -> list[int]:
-    """Turns that no later turn continues: their prompt + completion holds a whole chain."""
-    parents = {
-        link.turn: link.parent
-        for link in chains.links
-        if link.kind is LinkKind.CONTINUES and link.parent is not None
-    }
-    return last_calls((k for k, seen in enumerate(chains.seen) if seen is not None), parents)
 
 
 def _pieces(ids: Ids, reference: Reference | None) -> Pieces:

@@ -62,7 +62,13 @@ class ManyStretches(Sequence[Stretch]):
         """The tokens that differ in all blocks that are not SAME."""
         rows = blocks.columns()
         if (rows[:, 0] == BlockKind.DRIFT).any():
-            rows = _narrowed(rows, recorded, canonical)
+            # The parts of all blocks that differ.
+            parts = array("q")
+            for first in range(0, len(rows), AT_ONCE):
+                for kind, *place in rows[first : first + AT_ONCE].tolist():
+                    for part in narrowed((BlockKind(kind), *place), recorded, canonical):
+                        parts.extend(part)
+            rows = np.frombuffer(parts, np.int64).reshape(-1, 5)
         columns = np.empty((len(rows), 7), np.int32)
         columns[:, :5] = rows
         columns[:, 5], columns[:, 6] = _equal(rows, recorded.ids, canonical.ids)
@@ -152,16 +158,6 @@ def _side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:
         return TextSide(pieces, start, end)
     near, low = pieces.near(start, end)
     return TextSide(near, start - low, end - low)
-
-
-def _narrowed(rows: Columns, recorded: Pieces, canonical: Pieces) -> Columns:
-    """The parts of all blocks that differ."""
-    parts = array("q")
-    for first in range(0, len(rows), AT_ONCE):
-        for kind, *place in rows[first : first + AT_ONCE].tolist():
-            for part in narrowed((BlockKind(kind), *place), recorded, canonical):
-                parts.extend(part)
-    return np.frombuffer(parts, np.int64).reshape(-1, 5)
 
 
 def _equal(rows: Columns, recorded: Ids, canonical: Ids) -> tuple[Offsets, Offsets]:

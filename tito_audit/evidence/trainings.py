@@ -9,7 +9,7 @@ from io import BytesIO
 
 import numpy as np
 
-from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
+from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
@@ -157,7 +157,15 @@ def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
         found["tokens"][::2] = ends - starts
         found["logprob"] = np.nan
         if logprobs is not None:
-            found["logprob"][::2] = _sums(logprobs, starts, ends)
+            # `[N]` the `_sum` of each run; those of a token or two, of which there may be most, at once.
+            last = np.minimum(starts + 1, ends - 1)
+            two, head, tail = last > starts, logprobs[starts], logprobs[last]
+            out = np.where(two, head + tail, head)
+            real = (np.minimum(head, tail) > _LEAST) & (np.maximum(head, tail) < 0)
+            out[~real | (two & (head == tail))] = np.nan
+            for number in np.flatnonzero(ends - starts > 2):
+                out[number] = _sum(logprobs[starts[number] : ends[number]])
+            found["logprob"][::2] = np.asarray(out)
         if first + len(starts) == len(runs):  # what follows the last run is one span
             found["end"][-1] = len(ids)
             found = found[:-1] if ends[-1] == len(ids) else found
@@ -169,18 +177,6 @@ def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
         found["hash"] = np.frombuffer(digests, "<u8")
         records.write(found.data)
     return records.getvalue()
-
-
-def _sums(logprobs: Logprobs, starts: Offsets, ends: Offsets) -> Logprobs:
-    """`[N]` the `_sum` of each run; those of a token or two, of which there may be most, at once."""
-    last = np.minimum(starts + 1, ends - 1)
-    two, head, tail = last > starts, logprobs[starts], logprobs[last]
-    out = np.where(two, head + tail, head)
-    real = (np.minimum(head, tail) > _LEAST) & (np.maximum(head, tail) < 0)
-    out[~real | (two & (head == tail))] = np.nan
-    for number in np.flatnonzero(ends - starts > 2):
-        out[number] = _sum(logprobs[starts[number] : ends[number]])
-    return np.asarray(out)
 
 
 def _sum(values: Logprobs) -> float:

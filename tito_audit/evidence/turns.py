@@ -57,7 +57,18 @@ class TurnReader:
         `proof` compares them with what marks show; it is called for the first conversation of a kind and for one
         in 256 of the rest.
         """
-        kind = _kind(rollout)
+        # What lets templates tell conversations apart: who speaks, and what there is besides plain text.
+        shapes = frozenset(
+            (
+                one.role,
+                bool(one.tool_calls),
+                one.reasoning is None,
+                type(one.content),
+                "</think>" in one.text if one.role == ASSISTANT else None,
+            )
+            for one in rollout.messages
+        )
+        kind = (shapes, rollout.messages[0].role, bool(rollout.tools), repr(rollout.template_kwargs))
         seen = self._seen.get(kind, 0)
         found = self._found(rollout.messages, ids) if seen >= 0 else None
         if found is None:
@@ -81,16 +92,17 @@ class TurnReader:
         if len(starts) != answers:
             return None
         stops = at.searchsorted(starts)  # the first control token from the start of the answer on
-        if stops[-1] >= len(at) or not self._are_ends(control[stops]) or self._spells(messages):
+        if (
+            stops[-1] >= len(at)
+            or not bool(self._ends.take(control[stops], mode="clip").all())
+            or self._spells(messages)
+        ):
             return None
         closers = at[stops]
         before = ids[closers[closers > starts] - 1]
         if (closers[:-1] >= starts[1:]).any() or (len(before) and self._ends.take(before, mode="clip").any()):
             return None
         return tuple(zip(starts.tolist(), closers.tolist(), strict=True))
-
-    def _are_ends(self, ids: Ids) -> bool:
-        return bool(self._ends.take(ids, mode="clip").all())
 
     def _spells(self, messages: Sequence[Message]) -> bool:
         """Whether a text in these messages spells a control token."""
@@ -112,21 +124,6 @@ def _answers(messages: Sequence[Message]) -> int:
             return 0
         answers += mine
     return answers
-
-
-def _kind(rollout: Rollout) -> _Kind:
-    """What lets templates tell conversations apart: who speaks, and what there is besides plain text."""
-    shapes = frozenset(
-        (
-            one.role,
-            bool(one.tool_calls),
-            one.reasoning is None,
-            type(one.content),
-            "</think>" in one.text if one.role == ASSISTANT else None,
-        )
-        for one in rollout.messages
-    )
-    return shapes, rollout.messages[0].role, bool(rollout.tools), repr(rollout.template_kwargs)
 
 
 def _texts(wires: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -302,7 +302,10 @@ def trajectory_parts(
 
     A trajectory with neither gives a rollout without messages, which needs no ids.
     """
-    facts = replace(stated, policy_versions=_policies(trajectory))
+    # The weight versions at the first and the last call, if the trajectory names both.
+    versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
+    known = tuple(version for version in versions if type(version) is int)
+    facts = replace(stated, policy_versions=known if len(known) == len(versions) else ())
     parts = [_history(root, one, at, place, name, facts) for one, at in _histories(trajectory, path)]
     exchanges = trajectory.get("exchanges")
     if exchanges is not None:
@@ -339,7 +342,7 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
     copies = ""
     wanted = False
     for index, entry in enumerate(entries):
-        if not _is_choice(entry):
+        if not (isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping) and "role" not in entry):
             wire = message_wire(entry) if isinstance(entry, Mapping) else entry
             messages.append(as_message(wire, f"{path_text(path)}[{index}]"))
             continue
@@ -347,7 +350,11 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
         if found.message is None:
             raise RecordError(f"{path_text(path)}[{index}].message is not an assistant message")
         messages.append(found.message)
-        turns.append(_turn(found.turn, index, stated))
+        # The turn of a choice, with the trajectory's weight version if that did not change along the way.
+        turn = found.turn
+        versions = stated.policy_versions
+        known = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
+        turns.append(replace(turn, message_index=index, weight_versions=known))
         at = (*path, index)
         alone = Exchange({}, (entry,), (), (at,))
         sources.append(partial(choice_source, root, alone, at, at, found.turn))
@@ -359,22 +366,3 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
         Rollout(place, name, tuple(messages), tools, turns=tuple(turns if wanted else ()), stated=facts),
         tuple(sources if wanted else ()),
     )
-
-
-def _turn(turn: Turn, index: int, stated: Stated) -> Turn:
-    """The turn of a choice, with the trajectory's weight version if that did not change along the way."""
-    versions = stated.policy_versions
-    known = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
-    return replace(turn, message_index=index, weight_versions=known)
-
-
-def _is_choice(entry: object) -> bool:
-    """True for a sampled turn. A table omits null fields, so `finish_reason` may be missing."""
-    return isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping) and "role" not in entry
-
-
-def _policies(trajectory: Mapping[str, Any]) -> tuple[int, ...]:
-    """The weight versions at the first and the last call, if the trajectory names both."""
-    versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
-    known = tuple(version for version in versions if type(version) is int)
-    return known if len(known) == len(versions) else ()

@@ -103,10 +103,15 @@ def call_turn(
     except RecordError as error:
         raise RecordError(f"{where}: {error}" if where else str(error)) from None
     text = first_text(entry, _TEXT)
+    # The messages that were sent. Some logs append the answer, recognized by its text.
+    if not prompt_messages or not prompt_messages[-1].sampled or text is None:
+        without_answer = prompt_messages
+    else:
+        without_answer = prompt_messages[:-1] if prompt_messages[-1].text == text else prompt_messages
     return replace(
         turn,
         message_index=message_index,
-        prompt_messages=_without_answer(prompt_messages, text),
+        prompt_messages=without_answer,
         prompt_text=first_text(entry, ("prompt_text", "prompt")),
         completion_text=text,
         finish_reason=finish_reason(entry),
@@ -275,13 +280,6 @@ def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Coll
     copied: Mapping[str, Any] = with_copies(entry, copies, skip)
     written = with_values(copied, {name: as_logged(new, entry[name])})
     return with_counts(written, call_counts(before, after))
-
-
-def _without_answer(messages: tuple[Message, ...] | None, text: str | None) -> tuple[Message, ...] | None:
-    """The messages that were sent. Some logs append the answer, recognized by its text."""
-    if not messages or not messages[-1].sampled or text is None:
-        return messages
-    return messages[:-1] if messages[-1].text == text else messages
 
 
 _GROUPS = ("group", "group_id", "group_index")

@@ -323,7 +323,18 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
         return original
     new = plain(values)
     if isinstance(original, np.ndarray) and original.dtype.kind in "iufb":
-        return _as_array(new, original.dtype)
+        dtype = original.dtype
+        if dtype.kind == "f":
+            return np.array([np.nan if value is None else value for value in new], dtype)
+        if any(is_unknown(value) for value in new):
+            return [None if is_unknown(value) else as_whole(value) for value in new]
+        try:
+            made = np.array([as_whole(value) for value in new], dtype)
+        except OverflowError:
+            made = np.empty(0, dtype)
+        if len(made) != len(new) or not np.array_equal(made, np.array(new)):
+            raise RecordError(f"a column of {dtype} in this table cannot hold the repaired values")
+        return made
     return _as_list(new, list(original) if is_list(original) else [])
 
 
@@ -365,20 +376,6 @@ def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
     return left is right or (
         left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
     )
-
-
-def _as_array(new: list[Any], dtype: np.dtype[Any]) -> Any:
-    if dtype.kind == "f":
-        return np.array([np.nan if value is None else value for value in new], dtype)
-    if any(is_unknown(value) for value in new):
-        return [None if is_unknown(value) else as_whole(value) for value in new]
-    try:
-        made = np.array([as_whole(value) for value in new], dtype)
-    except OverflowError:
-        made = np.empty(0, dtype)
-    if len(made) != len(new) or not np.array_equal(made, np.array(new)):
-        raise RecordError(f"a column of {dtype} in this table cannot hold the repaired values")
-    return made
 
 
 def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
@@ -472,7 +469,16 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
         return _entries(value, old, new)
     if layout is Layout.TRIPLES:
         return _triples(value, old, new, ids)
-    return _parallel(value, old, new)
+    # The parallel lists of a completion's logprobs, rescored.
+    if len(new) == len(old):
+        return {**value, "token_logprobs": as_logged(new, value["token_logprobs"])}
+    start = _kept_from(old, new, [])
+    cut = {
+        name: values[start : start + len(new)]
+        for name, values in value.items()
+        if is_list(values) and len(values) == len(old)
+    }
+    return {**value, **cut}
 
 
 def _entries(entries: Sequence[Any], old: Logprobs, new: Logprobs) -> Any:
@@ -510,19 +516,6 @@ def _scored(entry: Any, value: Any, before: Any) -> Any:
     if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
         return np.array([np.nan if value is None else value, *entry[1:].tolist()], entry.dtype)
     return [value, *plain(entry[1:])]
-
-
-def _parallel(logged: Mapping[str, Any], old: Logprobs, new: Logprobs) -> Mapping[str, Any]:
-    """The parallel lists of a completion's logprobs, rescored."""
-    if len(new) == len(old):
-        return {**logged, "token_logprobs": as_logged(new, logged["token_logprobs"])}
-    start = _kept_from(old, new, [])
-    cut = {
-        name: values[start : start + len(new)]
-        for name, values in logged.items()
-        if is_list(values) and len(values) == len(old)
-    }
-    return {**logged, **cut}
 
 
 def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], list[int]]]) -> int:

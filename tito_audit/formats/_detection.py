@@ -95,7 +95,13 @@ class Detection:
 def told_by(format: Format, row: Row) -> tuple[str, ...]:
     """The keys of the row that show its format, as paths; for `generic`, the columns that are read."""
     if format.name == "generic":
-        return _plain_columns(row)
+        # Columns that `generic` reads and that are not empty.
+        lists = [name for name in _PLAIN if is_list(row.get(name))]
+        calls = [
+            name for name in CALL_LISTS if isinstance(value := parsed(row, name), list | tuple) and len(value)
+        ]
+        texts = [name for name in ("messages", "prompt", "completion", "tools") if _is_objects(parsed(row, name))]
+        return (*(calls[:1] or ()), *lists, *texts)
     paths = _paths(row)
     ways = format.signature.by_keys
     for way in ways:
@@ -139,14 +145,6 @@ def _worth_a_word(near: Near) -> bool:
     """Whether the row has more of the format's keys than it lacks, some of them at the top."""
     at_top = any("." not in path for path in near.has)
     return at_top and len(near.has) > len(near.lacks) + len(near.excess) and len(near.has) > 1
-
-
-def _plain_columns(row: Row) -> tuple[str, ...]:
-    """Columns that `generic` reads and that are not empty."""
-    lists = [name for name in _PLAIN if is_list(row.get(name))]
-    calls = [name for name in CALL_LISTS if isinstance(value := parsed(row, name), list | tuple) and len(value)]
-    texts = [name for name in ("messages", "prompt", "completion", "tools") if _is_objects(parsed(row, name))]
-    return (*(calls[:1] or ()), *lists, *texts)
 
 
 def _is_objects(value: object) -> bool:
@@ -399,19 +397,20 @@ def _value_at(row: Row, path: str) -> Any:
     for depth, name in enumerate(names):
         if not isinstance(value, Mapping) or name not in value:
             place = ".".join(names[:depth])
+            # For a missing column, the ones that exist, and the one that may be meant.
+            columns = sorted(map(str, value)) if isinstance(value, Mapping) else []
+            close = did_you_mean(name, columns[:_TRIED])
+            has = f"{place!r} has" if place else "It has" if close else "it has"
             raise RecordError(
-                f"the row has no column {path!r}, which --map refers to" + _columns_there(value, name, place)
+                f"the row has no column {path!r}, which --map refers to"
+                + (
+                    (f": {close} " if close else "; ")
+                    + has
+                    + (f": {', '.join(columns)}" if columns else " no columns")
+                )
             )
         value = value[name]
     return value
-
-
-def _columns_there(value: Any, wanted: str, place: str) -> str:
-    """For a missing column, the ones that exist, and the one that may be meant."""
-    columns = sorted(map(str, value)) if isinstance(value, Mapping) else []
-    close = did_you_mean(wanted, columns[:_TRIED])
-    has = f"{place!r} has" if place else "It has" if close else "it has"
-    return (f": {close} " if close else "; ") + has + (f": {', '.join(columns)}" if columns else " no columns")
 
 
 def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:
@@ -535,7 +534,20 @@ def _is_read(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
     if kind == "messages":
         return any(rollout.messages for rollout in rollouts)
     if kind == "token ids":
-        return _is_part(value, rollouts)
+        # Whether ids are part of a sequence that was read.
+        try:
+            part = np.array(value, dtype=np.int32)
+        except (OverflowError, TypeError, ValueError):
+            return True  # no ids
+        sequences = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
+        sequences += [turn.completion_ids for one in rollouts for turn in one.turns]
+        sequences += [turn.seen_ids for one in rollouts for turn in one.turns]
+        sequences += [one.training_row.token_ids for one in rollouts if one.training_row is not None]
+        return any(
+            ids is not None
+            and (part.tobytes() in ids.tobytes() or (len(part) == len(ids) and bool((part[:-1] == ids[1:]).all())))
+            for ids in sequences
+        )
     columns = [column for rollout in rollouts for turn in rollout.turns for column in turn.columns]
     columns += [c for one in rollouts if one.training_row is not None for c in one.training_row.columns]
     given = np.array(value, dtype=np.float64)
@@ -545,21 +557,4 @@ def _is_read(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
         and column.role.value != "other"
         and np.array_equal(column.values.astype(np.float64), given, equal_nan=True)
         for column in columns
-    )
-
-
-def _is_part(value: Any, rollouts: Sequence[Rollout]) -> bool:
-    """Whether ids are part of a sequence that was read."""
-    try:
-        part = np.array(value, dtype=np.int32)
-    except (OverflowError, TypeError, ValueError):
-        return True  # no ids
-    sequences = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
-    sequences += [turn.completion_ids for one in rollouts for turn in one.turns]
-    sequences += [turn.seen_ids for one in rollouts for turn in one.turns]
-    sequences += [one.training_row.token_ids for one in rollouts if one.training_row is not None]
-    return any(
-        ids is not None
-        and (part.tobytes() in ids.tobytes() or (len(part) == len(ids) and bool((part[:-1] == ids[1:]).all())))
-        for ids in sequences
     )

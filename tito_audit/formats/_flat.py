@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
@@ -301,18 +300,18 @@ def _other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str,
         encoding = mask_encoding(old.values, before.token_ids)
         if encoding is None or not np.array_equal(trained_of(old.values, encoding), before.loss_mask):
             continue
-        new = replace(old, role=ColumnRole.LOSS_MASK, values=_mask_values(after, encoding), encoding=encoding)
+        mask = after.loss_mask
+        assert mask is not None
+        if encoding is MaskEncoding.LABELS:
+            mask_values = np.where(mask, after.token_ids, -100)
+        else:
+            mask_values = mask.astype(
+                {MaskEncoding.BOOL: np.bool_, MaskEncoding.FLOAT: np.float64}.get(encoding, np.int64)
+            )
+        new = replace(old, role=ColumnRole.LOSS_MASK, values=mask_values, encoding=encoding)
         same = replace(old, role=ColumnRole.LOSS_MASK, encoding=encoding)
         values[old.name] = column_as_logged(row[old.name], same, new, before, after)
     return values
-
-
-def _mask_values(after: TrainingRow, encoding: MaskEncoding) -> NDArray[Any]:
-    mask = after.loss_mask
-    assert mask is not None
-    if encoding is MaskEncoding.LABELS:
-        return np.where(mask, after.token_ids, -100)
-    return mask.astype({MaskEncoding.BOOL: np.bool_, MaskEncoding.FLOAT: np.float64}.get(encoding, np.int64))
 
 
 def _finished(row: TrainingRow, padding: Padding, hidden: Mask | None) -> TrainingRow:

@@ -452,7 +452,15 @@ def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
             raise RecordError(
                 f"{name} and {other} cut the row into different samples, so it is unclear where one ends"
             )
-    _check_gaps(cuts, name, row, ids)
+    # RecordError if tokens outside of all samples are not padding: trained, or visible and not all the same.
+    held = _Row(row, len(row[ids]))
+    outside = np.ones(held.size, np.bool_)
+    for start, end in cuts:
+        outside[start:end] = False
+    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & held.visible()).tolist()}
+    if len(seen) > 1 or (outside & held.trained()).any():
+        count = int(outside.sum())
+        raise RecordError(f"{count} tokens of the row are in none of the {len(cuts)} samples that {name} counts")
     return cuts
 
 
@@ -584,15 +592,3 @@ def _is_zero_at_end(values: _Integers) -> bool:
 
 def _starts(cuts: SampleRanges) -> list[int]:
     return [start for start, end in cuts if end - start > 1]
-
-
-def _check_gaps(cuts: SampleRanges, name: str, row: Row, ids: str) -> None:
-    """RecordError if tokens outside of all samples are not padding: trained, or visible and not all the same."""
-    held = _Row(row, len(row[ids]))
-    outside = np.ones(held.size, np.bool_)
-    for start, end in cuts:
-        outside[start:end] = False
-    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & held.visible()).tolist()}
-    if len(seen) > 1 or (outside & held.trained()).any():
-        count = int(outside.sum())
-        raise RecordError(f"{count} tokens of the row are in none of the {len(cuts)} samples that {name} counts")

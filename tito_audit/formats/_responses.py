@@ -108,7 +108,13 @@ def steps(items: object, where: str) -> list[Step]:
         found.extend(_calls(run, where))
         run = []
         if _type(item) in _KNOWN:
-            found.append(_step(_other_wire(item, where), (item,), where))
+            # The message of an item that a model did not write.
+            if _type(item) == "function_call_output":
+                content = _content(item.get("output"), where)
+                other_wire = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+            else:
+                other_wire = {"role": item.get("role"), "content": _content(item.get("content"), where)}
+            found.append(_step(other_wire, (item,), where))
     return [*found, *_calls(run, where)]
 
 
@@ -190,14 +196,6 @@ def _assistant_wire(group: Sequence[Item], where: str) -> dict[str, Any]:
     if calls:
         wire["tool_calls"] = calls
     return wire
-
-
-def _other_wire(item: Item, where: str) -> dict[str, Any]:
-    """The message of an item that a model did not write."""
-    if _type(item) == "function_call_output":
-        content = _content(item.get("output"), where)
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-    return {"role": item.get("role"), "content": _content(item.get("content"), where)}
 
 
 def _content(value: object, where: str) -> object:

@@ -185,12 +185,23 @@ def _turn(
         other=_other_columns(choice),
         sentinel=None if tokens.from_meta_info else FLOOR,
     )
+    # The decoded completion; None if the log does not have it in one piece.
+    if message is None:
+        text = choice["text"] if isinstance(choice.get("text"), str) else None
+    else:
+        whole = not message.tool_calls and message.reasoning is None
+        text = message.text if whole and message.content is not None else None
+    reason = choice.get("finish_reason")
+    if reason is None:
+        reason = object_at(choice, "meta_info").get("finish_reason")
+    if isinstance(reason, Mapping):
+        reason = reason.get("type")
     return Turn(
         prompt_ids=None,
         completion_ids=tokens.ids,
         completion_logprobs=values,
-        completion_text=_text(choice, message),
-        finish_reason=_finish_reason(choice),
+        completion_text=text,
+        finish_reason=reason if isinstance(reason, str) else None,
         stop_string=stop_string(choice) or stop_string(object_at(choice, "meta_info")),
         weight_versions=_weight_versions(choice, response),
         weight_spans=next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ()),
@@ -229,17 +240,17 @@ def _with_prompt(
     for name, values in places:
         if values is not None:
             return replace(turn, prompt_ids=as_ids(values, name))
-    return replace(turn, prompt_ids=_scored_prompt(choice))
-
-
-def _scored_prompt(choice: Mapping[str, Any]) -> Ids | None:
-    """The prompt's ids from SGLang's prompt logprobs; None if only a part was scored."""
+    # The prompt's ids from SGLang's prompt logprobs; None if only a part was scored.
     scored = scores_of(choice, "input_token_logprobs")
     if not scored:
-        return None
-    counted = object_at(choice, "meta_info").get("prompt_tokens")
-    complete = not isinstance(counted, int | float) or counted == len(scored)
-    return as_ids([token for _, token in scored], "meta_info.input_token_logprobs") if complete else None
+        scored_prompt = None
+    else:
+        counted = object_at(choice, "meta_info").get("prompt_tokens")
+        complete = not isinstance(counted, int | float) or counted == len(scored)
+        scored_prompt = (
+            as_ids([token for _, token in scored], "meta_info.input_token_logprobs") if complete else None
+        )
+    return replace(turn, prompt_ids=scored_prompt)
 
 
 def _answer(choice: Mapping[str, Any]) -> Message | None:
@@ -248,23 +259,6 @@ def _answer(choice: Mapping[str, Any]) -> Message | None:
     if not isinstance(message, Mapping):
         return None
     return as_message({"role": "assistant", **message_wire(message)}, "choices[].message")
-
-
-def _text(choice: Mapping[str, Any], message: Message | None) -> str | None:
-    """The decoded completion; None if the log does not have it in one piece."""
-    if message is None:
-        return choice["text"] if isinstance(choice.get("text"), str) else None
-    whole = not message.tool_calls and message.reasoning is None
-    return message.text if whole and message.content is not None else None
-
-
-def _finish_reason(choice: Mapping[str, Any]) -> str | None:
-    reason = choice.get("finish_reason")
-    if reason is None:
-        reason = object_at(choice, "meta_info").get("finish_reason")
-    if isinstance(reason, Mapping):
-        reason = reason.get("type")
-    return reason if isinstance(reason, str) else None
 
 
 def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> tuple[str, ...]:

@@ -280,7 +280,17 @@ def column_as_logged(
         whole = new.values.tolist()
         if new.alignment is Alignment.FULL:
             whole = padded(whole, after.padding, blank)
-        return _restyled(whole, new, original)
+        # A mask written in a new encoding; RecordError if the table's type cannot hold it.
+        encoding = new.encoding or MaskEncoding.BINARY
+        kind = {MaskEncoding.BOOL: bool, MaskEncoding.FLOAT: float}.get(encoding, int)
+        plain = [kind(value) for value in whole]
+        if not isinstance(original, np.ndarray):
+            return plain
+        if original.dtype.kind not in _STYLES.get(encoding, ""):
+            raise RecordError(
+                f"column {new.name!r} is {original.dtype} in this table and cannot hold a {encoding} mask"
+            )
+        return as_logged(plain, original)
     if new.alignment is Alignment.FULL:
         return _as_padded(new.values, original, before, after, blank)
     return as_logged(new.values, original)
@@ -372,20 +382,6 @@ def _fill_value(column: Column) -> Any:
     if column.role is ColumnRole.LOSS_MASK:
         return -100 if column.encoding is MaskEncoding.LABELS else 0
     return column.sentinel
-
-
-def _restyled(values: list[Any], column: Column, original: Any) -> Any:
-    """A mask written in a new encoding; RecordError if the table's type cannot hold it."""
-    encoding = column.encoding or MaskEncoding.BINARY
-    kind = {MaskEncoding.BOOL: bool, MaskEncoding.FLOAT: float}.get(encoding, int)
-    plain = [kind(value) for value in values]
-    if not isinstance(original, np.ndarray):
-        return plain
-    if original.dtype.kind not in _STYLES.get(encoding, ""):
-        raise RecordError(
-            f"column {column.name!r} is {original.dtype} in this table and cannot hold a {encoding} mask"
-        )
-    return as_logged(plain, original)
 
 
 def _counted(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:

@@ -228,7 +228,10 @@ def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
 
 def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
     """The branches of a trace, grouped by the tools their roots were given; at least one tree, possibly empty."""
-    nodes = _nodes(trace, where)
+    wires = trace.get("nodes")
+    if not isinstance(wires, list | tuple):
+        raise RecordError(f"{where}nodes is not a list of messages with their tokens")
+    nodes = tuple(_node(wire, number, f"{where}nodes[{number}]") for number, wire in enumerate(wires))
     roots = [number for number, node in enumerate(nodes) if node.parent is None]
     # Writers that record a root's tools omit the key if there are none.
     by_root = any(nodes[root].wire.get("tools") is not None for root in roots)
@@ -243,13 +246,6 @@ def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
         own = set(group)
         members = tuple(number for number, root in enumerate(root_of) if root in own)
         yield Tree(trace, path, nodes, members, tools[group[0]] if group else trace.get("tools"))
-
-
-def _nodes(trace: Mapping[str, Any], where: str) -> tuple[Node, ...]:
-    wires = trace.get("nodes")
-    if not isinstance(wires, list | tuple):
-        raise RecordError(f"{where}nodes is not a list of messages with their tokens")
-    return tuple(_node(wire, number, f"{where}nodes[{number}]") for number, wire in enumerate(wires))
 
 
 def _node(wire: object, number: int, where: str) -> Node:
@@ -338,7 +334,16 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
     written = with_edits(episode, edits)
     new = _put_back(row, with_edits(written, list(_counts_after(episode, written))))
     for again, one, before in zip(read(new, rollouts[0].place), ones, rollouts, strict=True):
-        check_written(again, _as_rounded(one, again), before)
+        # The repaired rollout with logprobs rounded as in the log.
+        turns = []
+        for want, got in zip(one.rollout.turns, again.turns, strict=False):
+            wanted, said = want.completion_logprobs, got.completion_logprobs
+            same_size = wanted is not None and said is not None and len(wanted) == len(said)
+            if same_size and np.allclose(wanted, said, rtol=0, atol=10.0**-_DIGITS, equal_nan=True):  # type: ignore[arg-type]
+                want = replace(want, completion_logprobs=said)
+            turns.append(want)
+        turns += one.rollout.turns[len(turns) :]
+        check_written(again, replace(one, rollout=replace(one.rollout, turns=tuple(turns))), before)
     return (new,)
 
 
@@ -390,7 +395,14 @@ def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed
         node = tree.nodes[number]
         values = changed.setdefault((tree.path, number), {})
         if change.logprobs is not None:
-            values["logprobs",] = _logprobs(node, change.logprobs)
+            # The logprobs of the masked-in tokens, with as many decimals as before.
+            original = node.wire.get("logprobs")
+            compact = change.logprobs[node.trained]
+            if np.isnan(compact).any() and not _holds_null(original):
+                raise RecordError(
+                    f"{node.where}.logprobs holds a number for each sampled token and cannot hold null"
+                )
+            values["logprobs",] = as_logged(_rounded(compact, original), original)
         for name, column in change.columns.items():
             keys = _keys(node, name)
             values[keys] = _column(node, keys, column, _null_value(tree))
@@ -414,15 +426,6 @@ def _keys(node: Node, name: str) -> Path:
 def _null_value(tree: Tree) -> object:
     """How this log writes a missing value: episodes omit the key, bare traces write null."""
     return None if any("parent" in node.wire for node in tree.nodes if node.parent is None) else ABSENT
-
-
-def _logprobs(node: Node, values: NDArray[np.float64]) -> Any:
-    """The logprobs of the masked-in tokens, with as many decimals as before."""
-    original = node.wire.get("logprobs")
-    compact = values[node.trained]
-    if np.isnan(compact).any() and not _holds_null(original):
-        raise RecordError(f"{node.where}.logprobs holds a number for each sampled token and cannot hold null")
-    return as_logged(_rounded(compact, original), original)
 
 
 def _column(node: Node, keys: Path, values: NDArray[Any] | None, null: object) -> Any:
@@ -518,19 +521,6 @@ def _rounded(values: NDArray[Any], original: Any) -> NDArray[Any]:
         return values
     old = np.array([value for value in original if isinstance(value, float)], np.float64)
     return np.round(values, _DIGITS) if np.array_equal(old, np.round(old, _DIGITS), equal_nan=True) else values
-
-
-def _as_rounded(repaired_rollout: RepairedRollout, again: Rollout) -> RepairedRollout:
-    """The repaired rollout with logprobs rounded as in the log."""
-    turns = []
-    for want, got in zip(repaired_rollout.rollout.turns, again.turns, strict=False):
-        wanted, said = want.completion_logprobs, got.completion_logprobs
-        same_size = wanted is not None and said is not None and len(wanted) == len(said)
-        if same_size and np.allclose(wanted, said, rtol=0, atol=10.0**-_DIGITS, equal_nan=True):  # type: ignore[arg-type]
-            want = replace(want, completion_logprobs=said)
-        turns.append(want)
-    turns += repaired_rollout.rollout.turns[len(turns) :]
-    return replace(repaired_rollout, rollout=replace(repaired_rollout.rollout, turns=tuple(turns)))
 
 
 def _holds_null(original: Any) -> bool:

@@ -127,22 +127,18 @@ def _change(before: Turn, after: Turn, number: int) -> Change | None:
         if before.prompt_ids is None or after.prompt_ids is None:
             raise RecordError(f"call {number} would gain or lose its prompt; a prompt can only be rewritten")
         prompt = after.prompt_ids
-    columns = _changed_columns(before, after, number)
-    logprobs = _changed_logprobs(before, after, columns, number)
-    found = Change(before, after, prompt, logprobs, columns)
-    return found if prompt is not None or logprobs is not None or columns else None
-
-
-def _changed_columns(before: Turn, after: Turn, number: int) -> dict[str, NDArray[Any] | None]:
     known = {column.name: column for column in before.columns}
     added = next((column.name for column in after.columns if column.name not in known), None)
     if added is not None:
         raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
-    return {
+    columns = {
         name: values
         for name, values in changed_columns(before, after).items()
         if values is None or known[name].policy is not MovePolicy.DROP
     }
+    logprobs = _changed_logprobs(before, after, columns, number)
+    found = Change(before, after, prompt, logprobs, columns)
+    return found if prompt is not None or logprobs is not None or columns else None
 
 
 def _changed_logprobs(
@@ -280,7 +276,14 @@ def _call_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iter
     if source.entry is None:
         if change.logprobs is not None:
             yield from _logprob_edits(row, source, change, change.logprobs)
-        yield from _column_edits(row, source, change, gone)
+        for name, values in change.columns.items():
+            if name not in source.columns:
+                raise RecordError(source.whole.format(name=name))
+            for copy in source.columns[name]:
+                if values is None:
+                    yield Edit(copy.path, gone)
+                else:
+                    yield from _edits(row, copy.path, partial(as_logged, values))
 
 
 def _prompt_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iterator[Edit]:
@@ -319,17 +322,6 @@ def _logprob_edits(row: Row, source: CallSource, change: Change, new: Logprobs) 
         yield from _edits(
             row, copy.path, partial(rescored, layout=copy.layout, old=old[own], new=new[own], ids=ids)
         )
-
-
-def _column_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iterator[Edit]:
-    for name, values in change.columns.items():
-        if name not in source.columns:
-            raise RecordError(source.whole.format(name=name))
-        for copy in source.columns[name]:
-            if values is None:
-                yield Edit(copy.path, gone)
-            else:
-                yield from _edits(row, copy.path, partial(as_logged, values))
 
 
 def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:

@@ -142,7 +142,12 @@ def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedC
     """The exchanges without those whose prompt the same attempt sent again later."""
     by_prompt: dict[object, list[list[LoggedCall]]] = {}
     for number, calls in enumerate(exchanges):
-        by_prompt.setdefault(_prompt_key(calls) or number, []).append(calls)
+        prompt = calls[0].turn.prompt_ids if calls else None
+        by_prompt.setdefault(
+            (None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes()))
+            or number,
+            [],
+        ).append(calls)
     last = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
     return [
         [replace(call, source=partial(_with_retries, call.source, last[id(calls)])) for call in calls]
@@ -154,11 +159,6 @@ def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedC
 def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
     """The source of a call, with those of earlier calls that sent the same prompt."""
     return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
-
-
-def _prompt_key(calls: Sequence[LoggedCall]) -> tuple[object, bytes] | None:
-    prompt = calls[0].turn.prompt_ids if calls else None
-    return None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes())
 
 
 def _stated(holder: Mapping[str, Any]) -> Stated:

@@ -69,7 +69,25 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
     name = row.get("rollout_id")
     stated = Stated().with_facts(id=name if isinstance(name, str) else None)
     if isinstance(row.get("attributes"), Mapping):
-        calls = [_span(row["attributes"], stated)]
+        # The call of one span; a span that is not a model call needs no ids.
+        attributes = row["attributes"]
+        found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
+        completion = None if found is None else _own_completion(literal(attributes[found]), found)
+        held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
+        prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
+        answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
+        turn = _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason")))
+        calls = [
+            LoggedCall(
+                turn,
+                partial(_source, held, turn.prompt_ids),
+                prompt,
+                answer[0] if answer else None,
+                _span_tools(_unflattened(attributes, "gen_ai.request.functions")),
+                stated=_model(attributes.get("gen_ai.response.model"), attributes.get("gen_ai.request.model")),
+                wants_ids=any(name in attributes for name in (*_PROMPTS, *_COMPLETIONS)),
+            )
+        ]
     elif _is_triplet(row):
         calls = [_triplet(row, ())]
     else:
@@ -86,25 +104,6 @@ def _is_triplet(value: object) -> bool:
         return False
     sides = value.get("prompt"), value.get("response")
     return all(isinstance(side, Mapping) and "token_ids" in side for side in sides)
-
-
-def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
-    """The call of one span; a span that is not a model call needs no ids."""
-    found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
-    completion = None if found is None else _own_completion(literal(attributes[found]), found)
-    held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
-    prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
-    answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
-    turn = _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason")))
-    return LoggedCall(
-        turn,
-        partial(_source, held, turn.prompt_ids),
-        prompt,
-        answer[0] if answer else None,
-        _span_tools(_unflattened(attributes, "gen_ai.request.functions")),
-        stated=_model(attributes.get("gen_ai.response.model"), attributes.get("gen_ai.request.model")),
-        wants_ids=any(name in attributes for name in (*_PROMPTS, *_COMPLETIONS)),
-    )
 
 
 def _own_completion(value: Any, name: str) -> Any:
@@ -224,7 +223,13 @@ def _as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, 
     for entry in entries:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
             return ()
-        messages.append(as_message(_wire(entry), where))
+        # One entry in chat form; its tool calls have name and arguments at the top level.
+        wire = message_wire(entry, ("finish_reason", "index"))
+        wire["content"] = _content(wire.get("content"))
+        calls = wire.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            wire["tool_calls"] = [_call(call) for call in calls]
+        messages.append(as_message(wire, where))
         called = bool(messages[-1].tool_calls)
         if text_of(entry.get("finish_reason")) in ("tool_calls", "function_call") and not called:
             return ()
@@ -247,16 +252,6 @@ def _span_tools(functions: Any) -> tuple[ToolSpec, ...]:
         for function in functions
         if isinstance(function, Mapping)
     )
-
-
-def _wire(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry in chat form; its tool calls have name and arguments at the top level."""
-    wire = message_wire(entry, ("finish_reason", "index"))
-    wire["content"] = _content(wire.get("content"))
-    calls = wire.get("tool_calls")
-    if isinstance(calls, list | tuple):
-        wire["tool_calls"] = [_call(call) for call in calls]
-    return wire
 
 
 def _call(call: Any) -> Any:

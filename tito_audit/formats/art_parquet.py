@@ -46,7 +46,24 @@ def _matches(row: Row) -> bool:
 def _parts(row: Row, place: Place) -> Sequence[Part]:
     """The rollouts of a row whose `trajectory_json` is parsed."""
     if _JSON not in row:
-        return [Part(_text_only(row, place), ())]
+        # The rollout of a version 1 row, which holds neither ids nor logprobs.
+        messages = row.get("messages")
+        if messages is not None and not isinstance(messages, list | tuple):
+            raise RecordError("messages is not a list")
+        return [
+            Part(
+                (
+                    Rollout(
+                        place,
+                        FORMAT.name,
+                        tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages or ())),
+                        as_tools(parsed(row, "tools"), "tools"),
+                        stated=_group(row).without_ids(),
+                    )
+                ),
+                (),
+            )
+        ]
     if row["format_version"] != _VERSION:
         raise RecordError(
             f"format_version is {row['format_version']}; of ART's Parquet files only version {_VERSION} can be "
@@ -100,20 +117,6 @@ def _trajectory(row: Row) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise RecordError("trajectory_json is not a trajectory (an object)")
     return value
-
-
-def _text_only(row: Row, place: Place) -> Rollout:
-    """The rollout of a version 1 row, which holds neither ids nor logprobs."""
-    messages = row.get("messages")
-    if messages is not None and not isinstance(messages, list | tuple):
-        raise RecordError("messages is not a list")
-    return Rollout(
-        place,
-        FORMAT.name,
-        tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages or ())),
-        as_tools(parsed(row, "tools"), "tools"),
-        stated=_group(row).without_ids(),
-    )
 
 
 def _message(value: object, where: str) -> Message:

@@ -71,7 +71,12 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
         raise RecordError(f"{where}agent is not an object that names the agent")
     found = _conversation_of(trajectory.get("steps"), f"{where}steps")
     tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
-    stated = _stated(trajectory["steps"], agent, found)
+    # The model, unless the steps of the trajectory name several.
+    steps = trajectory["steps"]
+    usual = agent.get("model_name")
+    named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
+    model = one_model([name if isinstance(name, str) else usual for name in named])
+    stated = Stated(model=model)
     if found.unread:
         because = "an observation of a step without an agent has no known form"
         stated = stated.with_facts(items_not_read=found.unread).not_read(Unread.MESSAGES, because)
@@ -94,14 +99,6 @@ def _turn(call: _StepCall, found: _Conversation, where: str, told: bool) -> Turn
     whole = told and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
     index = call.message if told else None
     return _step_turn(call, where, message_index=index, text=message.text if whole else None)
-
-
-def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: _Conversation) -> Stated:
-    """The model, unless the steps of the trajectory name several."""
-    usual = agent.get("model_name")
-    named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
-    model = one_model([name if isinstance(name, str) else usual for name in named])
-    return Stated(model=model)
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
@@ -54,23 +53,20 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
                     sample_columns(row, index),
                     f"tokens[{index}]",
                 ),
-                _of_sample(row, index),
+                (
+                    {
+                        name: value[index]
+                        for name, value in row.items()
+                        if isinstance(value, list | tuple)
+                        and len(value) == len(row["tokens"])
+                        and isinstance(value[index], str | Mapping)
+                    }
+                ),
             ),
             stated=stated_facts(row),
         )
         for index in range(len(tokens))
     )
-
-
-def _of_sample(row: Row, index: int) -> dict[str, Any]:
-    """What the lists of a group say about one sample besides its tokens."""
-    return {
-        name: value[index]
-        for name, value in row.items()
-        if isinstance(value, list | tuple)
-        and len(value) == len(row["tokens"])
-        and isinstance(value[index], str | Mapping)
-    }
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:

@@ -19,7 +19,6 @@ from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import Sources
-from tito_audit.record.stated import Stated
 from tito_audit.signature import keys, one_way
 
 VERSION = "tito_audit_gateway"
@@ -39,7 +38,17 @@ def _read_one(row: Row, place: Place) -> Rollout:
     if kwargs is not None and not isinstance(kwargs, dict):
         raise RecordError("chat_template_kwargs is not an object")
     turn = _turn(row, len(messages) - 1 if messages else None)
-    return Rollout(place, FORMAT.name, messages, tools, kwargs or {}, turns=(turn,), stated=_stated(row))
+    facts = {name: value for name in _FACTS if isinstance(value := row.get(name), str)}
+    said = model_facts(row).with_facts(id=_answer_id(row), **facts)
+    return Rollout(
+        place,
+        FORMAT.name,
+        messages,
+        tools,
+        kwargs or {},
+        turns=(turn,),
+        stated=replace(said, dummy_tokens=row.get("status") == "dummy"),
+    )
 
 
 def _conversation(row: Row) -> tuple[Message, ...]:
@@ -68,12 +77,6 @@ def _turn(row: Row, index: int | None) -> Turn:
         stop_string=stop_string(row),
         weight_versions=weight_versions(row),
     )
-
-
-def _stated(row: Row) -> Stated:
-    facts = {name: value for name in _FACTS if isinstance(value := row.get(name), str)}
-    said = model_facts(row).with_facts(id=_answer_id(row), **facts)
-    return replace(said, dummy_tokens=row.get("status") == "dummy")
 
 
 def _answer_id(row: Row) -> str | None:

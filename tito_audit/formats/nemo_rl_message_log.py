@@ -115,16 +115,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     if new.padding != Padding():
         raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
     log = _unwrapped(row["message_log"])
-    written = with_list(log, _updated_log(log, old, new))
-    if written is log:
-        return row
-    outer = row["message_log"]
-    counts = row_counts(old, new)
-    return with_counts(with_values(row, {"message_log": written if outer is log else [written]}), counts)
-
-
-def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: TrainingRow) -> list[Any]:
-    """The messages with their slices of the repaired training row."""
+    # The messages with their slices of the repaired training row.
     lengths = [len(entry["token_ids"]) if is_given(entry.get("token_ids")) else 0 for entry in log]
     generated = [_is_generated(entry) for entry in log]
     ends = [0, *np.cumsum(lengths).tolist()]
@@ -142,7 +133,12 @@ def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: Traini
             part = None if column is None else column[start:end]
             values[name] = _slice(entry, name, part, fills.get(name), number)
         entries[number] = with_values(entry, {name: value for name, value in values.items() if name in entry})
-    return entries
+    written = with_list(log, entries)
+    if written is log:
+        return row
+    outer = row["message_log"]
+    counts = row_counts(old, new)
+    return with_counts(with_values(row, {"message_log": written if outer is log else [written]}), counts)
 
 
 def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:

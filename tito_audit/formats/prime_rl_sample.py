@@ -57,7 +57,23 @@ def _read(row: Row, place: Place) -> Rollout:
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
         stated = stated.with_facts(env_name=row["env_name"])
-    trained = _training_row(row)
+    # The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's.
+    flat = _is_flat(row)
+    joined = row if flat else _joined(row)
+    ids = ids_or_none(joined["token_ids"], "token_ids" if flat else "completion_ids")
+    if ids is None:
+        trained = None
+    else:
+        start = None if flat else len(row["prompt_ids"])
+        parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
+        trained = training_row(
+            ids,
+            mask=_list(row, "mask") if flat else ("mask", joined["mask"]),
+            logprobs=_list(row, parts[-1]),
+            other=_others(row, parts, (len(ids), len(ids) - (start or 0))),
+            prompt_length=start,
+            sentinel=_SENTINEL,
+        )
     if trained is None:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
@@ -77,25 +93,6 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
         values[prompt] = as_logged(flat[name][:start], row[prompt])
         values[completion] = as_logged(flat[name][start:], row[completion])
     return with_values(row, values)
-
-
-def _training_row(row: Row) -> TrainingRow | None:
-    """The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's."""
-    flat = _is_flat(row)
-    joined = row if flat else _joined(row)
-    ids = ids_or_none(joined["token_ids"], "token_ids" if flat else "completion_ids")
-    if ids is None:
-        return None
-    start = None if flat else len(row["prompt_ids"])
-    parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
-    return training_row(
-        ids,
-        mask=_list(row, "mask") if flat else ("mask", joined["mask"]),
-        logprobs=_list(row, parts[-1]),
-        other=_others(row, parts, (len(ids), len(ids) - (start or 0))),
-        prompt_length=start,
-        sentinel=_SENTINEL,
-    )
 
 
 def _joined(row: Row) -> dict[str, Any]:

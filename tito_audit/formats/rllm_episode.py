@@ -125,7 +125,14 @@ def _turn(
     """The call of a step; if `messages` is None, its messages are left out and its text stays."""
     answer = conversation[-1] if conversation and conversation[-1].role == "assistant" else None
     sent = conversation if answer is None else conversation[:-1]
-    in_place = answer is not None and messages is not None and _starts_with(messages, conversation)
+    in_place = (
+        answer is not None
+        and messages is not None
+        and (
+            len(conversation) <= len(messages)
+            and all(a is b or a.wire == b.wire for a, b in zip(messages, conversation, strict=False))
+        )
+    )
     whole = answer is not None and not answer.tool_calls and answer.reasoning is None
     try:
         scored = step.get("logprobs")
@@ -197,12 +204,6 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
             for place, one in ((path, step), ((*path, "model_output"), output))
             if _ROUTING in one
         ),
-    )
-
-
-def _starts_with(messages: Sequence[Message], conversation: Sequence[Message]) -> bool:
-    return len(conversation) <= len(messages) and all(
-        a is b or a.wire == b.wire for a, b in zip(messages, conversation, strict=False)
     )
 
 

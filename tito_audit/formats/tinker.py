@@ -76,11 +76,7 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
         sentinel=_NOT_SAMPLED,
         shifts=True,
     )
-    return _shifted(row)
-
-
-def _shifted(row: TrainingRow) -> TrainingRow:
-    """The row with every column marked as shifted (one entry per target) or as fitting nothing."""
+    # The row with every column marked as shifted (one entry per target) or as fitting nothing.
     targets = len(row.token_ids) - 1
     columns = tuple(
         replace(column, alignment=Alignment.SHIFTED if len(column.values) == targets else None)

@@ -23,7 +23,7 @@ from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.build import training_row
-from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
@@ -67,7 +67,12 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     steps = _steps(row)
-    messages = _messages(row, steps)
+    # The conversation of the last step; the row's own copy of it if there are no steps.
+    last = steps[-1] if steps else None
+    if last is not None and last.prompt and last.answer is not None:
+        messages = (*last.prompt, last.answer)
+    else:
+        messages = chat_messages(row.get("prompt"), "prompt") + chat_messages(row.get("completion"), "completion")
     tools = chat_tools(row.get("tool_defs", row.get("oai_tools")), "tool_defs")
     stated = replace(model_facts({**row, "steps": [s.wire for s in steps]}), group=as_group(row["example_id"]))
     if not any(_has_ids(step) for step in steps):
@@ -117,14 +122,6 @@ def _step(step: object, where: str) -> _Step:
     )
 
 
-def _messages(row: Row, steps: Sequence[_Step]) -> tuple[Message, ...]:
-    """The conversation of the last step; the row's own copy of it if there are no steps."""
-    last = steps[-1] if steps else None
-    if last is not None and last.prompt and last.answer is not None:
-        return (*last.prompt, last.answer)
-    return chat_messages(row.get("prompt"), "prompt") + chat_messages(row.get("completion"), "completion")
-
-
 def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
     index = len(step.prompt)
     in_place = step.answer is not None and index < len(messages) and not step.cut
@@ -152,7 +149,13 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
             ("prompt_ids", step.tokens.get("prompt_ids")),
             ("completion_ids", () if said is None else said),
             lambda: ("completion_logprobs", logprobs) if is_given(logprobs) else None,
-            _other_columns(step),
+            (
+                {
+                    name: (value, policy_of(name))
+                    for name, value in step.tokens.items()
+                    if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_numbers(value)
+                }
+            ),
         )
         mask = _mask_column(step, 0 if call.completion_ids is None else len(call.completion_ids))
     except RecordError as error:
@@ -164,15 +167,6 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         completion_logprobs=call.completion_logprobs,
         columns=(*call.columns, *(() if mask is None else (mask,))),
     )
-
-
-def _other_columns(step: _Step) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list of numbers in the step's tokens."""
-    return {
-        name: (value, policy_of(name))
-        for name, value in step.tokens.items()
-        if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_numbers(value)
-    }
 
 
 def _mask_column(step: _Step, size: int) -> Column | None:

@@ -37,7 +37,7 @@ from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, keys, way
 
@@ -60,7 +60,9 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     episode = episode_of(row)
     if episode is row and "traces" not in row and "nodes" not in row:
-        return (_uploaded(row, place),)
+        # The rollout of an uploaded sample whose episode was too large to be included: only messages.
+        messages = chat_messages(parsed(row, "completion"), "completion")
+        return (Rollout(place, FORMAT.name, messages, stated=Stated().without_ids()),)
     shared = Stated(group=as_group(object_at(episode, "group").get("id")))
     versions = _versions(object_at(episode, "run", "work", "policy"))
     trees = trees_of(episode)
@@ -81,7 +83,29 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
         # The run used a server that returns only text.
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     turns = _turns(tree, messages, calls, versions)
-    trained = with_finishes(_row_if_masks_differ(tree), {}, turns)
+    # The training row of a single branch whose masks differ from what was sampled; else None.
+    nodes = [tree.nodes[number] for number in tree.members]
+    given = [node for node in nodes if not node.sampled and node.mask.any()]
+    if not given and all(node.trained.all() for node in nodes):
+        row_if_masks_differ = None
+    elif not tree.linear:
+        if given:
+            raise RecordError(
+                f"{given[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
+            )
+        row_if_masks_differ = None
+    else:
+        held = [
+            as_floats(node.wire["logprobs"], f"{node.where}.logprobs")
+            for node in nodes
+            if node.wire.get("logprobs") is not None
+        ]
+        row_if_masks_differ = training_row(
+            np.concatenate([empty_ids(), *(node.ids for node in nodes)]),
+            mask=("mask", np.concatenate([np.zeros(0, np.bool_), *(node.mask for node in nodes)])),
+            logprobs=("logprobs", np.concatenate(held)) if any(map(len, held)) else None,
+        )
+    trained = with_finishes(row_if_masks_differ, {}, turns)
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated)
 
 
@@ -168,33 +192,6 @@ def _spread(values: Logprobs, node: Node) -> Logprobs:
     return out
 
 
-def _row_if_masks_differ(tree: Tree) -> TrainingRow | None:
-    """The training row of a single branch whose masks differ from what was sampled; else None.
-
-    Normally the mask matches the completions, and a row would only repeat them.
-    """
-    nodes = [tree.nodes[number] for number in tree.members]
-    given = [node for node in nodes if not node.sampled and node.mask.any()]
-    if not given and all(node.trained.all() for node in nodes):
-        return None
-    if not tree.linear:
-        if given:
-            raise RecordError(
-                f"{given[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
-            )
-        return None
-    held = [
-        as_floats(node.wire["logprobs"], f"{node.where}.logprobs")
-        for node in nodes
-        if node.wire.get("logprobs") is not None
-    ]
-    return training_row(
-        np.concatenate([empty_ids(), *(node.ids for node in nodes)]),
-        mask=("mask", np.concatenate([np.zeros(0, np.bool_), *(node.mask for node in nodes)])),
-        logprobs=("logprobs", np.concatenate(held)) if any(map(len, held)) else None,
-    )
-
-
 def _calls_by_node(tree: Tree) -> dict[int, Mapping[str, Any]]:
     """The call that wrote each node: the last one that names it and did not fail."""
     calls = tree.trace.get("calls")
@@ -226,12 +223,6 @@ def _versions(policy: Mapping[str, Any]) -> tuple[str, ...]:
     """The weight versions at the start and end of a call; one if they are equal."""
     ends = [policy.get(name) for name in ("start", "end")]
     return tuple(dict.fromkeys(str(end) for end in ends if type(end) is int))
-
-
-def _uploaded(row: Row, place: Place) -> Rollout:
-    """The rollout of an uploaded sample whose episode was too large to be included: only messages."""
-    messages = chat_messages(parsed(row, "completion"), "completion")
-    return Rollout(place, FORMAT.name, messages, stated=Stated().without_ids())
 
 
 def _is_graph(nodes: object) -> bool:

@@ -121,7 +121,19 @@ def read_baseline(path: Path) -> list[Entry]:
     except UnicodeDecodeError as error:
         raise _not_a_baseline(path, f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise _not_a_baseline(path, _about_json(text, error)) from None
+        if not text.strip():
+            about_json = "it is empty"
+        else:
+            marked = re.search(r"^(?:<{7}|[|]{7}|={7}|>{7})(?: |$)", text, re.MULTILINE)
+            if marked:
+                line = text[: marked.start()].count("\n") + 1
+                about_json = (
+                    f"line {line} is an unresolved merge conflict. Keep the lines of both sides and remove the "
+                    "markers (merge=union in .gitattributes leaves none)"
+                )
+            else:
+                about_json = f"it is not JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+        raise _not_a_baseline(path, about_json) from None
     except RecursionError:
         raise _not_a_baseline(path, "it is nested too deeply") from None
     if not isinstance(value, dict) or value.get("what") != _WHAT or not isinstance(value.get("findings"), list):
@@ -134,7 +146,14 @@ def read_baseline(path: Path) -> list[Entry]:
             f"--baseline {path}: it has version {version}, but this tito-audit knows versions up to {VERSION}.\n"
             "Update tito-audit, or write the file again with this one: delete it and pass --update-baseline."
         )
-    return _merged(_entry(path, number, one) for number, one in enumerate(value["findings"], 1))
+    # The entries without duplicates: what two branches accepted is there twice after a merge.
+    entries = (_entry(path, number, one) for number, one in enumerate(value["findings"], 1))
+    by_key: dict[Key, Entry] = {}
+    for entry in entries:
+        held = by_key.setdefault(entry.key, entry)
+        if held.times < entry.times:
+            by_key[entry.key] = entry
+    return list(by_key.values())
 
 
 def _parsed(text: str) -> Any:
@@ -180,19 +199,6 @@ def _line(entry: Entry) -> str:
     return escaped_json(json.dumps(fields, ensure_ascii=False))
 
 
-def _merged(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries without duplicates: what two branches accepted is there twice after a merge.
-
-    Of two, the larger count wins, as no one accepted more.
-    """
-    by_key: dict[Key, Entry] = {}
-    for entry in entries:
-        held = by_key.setdefault(entry.key, entry)
-        if held.times < entry.times:
-            by_key[entry.key] = entry
-    return list(by_key.values())
-
-
 def _entry(path: Path, number: int, value: Any) -> Entry:
     if not isinstance(value, dict):
         raise _not_a_baseline(path, f"finding {number} in it is {_shown(value)}")
@@ -220,19 +226,6 @@ def _not_a_baseline(path: Path, because: str) -> SetupError:
         "If it was damaged by hand or in a merge, restore it from version control; if there is none, "
         "--update-baseline writes a new one."
     )
-
-
-def _about_json(text: str, error: json.JSONDecodeError) -> str:
-    if not text.strip():
-        return "it is empty"
-    marked = re.search(r"^(?:<{7}|[|]{7}|={7}|>{7})(?: |$)", text, re.MULTILINE)
-    if marked:
-        line = text[: marked.start()].count("\n") + 1
-        return (
-            f"line {line} is an unresolved merge conflict. Keep the lines of both sides and remove the markers "
-            "(merge=union in .gitattributes leaves none)"
-        )
-    return f"it is not JSON at line {error.lineno}, column {error.colno} ({error.msg})"
 
 
 def _shown(value: Any) -> str:

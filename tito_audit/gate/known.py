@@ -116,7 +116,15 @@ class Known:
         for (fingerprint, severity), files in self._left.items():
             for file, times in files.items():
                 entry = replace(self._entries[fingerprint, severity, file], times=times)
-                (gone if self._seen(entry) and asked(file, entry.code) else kept).append(entry)
+                # Whether the place of an entry was checked.
+                if entry.file not in self._ends or entry.code in self._unchecked[entry.file]:
+                    seen = False
+                else:
+                    last, readable = self._ends[entry.file]
+                    seen = entry.key not in self._unseen and (
+                        readable or entry.row < last or entry.code == _UNREADABLE
+                    )
+                (gone if seen and asked(file, entry.code) else kept).append(entry)
         return gone, kept
 
     def _home(self, left: dict[str, int], file: str) -> str | None:
@@ -125,14 +133,6 @@ class Known:
         renamed = (home for home in left if home not in self._scanned and self._gone(home))
         moved = (home for home in left if home in self._scanned)
         return next(renamed, None) or next(moved, None)
-
-    def _seen(self, entry: Entry) -> bool:
-        """Whether the place of an entry was checked."""
-        if entry.file not in self._ends or entry.code in self._unchecked[entry.file]:
-            return False
-        last, readable = self._ends[entry.file]
-        # A damaged file ends with a row that cannot be read; what came after it is unknown.
-        return entry.key not in self._unseen and (readable or entry.row < last or entry.code == _UNREADABLE)
 
 
 def _exists(file: str, folder: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from tito_audit.errors import SetupError
@@ -33,7 +33,15 @@ def gate_rollouts(
     gate = gate or GateSettings()
     names = names_of(logs)
     if gate.baseline is not None:
-        names = _beside(names, Path(gate.baseline))
+        # The logs without the baseline, which may be in one of their folders; SetupError if a log names it.
+        baseline = Path(gate.baseline)
+        place = os.path.realpath(baseline)
+        for log in names:
+            if not isinstance(log, RowsInMemory) and os.path.realpath(log) == place:
+                raise SetupError(f"--baseline {baseline}: this is one of the logs. Name another file.")
+        files = find_logs(names)
+        others: list[Name] = [file for file in files if os.path.realpath(file) != place]
+        names = list(names) if len(others) == len(files) else others
     return GatedScan(scan_rollouts(names, settings, progress, observe=observe, resume=resume), gate)
 
 
@@ -75,14 +83,3 @@ class GatedScan(Shown):
     def fails(self, finding: Finding) -> bool:
         """Whether a finding fails by itself: severe enough, not known, under no rate limit, not being accepted."""
         return self._criteria.fails(finding) and not (finding.known or self.gate.update_baseline)
-
-
-def _beside(logs: Sequence[Name], baseline: Path) -> list[Name]:
-    """The logs without the baseline, which may be in one of their folders; SetupError if a log names it."""
-    place = os.path.realpath(baseline)
-    for log in logs:
-        if not isinstance(log, RowsInMemory) and os.path.realpath(log) == place:
-            raise SetupError(f"--baseline {baseline}: this is one of the logs. Name another file.")
-    files = find_logs(logs)
-    others: list[Name] = [file for file in files if os.path.realpath(file) != place]
-    return list(logs) if len(others) == len(files) else others

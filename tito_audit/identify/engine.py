@@ -74,7 +74,13 @@ def identify(
     rows = tested(rollouts[: 4 * _TESTED])[:_TESTED]
     if not rows:
         return Identified(lack=Lack.NO_IDS)
-    fits = _fits(rows, [offered.tokenizer for offered in candidates])
+    # Whether each tokenizer can have written the ids; clear misfits are not loaded.
+    tokenizers = [offered.tokenizer for offered in candidates]
+    whys = not_read(rows, tokenizers)
+    fits = [
+        _fit(rows, tokenizer) if why is None else TokenizerFit(tokenizer.name, False, why)
+        for tokenizer, why in zip(tokenizers, whys, strict=True)
+    ]
     fitting = [offered for offered, fit in zip(candidates, fits, strict=True) if fit.fits]
     known = Identified(tokenizers=tuple(fits))
     if not fitting:
@@ -127,15 +133,6 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     if best is None or best.way == start or _unsure(explanations[::-1], searched, rest):
         return None
     return explanation_of(best.way, writer, GIVEN_TEMPLATE, rest)
-
-
-def _fits(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[TokenizerFit]:
-    """Whether each tokenizer can have written the ids; clear misfits are not loaded."""
-    whys = not_read(rows, tokenizers)
-    return [
-        _fit(rows, tokenizer) if why is None else TokenizerFit(tokenizer.name, False, why)
-        for tokenizer, why in zip(tokenizers, whys, strict=True)
-    ]
 
 
 def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:

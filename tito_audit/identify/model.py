@@ -129,7 +129,15 @@ class Explanation:
         """The date as `--clock` reads it; None for the current one."""
         if self.dates_vary:
             return RECORDED
-        return _moment(self.clock) if self.clock is not None else None
+        return (
+            (
+                self.clock.date().isoformat()
+                if self.clock == datetime(*self.clock.timetuple()[:3])
+                else self.clock.isoformat(timespec="seconds")
+            )
+            if self.clock is not None
+            else None
+        )
 
     def flags(self) -> tuple[str, ...]:
         """The flags for `scan` and `repair`, as words of a command, not quoted."""
@@ -190,15 +198,6 @@ def _as_flag(value: object) -> str:
     if isinstance(value, str) and json_or_text(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def _moment(clock: datetime) -> str:
-    """A time as `--clock` reads it; the date alone at midnight."""
-    return (
-        clock.date().isoformat()
-        if clock == datetime(*clock.timetuple()[:3])
-        else clock.isoformat(timespec="seconds")
-    )
 
 
 @dataclass(frozen=True, slots=True)

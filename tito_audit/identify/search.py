@@ -68,7 +68,24 @@ class Search:
                     exact += weight
                     near += weight
                 else:
-                    near += weight * self._nearness(way, observation)
+                    # How much of the recorded text is rendered, at its start, its end and line by line; below 1.
+                    text = self._writer.text(way, observation)
+                    recorded = self._writer.recorded(observation)
+                    at = recorded.find(observation.answer) if observation.answer else -1
+                    recorded = recorded[:at] if at > 0 else recorded
+                    if not text or not recorded:
+                        nearness = -1.0 if text is None else 0.0
+                    else:
+                        start = common_start(text, recorded)
+                        end = min(common_start(text[::-1], recorded[::-1]), min(len(text), len(recorded)) - start)
+                        lines = self._lines.setdefault(id(observation), Counter(recorded.split("\n")))
+                        shared = sum(
+                            len(line) * number + number
+                            for line, number in (Counter(text.split("\n")) & lines).items()
+                        )
+                        longest = max(len(text), len(recorded))
+                        nearness = 0.5 * (start + end) / longest + 0.49 * shared / (longest + 1)
+                    near += weight * nearness
             self._scores[key] = Score(exact, round(near, 6), -way.cost)
         return self._scores[key]
 
@@ -206,21 +223,6 @@ class Search:
                     yield replace(way, prefill=rest)
 
     # How close a text is
-
-    def _nearness(self, way: Way, observation: Observation) -> float:
-        """How much of the recorded text is rendered, at its start, its end and line by line; below 1."""
-        text = self._writer.text(way, observation)
-        recorded = self._writer.recorded(observation)
-        at = recorded.find(observation.answer) if observation.answer else -1
-        recorded = recorded[:at] if at > 0 else recorded
-        if not text or not recorded:
-            return -1.0 if text is None else 0.0
-        start = common_start(text, recorded)
-        end = min(common_start(text[::-1], recorded[::-1]), min(len(text), len(recorded)) - start)
-        lines = self._lines.setdefault(id(observation), Counter(recorded.split("\n")))
-        shared = sum(len(line) * number + number for line, number in (Counter(text.split("\n")) & lines).items())
-        longest = max(len(text), len(recorded))
-        return 0.5 * (start + end) / longest + 0.49 * shared / (longest + 1)
 
 
 def _lighter(way: Way) -> Iterator[Way]:

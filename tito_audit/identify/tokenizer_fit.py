@@ -81,7 +81,34 @@ def tested(rollouts: Sequence[Rollout]) -> Tested:
 
 def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
     """Why the tokenizer cannot have written these ids; None if it can."""
-    return _why_not(rows, _look(rows, reference.tokenizer), reference)
+    # Why the tokenizer cannot have written these ids; None if it can.
+    seen = _look(rows, reference.tokenizer)
+    words = _counted(seen)
+    enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
+    if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
+        words = words[-1:] if _reads(seen) else words  # texts that are found do not count against it
+        return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
+    same = None if _reads(seen) else _too_few(rows, seen, reference)
+    if same is None:
+        # The reason if the rows spell a token of the template in pieces and never hold it as one token; else None.
+        vocabulary, renderer = reference.vocabulary, reference.renderer
+        if renderer is None:
+            return None
+        source = "".join(template.source for template in renderer.templates.values())
+        recorded = {token_id for _, all_ids in rows for ids in all_ids for token_id in ids.tolist()}
+        if not recorded & vocabulary.special_ids:
+            return None  # the rows hold no control tokens at all
+        for token in sorted(vocabulary.added_ids - recorded):
+            piece = vocabulary.piece(token)
+            if len(piece) > 1 and piece in source:
+                counts = [text.count(piece) for text in seen.decoded]
+                if sum(counts) >= _IN_PIECES and sum(map(bool, counts)) > 1:
+                    return (
+                        f"'{piece}', which the chat template writes and the tokenizer has as one token, occurs "
+                        f"{sum(counts):,} times in {many(sum(map(bool, counts)), 'row')}, each time in pieces"
+                    )
+        return None
+    return listed([*words, f"encoding that text again gives {percent(same)} of the ids back"])
 
 
 def not_read(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
@@ -106,19 +133,6 @@ def unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
 def share_back(rows: Tested, reference: Reference) -> float:
     """The share of the unsampled ids that re-encoding their text reproduces."""
     return _come_back([ids for rollout, _ in rows for ids in _given(rollout)], reference)
-
-
-def _why_not(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
-    """Why the tokenizer cannot have written these ids; None if it can."""
-    words = _counted(seen)
-    enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
-    if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
-        words = words[-1:] if _reads(seen) else words  # texts that are found do not count against it
-        return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
-    same = None if _reads(seen) else _too_few(tested, seen, reference)
-    if same is None:
-        return _in_pieces(tested, seen, reference)
-    return listed([*words, f"encoding that text again gives {percent(same)} of the ids back"])
 
 
 def _counted(seen: _Seen) -> list[str]:
@@ -161,7 +175,9 @@ def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
         plain = _plain(text)
         for logged in _texts(rollout):
             seen.texts += 1
-            seen.found += _held(logged, plain)
+            # Whether the beginning or the middle of a text is found.
+            start = max((len(logged) - _LOOKED) // 2, 0)
+            seen.found += logged[:_LOOKED] in plain or logged[start : start + _LOOKED] in plain
     return seen
 
 
@@ -204,12 +220,6 @@ def _texts(rollout: Rollout) -> list[str]:
     return [plain for text in texts[:_TEXTS] if len(plain := _plain(text)) >= _TEXT]
 
 
-def _held(text: str, decoded: str) -> bool:
-    """Whether the beginning or the middle of a text is found."""
-    start = max((len(text) - _LOOKED) // 2, 0)
-    return text[:_LOOKED] in decoded or text[start : start + _LOOKED] in decoded
-
-
 def _plain(text: str) -> str:
     """The text normalized for comparison: NFC, each run of white space as one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
@@ -237,24 +247,3 @@ def _opened(seen: _Seen, reference: Reference) -> bool:
     except RenderError:
         return False
     return len(opener) > _TEXT and any(opener in text for text in seen.decoded)
-
-
-def _in_pieces(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
-    """The reason if the rows spell a token of the template in pieces and never hold it as one token; else None."""
-    vocabulary, renderer = reference.vocabulary, reference.renderer
-    if renderer is None:
-        return None
-    source = "".join(template.source for template in renderer.templates.values())
-    recorded = {token_id for _, all_ids in tested for ids in all_ids for token_id in ids.tolist()}
-    if not recorded & vocabulary.special_ids:
-        return None  # the rows hold no control tokens at all
-    for token in sorted(vocabulary.added_ids - recorded):
-        piece = vocabulary.piece(token)
-        if len(piece) > 1 and piece in source:
-            counts = [text.count(piece) for text in seen.decoded]
-            if sum(counts) >= _IN_PIECES and sum(map(bool, counts)) > 1:
-                return (
-                    f"'{piece}', which the chat template writes and the tokenizer has as one token, occurs "
-                    f"{sum(counts):,} times in {many(sum(map(bool, counts)), 'row')}, each time in pieces"
-                )
-    return None

@@ -46,7 +46,14 @@ def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
             yield value
     yielded = set()
     for before, after in _around(first, pieces[1]):
-        value_found = _found(before, after, recorded)
+        # The text between the first `before` and the next `after`; None if they are not found.
+        if not before and not after:
+            value_found = None
+        else:
+            at = recorded.find(before)
+            start = at + len(before)
+            end = recorded.find(after, start) if after else len(recorded)
+            value_found = recorded[start:end] if at >= 0 and end >= 0 else None
         if value_found is not None and len(value_found) <= longest and value_found not in yielded:
             yielded.add(value_found)
             yield value_found
@@ -58,16 +65,6 @@ def _around(before: str, after: str) -> Iterator[tuple[str, str]]:
         yield before[-size:], after[:size]
     yield before[before.rfind("\n") + 1 :], after[: after.find("\n") + 1] or after[:24]
     yield before[-24:], after[:1]
-
-
-def _found(before: str, after: str, recorded: str) -> str | None:
-    """The text between the first `before` and the next `after`; None if they are not found."""
-    if not before and not after:
-        return None
-    at = recorded.find(before)
-    start = at + len(before)
-    end = recorded.find(after, start) if after else len(recorded)
-    return recorded[start:end] if at >= 0 and end >= 0 else None
 
 
 def date_in(text: str, recorded: str, formats: Sequence[str]) -> datetime | None:
@@ -375,7 +372,17 @@ class Writer:
             clock=Clock(way.clock) if way.clock is not None else None,
             without_tools=way.without_tools,
         )
-        messages = _sent(way, observation.messages)
+        # The messages as the template gets them in this way.
+        sent = list(observation.messages)
+        has_system = bool(sent) and sent[0].role in _SYSTEM_ROLES
+        if way.system is not None:
+            role = sent[0].role if has_system else "system"
+            sent = [as_message({"role": role, "content": way.system}, "system prompt"), *sent[has_system:]]
+        elif way.drops_system and has_system:
+            sent = sent[1:]
+        if way.reasoning != "as logged":
+            sent = [_with_reasoning(message, way.reasoning) for message in sent]
+        messages = sent
         if not messages:
             return None
         return renderer.render(
@@ -395,20 +402,6 @@ def _opening(text: str, observation: Observation) -> str:
 
 def _same(ids: Ids, recorded: Ids) -> bool:
     return len(ids) == len(recorded) and bool((ids == recorded).all())
-
-
-def _sent(way: Way, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages as the template gets them in this way."""
-    sent = list(messages)
-    has_system = bool(sent) and sent[0].role in _SYSTEM_ROLES
-    if way.system is not None:
-        role = sent[0].role if has_system else "system"
-        sent = [as_message({"role": role, "content": way.system}, "system prompt"), *sent[has_system:]]
-    elif way.drops_system and has_system:
-        sent = sent[1:]
-    if way.reasoning != "as logged":
-        sent = [_with_reasoning(message, way.reasoning) for message in sent]
-    return sent
 
 
 def has_reasoning(message: Message) -> bool:

@@ -145,7 +145,25 @@ class _Compared:
             return first, "by their names all are a trainer's or another model's", False
         rivals = [c for c in ranked if author_of(c.name) is author and self.difference(c, first) != 0]
         if rivals:
-            return self._by_values(first, [first, *(c for c in rivals if c is not first)], author)
+            # The choice among columns with equivalent names.
+            alike = [first, *(c for c in rivals if c is not first)]
+            inside = [column for column in alike if self.everywhere(column) is False]
+            if len(inside) == 1 and all(self.everywhere(column) for column in alike if column is not inside[0]):
+                return inside[0], "only it has no values at untrained tokens, which a sampler does not score", True
+            names = (
+                "the names say that each is the sampler's"
+                if author is Author.SAMPLER
+                else "the names do not say whose they are"
+            )
+            far = self._farthest(alike)
+            if far is not None:
+                near = next(column for column in alike if column is not far)
+                return (
+                    near,
+                    f"{names}; {far.path} is the farthest from the others, as a reference model's is",
+                    False,
+                )
+            return first, f"{names}, and the values do not decide it", False
         if (why := self._contradiction(first)) is not None:
             return first, why, False
         if author is Author.SAMPLER:
@@ -167,22 +185,6 @@ class _Compared:
         known = LOGPROBS.index(column.name) if column.name in LOGPROBS else len(LOGPROBS)
         takes = self.roles[column.path].role is Role.LOGPROBS
         return (_RANK[author_of(column.name)], not takes, known, len(column.keys))
-
-    def _by_values(self, first: Column, alike: Sequence[Column], author: Author) -> tuple[Column, str, bool]:
-        """The choice among columns with equivalent names."""
-        inside = [column for column in alike if self.everywhere(column) is False]
-        if len(inside) == 1 and all(self.everywhere(column) for column in alike if column is not inside[0]):
-            return inside[0], "only it has no values at untrained tokens, which a sampler does not score", True
-        names = (
-            "the names say that each is the sampler's"
-            if author is Author.SAMPLER
-            else "the names do not say whose they are"
-        )
-        far = self._farthest(alike)
-        if far is not None:
-            near = next(column for column in alike if column is not far)
-            return near, f"{names}; {far.path} is the farthest from the others, as a reference model's is", False
-        return first, f"{names}, and the values do not decide it", False
 
     def _farthest(self, alike: Sequence[Column]) -> Column | None:
         """The one of three or more that is far from all others, which are close to each other."""

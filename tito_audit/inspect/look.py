@@ -197,7 +197,28 @@ def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
             or relation.of < 2
             or any(result.roles[path].role is not Role.LIST for path in relation.paths)
         ]
-        _look_at_masks(result, columns, items)
+        # Fill in how masks are encoded, and what logprobs are at untrained tokens.
+        by_role = {
+            role: [c.path for c in columns if result.roles[c.path].role is role and c.path in result.facts]
+            for role in Role
+        }
+        ids = next(iter(by_role[Role.IDS]), None)
+        for mask in by_role[Role.MASK]:
+            encodings: Counter[str] = Counter()
+            trained = tokens = 0
+            for item in items:
+                values = item.lists.get(mask)
+                if values is None:
+                    continue
+                encoding = _encoding(item, mask, ids)
+                encodings[str(encoding) if encoding is not None else "none"] += 1
+                tokens += len(values)
+                trained += int(trained_of(values, encoding).sum()) if encoding is not None else 0
+            result.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
+            for logprobs in by_role[Role.LOGPROBS]:
+                sentinel = _sentinel(items, logprobs, mask, ids)
+                if sentinel is not None:
+                    result.sentinels.append(sentinel)
 
 
 def _by_scope(result: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
@@ -205,31 +226,6 @@ def _by_scope(result: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
     for column in result.columns:
         by_scope.setdefault(column.scope, []).append(column)
     return list(by_scope.items())
-
-
-def _look_at_masks(result: Inspection, columns: Sequence[Column], items: Sequence[Item]) -> None:
-    """Fill in how masks are encoded, and what logprobs are at untrained tokens."""
-    by_role = {
-        role: [c.path for c in columns if result.roles[c.path].role is role and c.path in result.facts]
-        for role in Role
-    }
-    ids = next(iter(by_role[Role.IDS]), None)
-    for mask in by_role[Role.MASK]:
-        encodings: Counter[str] = Counter()
-        trained = tokens = 0
-        for item in items:
-            values = item.lists.get(mask)
-            if values is None:
-                continue
-            encoding = _encoding(item, mask, ids)
-            encodings[str(encoding) if encoding is not None else "none"] += 1
-            tokens += len(values)
-            trained += int(trained_of(values, encoding).sum()) if encoding is not None else 0
-        result.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
-        for logprobs in by_role[Role.LOGPROBS]:
-            sentinel = _sentinel(items, logprobs, mask, ids)
-            if sentinel is not None:
-                result.sentinels.append(sentinel)
 
 
 def _encoding(item: Item, mask: str, ids: str | None) -> MaskEncoding | None:

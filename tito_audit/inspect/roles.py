@@ -152,7 +152,31 @@ class _Scope(Parts):
         for path in compared:
             if roles[path].role is Role.IDS and roles[path].alignment != "full":
                 roles[path] = self._part_of(path, compared) or roles[path]
-        return self._settled(roles)
+        # The roles, corrected where names alone contradict: a prompt without completion, two whole sequences.
+        by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
+        wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
+        if len(wholes) == 1 and answers and not prompts and self.columns[wholes[0]].name == "input_ids":
+            # SGLang and the TI/TO provider call the prompt `input_ids`.
+            roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} continues it")
+        elif len(wholes) == 1 and answers and not prompts and not any(self.holds(wholes[0], a) for a in answers):
+            because = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
+            roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, because)
+        elif len(wholes) == 2 and not prompts and not answers and (scored := self._scored_alone(*wholes)):
+            prompt = next(path for path in wholes if path != scored)
+            roles[prompt] = RoleGuess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
+            roles[scored] = RoleGuess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
+        elif len(wholes) == 1 and not prompts and not answers and self._sampled_alone(wholes[0]):
+            because = f"{roles[wholes[0]].because}; every token has a logprob"
+            roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
+        elif len(prompts) == 1 and not answers and not wholes:
+            roles[prompts[0]] = RoleGuess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
+        elif len(prompts) == len(wholes) == 1 and not answers and not self.is_start(prompts[0], wholes[0]):
+            because = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
+            roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
+        return {
+            path: RoleGuess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
+            for path, guess in roles.items()
+        }
 
     def _part_of(self, path: str, others: Collection[str]) -> RoleGuess | None:
         """The role of a list that another one starts or ends with; None if none does."""
@@ -199,14 +223,17 @@ class _Scope(Parts):
         """Which of two disjoint lists of ids has logprobs; None if neither or both."""
         if self.holds(left, right) or self.holds(right, left):
             return None
-        scored = [path for path in (left, right) if self._has_logprobs(path)]
+        scored = [
+            path
+            for path in (left, right)
+            if (
+                any(
+                    self.facts[other].look is Look.LOGPROBS and not _OTHER_SCORES.search(self.columns[other].name)
+                    for other in self._as_long_as(path)
+                )
+            )
+        ]
         return scored[0] if len(scored) == 1 else None
-
-    def _has_logprobs(self, path: str) -> bool:
-        return any(
-            self.facts[other].look is Look.LOGPROBS and not _OTHER_SCORES.search(self.columns[other].name)
-            for other in self._as_long_as(path)
-        )
 
     def _sampled_alone(self, path: str) -> bool:
         """Whether a list holds only what was sampled: no mask, and no token without a logprob."""
@@ -238,33 +265,6 @@ class _Scope(Parts):
             if _PROMPT.search(key):
                 return RoleGuess(Role.PROMPT_IDS, f"{span}; by its name")
         return RoleGuess(Role.IDS, span)
-
-    def _settled(self, roles: Roles) -> Roles:
-        """The roles, corrected where names alone contradict: a prompt without completion, two whole sequences."""
-        by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
-        wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
-        if len(wholes) == 1 and answers and not prompts and self.columns[wholes[0]].name == "input_ids":
-            # SGLang and the TI/TO provider call the prompt `input_ids`.
-            roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} continues it")
-        elif len(wholes) == 1 and answers and not prompts and not any(self.holds(wholes[0], a) for a in answers):
-            because = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
-            roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, because)
-        elif len(wholes) == 2 and not prompts and not answers and (scored := self._scored_alone(*wholes)):
-            prompt = next(path for path in wholes if path != scored)
-            roles[prompt] = RoleGuess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
-            roles[scored] = RoleGuess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
-        elif len(wholes) == 1 and not prompts and not answers and self._sampled_alone(wholes[0]):
-            because = f"{roles[wholes[0]].because}; every token has a logprob"
-            roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
-        elif len(prompts) == 1 and not answers and not wholes:
-            roles[prompts[0]] = RoleGuess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
-        elif len(prompts) == len(wholes) == 1 and not answers and not self.is_start(prompts[0], wholes[0]):
-            because = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
-            roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
-        return {
-            path: RoleGuess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
-            for path, guess in roles.items()
-        }
 
     def guess(self, column: Column, tokens: _Tokens) -> RoleGuess:
         """The role of a number column without ids."""
@@ -358,7 +358,14 @@ def _without_numbers(column: Column) -> RoleGuess:
     if not +column.types:
         return RoleGuess(Role.NOTHING, "always null")
     if isinstance(sample, list | tuple) and len(sample) and isinstance(sample[0], Mapping):
-        return _list_of_objects(name, sample)
+        objects = [entry for entry in sample[:16] if isinstance(entry, Mapping)]
+        if all("role" in entry for entry in objects):
+            return RoleGuess(Role.MESSAGES, "objects with a role")
+        if all(_is_tool(entry) for entry in objects):
+            return RoleGuess(Role.TOOLS, "objects with a function")
+        if any({*PROMPT_IDS, *COMPLETION_IDS} & entry.keys() for entry in objects):
+            return RoleGuess(Role.CALLS, "objects with the ids of a call")
+        return RoleGuess(Role.LIST, "objects")
     if isinstance(sample, Mapping):
         return RoleGuess(Role.OBJECT)
     if column.lengths:
@@ -372,17 +379,6 @@ def _without_numbers(column: Column) -> RoleGuess:
             return RoleGuess(Role.FINISH_REASON)
         return RoleGuess(Role.TEXT)
     return RoleGuess(Role.SCALAR)
-
-
-def _list_of_objects(name: str, entries: Sequence[Any]) -> RoleGuess:
-    objects = [entry for entry in entries[:16] if isinstance(entry, Mapping)]
-    if all("role" in entry for entry in objects):
-        return RoleGuess(Role.MESSAGES, "objects with a role")
-    if all(_is_tool(entry) for entry in objects):
-        return RoleGuess(Role.TOOLS, "objects with a function")
-    if any({*PROMPT_IDS, *COMPLETION_IDS} & entry.keys() for entry in objects):
-        return RoleGuess(Role.CALLS, "objects with the ids of a call")
-    return RoleGuess(Role.LIST, "objects")
 
 
 def _is_tool(entry: Mapping[str, Any]) -> bool:

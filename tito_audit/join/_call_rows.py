@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
-from tito_audit.join._first_pass import BATCH_BYTES, BatchSaid, Mapped, ReadBatch, one_by_one
+from tito_audit.join._first_pass import BATCH_BYTES, Mapped, ReadBatch, one_by_one
 from tito_audit.join._reader import ReadCall
 from tito_audit.join.history import CallTraits, Conversations, HistoryIndex, JoinedBy
 from tito_audit.record.arrays import Ids
@@ -136,7 +136,30 @@ class CallRows:
                     self._starts += [len(self._index)] * (number + 1 - len(self._starts))
                     lines = 0
                 room = None if most is None else most - len(self._index)
-                self._add(self.readers[number], batch, lines, history, room)
+                # Keep what the rows of a batch say, as far as there is room; the batch's lines are numbered from
+                # `lines`.
+                reader = self.readers[number]
+                self.unnamed += batch.unnamed
+                self.others += batch.others
+                self.several += batch.several
+                for index, place, call in islice(zip(batch.index, batch.places, batch.calls, strict=True), room):
+                    row = len(self._index)
+                    self._index.append(index + lines)
+                    self._at.append(place if isinstance(place, int) else reader.keep(place))
+                    if call is None:
+                        self._form.append(0)
+                        continue
+                    form, key, name, trace = call
+                    if form not in self.forms:
+                        self.forms.append(form)
+                    self._form.append(self.forms.index(form))
+                    if key is not None:
+                        self._named.append(row)
+                        self._names.append(name)
+                        self.keys.append(key)
+                    elif trace is not None:
+                        self._traced.append(row)
+                        history.add_trace(trace)
                 lines += batch.lines
                 if room is not None and room < len(batch.index):
                     self.cut = True
@@ -150,33 +173,6 @@ class CallRows:
                     yield number, batch
             except StorageError as error:
                 self.failed[reader.path] = error
-
-    def _add(
-        self, reader: RandomAccess, batch: BatchSaid, lines: int, history: HistoryIndex, room: int | None
-    ) -> None:
-        """Keep what the rows of a batch say, as far as there is room; the batch's lines are numbered from
-        `lines`."""
-        self.unnamed += batch.unnamed
-        self.others += batch.others
-        self.several += batch.several
-        for index, place, call in islice(zip(batch.index, batch.places, batch.calls, strict=True), room):
-            row = len(self._index)
-            self._index.append(index + lines)
-            self._at.append(place if isinstance(place, int) else reader.keep(place))
-            if call is None:
-                self._form.append(0)
-                continue
-            form, key, name, trace = call
-            if form not in self.forms:
-                self.forms.append(form)
-            self._form.append(self.forms.index(form))
-            if key is not None:
-                self._named.append(row)
-                self._names.append(name)
-                self.keys.append(key)
-            elif trace is not None:
-                self._traced.append(row)
-                history.add_trace(trace)
 
     def _settled(self, history: HistoryIndex, decode: Decode | None) -> Rows:
         root = np.arange(len(self._index), dtype=np.uint32)

@@ -64,7 +64,17 @@ class Gathering:
         failed: StorageError | None = None
         try:
             for row, passed in self._wanted():
-                part.append(self._packed(row))
+                rows = self._rows
+                places = [rows.of_call(member) for member in rows.members(row)]
+                part.append(
+                    _Packed(
+                        rows.form(row),
+                        [
+                            (place.file, place.ticket, rows.readers[place.file].packed(place.ticket))
+                            for place in places
+                        ],
+                    )
+                )
                 left_out.append(passed - before)
                 gathered_rows += len(part[-1].rows)
                 if gathered_rows >= each:
@@ -107,14 +117,6 @@ class Gathering:
         if log.share is not None:
             chunk.left_out = left_out
         return chunk
-
-    def _packed(self, row: int) -> _Packed:
-        rows = self._rows
-        places = [rows.of_call(member) for member in rows.members(row)]
-        return _Packed(
-            rows.form(row),
-            [(place.file, place.ticket, rows.readers[place.file].packed(place.ticket)) for place in places],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +320,9 @@ class JoinedCalls:
         self._joined: dict[Path | None, CallRows] = {}
         """By file if each is joined by itself; None: all together."""
         self._edits: dict[int, CallEdits] = {}
-        self._reader = self._new_reader()
+        stated = self._settings.session
+        rows = [row for head in self.heads.values() for row in head]
+        self._reader = CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
         self._cut = 0
 
     def gathering(self, log: Log) -> Gathering | None:
@@ -347,26 +351,19 @@ class JoinedCalls:
         # A single row is given by its place in one file.
         alone = None if self._settings.row is None else path
         if alone not in self._joined:
-            self._joined[alone] = self._read(tuple(self.heads) if alone is None else (alone,))
+            paths = tuple(self.heads) if alone is None else (alone,)
+            settings = self._settings
+            arrays = number_columns(settings.columns)
+            logs = [open_log(path, max_row_bytes=settings.max_row_bytes, arrays=arrays) for path in paths]
+            most = None
+            if settings.limit is not None and settings.session is None:
+                most = settings.limit * _WINDOW[0] + _WINDOW[1]
+            heads = [row for path in paths for row in self.heads[path]]
+            rows = CallRows(logs, self._reader, self._decode, most, heads, self._mapped)
+            if rows.cut:
+                self._cut = len(rows)
+            self._joined[alone] = rows
         return self._joined[alone]
-
-    def _read(self, paths: Sequence[Path]) -> CallRows:
-        settings = self._settings
-        arrays = number_columns(settings.columns)
-        logs = [open_log(path, max_row_bytes=settings.max_row_bytes, arrays=arrays) for path in paths]
-        most = None
-        if settings.limit is not None and settings.session is None:
-            most = settings.limit * _WINDOW[0] + _WINDOW[1]
-        heads = [row for path in paths for row in self.heads[path]]
-        rows = CallRows(logs, self._reader, self._decode, most, heads, self._mapped)
-        if rows.cut:
-            self._cut = len(rows)
-        return rows
-
-    def _new_reader(self) -> CallReader:
-        stated = self._settings.session
-        rows = [row for head in self.heads.values() for row in head]
-        return CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
 
     def _head(self, log: Path, wanted: int) -> Sequence[Row] | None:
         """Some of the first rows of a log that are single calls; None if there are none."""

@@ -169,7 +169,13 @@ def _listed(columns: Mapping[str, Any]) -> str:
 def value_at(row: Mapping[str, Any], name: str) -> Any:
     """The value of a column, or of a path in nested objects (`info.id`)."""
     if name == "_ng_rollout_id":
-        return _capture_id(row)
+        # NeMo-Gym's name for the token capture of a rollout row (`maybe_rollout_id_from_run_body`).
+        named, task, rollout, attempt = (
+            id_text(row.get(name)) for name in ("_ng_rollout_id", _TASK, _ROLLOUT, _ATTEMPT)
+        )
+        if named is None and (task is None or rollout is None):
+            return None
+        return (named or f"{task}-{rollout}") + (f"-a{attempt}" if attempt not in (None, "0") else "")
     if name in row:
         return row[name]
     value: Any = row
@@ -178,16 +184,6 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
             return None
         value = value.get(part)
     return value
-
-
-def _capture_id(row: Mapping[str, Any]) -> str | None:
-    """NeMo-Gym's name for the token capture of a rollout row (`maybe_rollout_id_from_run_body`)."""
-    named, task, rollout, attempt = (
-        id_text(row.get(name)) for name in ("_ng_rollout_id", _TASK, _ROLLOUT, _ATTEMPT)
-    )
-    if named is None and (task is None or rollout is None):
-        return None
-    return (named or f"{task}-{rollout}") + (f"-a{attempt}" if attempt not in (None, "0") else "")
 
 
 def id_text(value: object) -> str | None:

@@ -124,11 +124,36 @@ class CallReader:
         if not _are_calls(rollouts) or len(rollouts) > 1:
             return RowSaid(name is not None, None, several=_are_calls(rollouts))
         (rollout,) = rollouts
-        context = _context(form, rollout)
+        # A number that differs for calls of another format or model, or with other tools or template arguments.
+        stated = rollout.stated
+        text = repr(
+            (form.name, stated.model, stated.attempt, rollout.tools, sorted(rollout.template_kwargs.items()))
+        )
+        context = digest(text)
         if name is not None:
             return RowSaid(True, SingleCall(form.name, digest(name), digest(f"{context} {name}")))
         key = name_of(value_at(row, self.found)) if self.found is not None else None
-        return RowSaid(False, SingleCall(form.name, traits=_traits(rollout, context, key)))
+        (turn,) = rollout.turns
+        request, answer = request_and_answer(rollout)
+        return RowSaid(
+            False,
+            SingleCall(
+                form.name,
+                traits=(
+                    CallTraits(
+                        context=context,
+                        prompt=turn.prompt_ids,
+                        completion=turn.completion_ids,
+                        ended=turn.finish_reason not in _CUT,
+                        request=request or None,
+                        answer=answer,
+                        prompt_text=turn.prompt_text,
+                        completion_text=turn.completion_text,
+                        key=None if key is None else digest(key).to_bytes(8, "little"),
+                    )
+                ),
+            ),
+        )
 
 
 def _reader_of(named: str | None, *others: Any) -> CallReader:
@@ -202,26 +227,3 @@ def keys_of(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator
             yield where
         elif isinstance(value, Mapping) and depth:
             yield from keys_of(value, f"{where}.", depth - 1)
-
-
-def _context(form: Format, call: Rollout) -> int:
-    """A number that differs for calls of another format or model, or with other tools or template arguments."""
-    stated = call.stated
-    text = repr((form.name, stated.model, stated.attempt, call.tools, sorted(call.template_kwargs.items())))
-    return digest(text)
-
-
-def _traits(rollout: Rollout, context: int, key: str | None) -> CallTraits:
-    (turn,) = rollout.turns
-    request, answer = request_and_answer(rollout)
-    return CallTraits(
-        context=context,
-        prompt=turn.prompt_ids,
-        completion=turn.completion_ids,
-        ended=turn.finish_reason not in _CUT,
-        request=request or None,
-        answer=answer,
-        prompt_text=turn.prompt_text,
-        completion_text=turn.completion_text,
-        key=None if key is None else digest(key).to_bytes(8, "little"),
-    )

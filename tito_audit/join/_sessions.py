@@ -128,21 +128,17 @@ def refuse_unknown(path: str, logs: Sequence[Path], max_row_bytes: int) -> None:
     if not seen:
         return
     keys = list(dict.fromkeys(key for row in seen for key in keys_of(row)))
-    close = _close(path, keys)
+    # Keys with a similar path, or whose own name is similar.
+    last = path.rpartition(".")[2]
+    ends = {key: key.rpartition(".")[2] for key in keys}
+    like = difflib.get_close_matches(last, list(dict.fromkeys(ends.values())), n=3)
+    own = [key for end in like for key in keys if ends[key] == end]
+    close = list(dict.fromkeys([*difflib.get_close_matches(path, keys, n=2), *own]))[:3]
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     where = str(logs[0]) if len(logs) == 1 else f"the {len(logs)} logs"
     listed = ", ".join(keys[:_LISTED]) + (", …" if len(keys) > _LISTED else "")
     has = f"\nText and whole numbers are in {listed}." if keys else ""
     raise SetupError(f"--session {path}: no row of {where} names a conversation there.{hint}{has}")
-
-
-def _close(path: str, keys: Sequence[str]) -> list[str]:
-    """Keys with a similar path, or whose own name is similar."""
-    last = path.rpartition(".")[2]
-    ends = {key: key.rpartition(".")[2] for key in keys}
-    like = difflib.get_close_matches(last, list(dict.fromkeys(ends.values())), n=3)
-    own = [key for end in like for key in keys if ends[key] == end]
-    return list(dict.fromkeys([*difflib.get_close_matches(path, keys, n=2), *own]))[:3]
 
 
 # What the first rows of a log show about its calls: keys that could name conversations, and what these yield

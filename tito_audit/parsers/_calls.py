@@ -117,7 +117,9 @@ class CallsRun:
         source.last = last
         try:
             while (call := next(calls)) is not None:
-                self._call(call)
+                self._blank, self._in_text = "", False
+                self._deltas.append(Delta(call=self._count, name=call.name, arguments=call.arguments))
+                self._count += 1
                 self._taken = source.at
         except StopIteration as ended:
             end = source.at
@@ -133,11 +135,6 @@ class CallsRun:
             self._blank = "" if self._in_text else text
         if self._in_text and text:
             self._deltas.append(Delta(text))
-
-    def _call(self, call: ParsedCall) -> None:
-        self._blank, self._in_text = "", False
-        self._deltas.append(Delta(call=self._count, name=call.name, arguments=call.arguments))
-        self._count += 1
 
 
 def with_tools(

@@ -86,7 +86,13 @@ class HarmonyRun:
         self._deltas: list[Delta] = []
         self._source: Source | None = None
         self._attempt: Reader[_Header | None] | None = None
-        self._begin_with(options.prompt_end)
+        # The generation prompt may have written the beginning of a header, or a whole one.
+        prompt = options.prompt_end
+        at = prompt.rfind(_START)
+        self._try(started=False)
+        if at >= 0 and prompt[at + len(_START) :].strip():
+            self._run(prompt[at + len(_START) :], last=False)
+            self._deltas.clear()
 
     def feed(self, text: str) -> Sequence[Delta]:
         """What the next piece of text adds."""
@@ -100,14 +106,6 @@ class HarmonyRun:
         self._run("", last=True)
         found, self._deltas = self._deltas, []
         return found
-
-    def _begin_with(self, prompt: str) -> None:
-        """The generation prompt may have written the beginning of a header, or a whole one."""
-        at = prompt.rfind(_START)
-        self._try(started=False)
-        if at >= 0 and prompt[at + len(_START) :].strip():
-            self._run(prompt[at + len(_START) :], last=False)
-            self._deltas.clear()
 
     def _try(self, *, started: bool) -> None:
         self._source = Source()
@@ -134,19 +132,16 @@ class HarmonyRun:
             if ended.value is None:
                 self._give(header)
             else:
-                self._open(ended.value, header)
+                # Begin the message of a header.
+                self._kind, name = self._kind_of(ended.value)
+                self._fresh = True
+                if self._kind is _Kind.CALL:
+                    self._deltas.append(Delta(call=self._calls, name=name))
+                    self._calls += 1
+                elif self._kind is _Kind.RAW:
+                    self._give(header)
             return rest or None
         return None
-
-    def _open(self, header: _Header, written: str) -> None:
-        """Begin the message of a header."""
-        self._kind, name = self._kind_of(header)
-        self._fresh = True
-        if self._kind is _Kind.CALL:
-            self._deltas.append(Delta(call=self._calls, name=name))
-            self._calls += 1
-        elif self._kind is _Kind.RAW:
-            self._give(written)
 
     def _kind_of(self, header: _Header) -> tuple[_Kind, str | None]:
         """What a message is, and the function that it calls."""

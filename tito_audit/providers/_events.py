@@ -24,20 +24,17 @@ class Events:
             line = bytes(self._rest[begin:end]).rstrip(b"\r")
             begin = end + 1
             if line:
-                self._add(line)
+                # One line of an event; comments and fields other than `data` are ignored.
+                name, _, value = line.partition(b":")
+                if name == b"data":
+                    self._data.append(value.removeprefix(b" "))
+                    self._size += len(value)
+                    self._bounded(self._size)
             elif self._data:
                 yield b"\n".join(self._data)
                 self._data, self._size = [], 0
         del self._rest[:begin]
         self._bounded(len(self._rest))
-
-    def _add(self, line: bytes) -> None:
-        """One line of an event; comments and fields other than `data` are ignored."""
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" "))
-            self._size += len(value)
-            self._bounded(self._size)
 
     def _bounded(self, size: int) -> None:
         """ValueError if an event is too long."""

@@ -10,7 +10,7 @@ from tito_audit.errors import ProviderError
 from tito_audit.provider import GenerationChunk, SamplingParams, ScoredTokens, TopLogprobs
 from tito_audit.providers._endings import Endings
 from tito_audit.providers._model import CausalModel
-from tito_audit.providers._sampling import Choosing, choose, choosing_of, refusal
+from tito_audit.providers._sampling import choose, choosing_of, refusal
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,15 @@ class Sampling:
         self._end_ids = {*self._eos, *sampling.stop_token_ids}
         self._cache: Any = None
         self._answers = self._begun(sampling)
-        _check_tokens(self._choosing, sampling, model.vocabulary_size)
+        # ProviderError if a parameter names a token that the model does not have.
+        choosing = self._choosing
+        size = model.vocabulary_size
+        named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
+        wrong = next((token for token in named if not 0 <= token < size), None)
+        if wrong is not None:
+            raise refusal(
+                f"a sampling parameter names id {wrong}, which is outside the model's vocabulary of {size}"
+            )
 
     @property
     def done(self) -> bool:
@@ -72,7 +80,22 @@ class Sampling:
 
         if sampling.n < 1:
             raise refusal(f"n is {sampling.n}; it has to be at least 1")
-        room = self._room(sampling.max_tokens)
+        # The most tokens that an answer may have.
+        wanted = sampling.max_tokens
+        if wanted is not None and wanted < 1:
+            raise refusal(f"max_tokens is {wanted}; it has to be at least 1")
+        if self._model.context is None:
+            if wanted is None:
+                raise refusal("max_tokens is needed: the model does not say how long its context is")
+            room = wanted
+        else:
+            left = self._model.context - len(self._prompt)
+            if left < (wanted or 1):
+                raise refusal(
+                    f"{len(self._prompt)} tokens of prompt and {wanted or 1} to sample do not fit into the "
+                    f"model's context of {self._model.context}"
+                )
+            room = left if wanted is None else wanted
         answers = []
         for index in range(sampling.n):
             generator = torch.Generator()
@@ -87,22 +110,6 @@ class Sampling:
     def _spelled(self, token: int) -> bytes:
         """The text of a token; the tokenizer is loaded only for stop texts."""
         return self._model.token_bytes(token)
-
-    def _room(self, wanted: int | None) -> int:
-        """The most tokens that an answer may have."""
-        if wanted is not None and wanted < 1:
-            raise refusal(f"max_tokens is {wanted}; it has to be at least 1")
-        if self._model.context is None:
-            if wanted is None:
-                raise refusal("max_tokens is needed: the model does not say how long its context is")
-            return wanted
-        left = self._model.context - len(self._prompt)
-        if left < (wanted or 1):
-            raise refusal(
-                f"{len(self._prompt)} tokens of prompt and {wanted or 1} to sample do not fit into the model's "
-                f"context of {self._model.context}"
-            )
-        return left if wanted is None else wanted
 
     def _logits(self) -> torch.Tensor:
         """`[N, V]` for the next token of each answer."""
@@ -139,14 +146,6 @@ class Sampling:
         )
 
 
-def _check_tokens(choosing: Choosing, sampling: SamplingParams, size: int) -> None:
-    """ProviderError if a parameter names a token that the model does not have."""
-    named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
-    wrong = next((token for token in named if not 0 <= token < size), None)
-    if wrong is not None:
-        raise refusal(f"a sampling parameter names id {wrong}, which is outside the model's vocabulary of {size}")
-
-
 def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | None:
     """The likeliest tokens at each position; None if `count` is 0."""
     if count < 1:
@@ -181,7 +180,11 @@ class Scoring:
             kept = end - begin if wanted else 1
             logits, self._cache = self._model.forward([self._ids[first:end]], self._cache, kept)
             if wanted:
-                self._add(logits[0].log_softmax(-1), torch.tensor(self._ids[begin + 1 : end + 1]))
+                # Add the logprobs of some ids and the likeliest tokens at their positions.
+                logprobs_TV = logits[0].log_softmax(-1)
+                targets_T = torch.tensor(self._ids[begin + 1 : end + 1])
+                self._logprobs += logprobs_TV.gather(1, targets_T[:, None])[:, 0].tolist()
+                self._tops += _tops(logprobs_TV, self._top) or ()
         return True
 
     def _planned(self) -> Iterator[tuple[int, int]]:
@@ -197,11 +200,6 @@ class Scoring:
             yield from ((at, min(at + step, before)) for at in range(0, before, step))
         last = len(self._ids) - 1
         yield from ((at, min(at + size, last)) for at in range(before, last, size))
-
-    def _add(self, logprobs_TV: torch.Tensor, targets_T: torch.Tensor) -> None:
-        """Add the logprobs of some ids and the likeliest tokens at their positions."""
-        self._logprobs += logprobs_TV.gather(1, targets_T[:, None])[:, 0].tolist()
-        self._tops += _tops(logprobs_TV, self._top) or ()
 
     def scored(self, weight_version: str | None) -> ScoredTokens:
         """All of it, after the last step."""

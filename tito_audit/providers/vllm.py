@@ -27,7 +27,6 @@ from tito_audit.providers._served import Finder, objects
 from tito_audit.providers._vllm import (
     COMPLETIONS,
     TOKENS,
-    Endpoint,
     Object,
     columns,
     prompt_columns,
@@ -55,7 +54,13 @@ class VLLMProvider:
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of an endpoint."""
         self._options = options or ProviderOptions()
-        root, self._endpoint = _endpoint_of(base_url)
+        # The root of a server, and the endpoint that its address names.
+        url = base_url.rstrip("/")
+        if url.endswith(TOKENS.path):
+            endpoint_of = (url.removesuffix(TOKENS.path), TOKENS)
+        else:
+            endpoint_of = (url.removesuffix(COMPLETIONS.path).removesuffix("/v1"), COMPLETIONS)
+        root, self._endpoint = endpoint_of
         self._http = Http(root, self._options)
         self.name = f"vllm={self._http.base_url}"
         self.model: str | None = self._options.model
@@ -263,14 +268,6 @@ class VLLMProvider:
             f"{self._where}: the answer has no prompt_token_ids: the server ignores return_token_ids "
             "(vLLM has it since 0.10.2)"
         )
-
-
-def _endpoint_of(base_url: str) -> tuple[str, Endpoint]:
-    """The root of a server, and the endpoint that its address names."""
-    url = base_url.rstrip("/")
-    if url.endswith(TOKENS.path):
-        return url.removesuffix(TOKENS.path), TOKENS
-    return url.removesuffix(COMPLETIONS.path).removesuffix("/v1"), COMPLETIONS
 
 
 def _choices(answer: Any, where: str) -> list[Object]:

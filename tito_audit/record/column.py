@@ -132,26 +132,22 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
     if values.dtype.kind in "iu" and len(values) and values.min() >= 0 and values.max() <= 1:
         return MaskEncoding.BINARY
     if (values == -100).any():
-        return MaskEncoding.LABELS if _are_labels(values) else None
+        # Whether all values except -100 could be ids.
+        said = values[values != -100]
+        return (
+            MaskEncoding.LABELS if bool(((said >= 0) & (said < _NO_ID) & (said == np.floor(said))).all()) else None
+        )
     if ((values == 0) | (values == 1)).all():
         return MaskEncoding.FLOAT if values.dtype.kind == "f" else MaskEncoding.BINARY
     if ids is not None and np.array_equal(values, ids):
         return MaskEncoding.LABELS
-    return MaskEncoding.FLOAT if _are_weights(values) else None
-
-
-def _are_labels(values: NDArray[Any]) -> bool:
-    """Whether all values except -100 could be ids."""
-    said = values[values != -100]
-    return bool(((said >= 0) & (said < _NO_ID) & (said == np.floor(said))).all())
-
-
-def _are_weights(values: NDArray[Any]) -> bool:
-    """Whether these floats are weights; several different whole numbers are segment numbers stored as floats."""
+    # Whether these floats are weights; several different whole numbers are segment numbers stored as floats.
     if values.dtype.kind != "f" or values.min() < 0 or values.max() >= _NO_ID:
-        return False
-    fractions = bool((values != np.floor(values)).any())
-    return fractions or len(np.unique(values[values > 0])) == 1
+        are_weights = False
+    else:
+        fractions = bool((values != np.floor(values)).any())
+        are_weights = fractions or len(np.unique(values[values > 0])) == 1
+    return MaskEncoding.FLOAT if are_weights else None
 
 
 def trained_of(values: NDArray[Any], encoding: MaskEncoding) -> Mask:

@@ -78,7 +78,9 @@ def runs(was: Keys, now: Keys) -> Iterator[Run]:
     else the first equal one. Entries that follow one another in both lists may come as one run.
     """
     head = _head(was, now)
-    tail = _tail(was, now, min(len(was), len(now)) - head)
+    # How many entries are equal from the end, at most so many.
+    most = min(len(was), len(now)) - head
+    tail = next((at for at in range(most) if was[len(was) - 1 - at] != now[len(now) - 1 - at]), most)
     if head:
         yield 0, 0, head
     middle = range(head, len(now) - tail)
@@ -99,11 +101,6 @@ def _head(was: Keys, now: Keys) -> int:
             differ = (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
             return number + next(differ, min(len(old), len(new)))
     return most
-
-
-def _tail(was: Keys, now: Keys, most: int) -> int:
-    """How many entries are equal from the end, at most so many."""
-    return next((at for at in range(most) if was[len(was) - 1 - at] != now[len(now) - 1 - at]), most)
 
 
 def _compared(was: Keys, now: Keys, numbers: range) -> Iterator[tuple[int, str, bool]]:

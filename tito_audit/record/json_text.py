@@ -38,7 +38,7 @@ def rewrite_json(text: str, edits: Sequence[Edit]) -> str:
         tree = _planted(tree, edit.path, edit.value)
     changes: list[Change] = []
     if tree != {}:
-        _change(text, _space(text, 0), tree, _plain_style(text), changes)
+        _change(text, _space(text, 0), tree, _Style(ascii=text.isascii()), changes)
     return _spliced(text, (0, len(text)), changes)
 
 
@@ -157,10 +157,6 @@ class _Style:
     step: str = ""
     """The indentation of one level."""
     ascii: bool = True
-
-
-def _plain_style(text: str) -> _Style:
-    return _Style(ascii=text.isascii())
 
 
 def _style_of(text: str, start: int, spans: Sequence[Span], outer: _Style) -> _Style:

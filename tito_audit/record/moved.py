@@ -49,9 +49,19 @@ def moved_row(
     if logprobs is not None and row.logprobs is None:
         logprobs = None if not _column(row, ColumnRole.LOGPROBS) else logprobs
     if row.prompt_length is not None and prompt_length is None:
-        prompt_length = _boundary(source, row.prompt_length)
+        # How many tokens come before the first one from the old response.
+        after = (source >= row.prompt_length).nonzero()[0]
+        prompt_length = int(after[0]) if len(after) else len(source)
     mover = _Mover(row, token_ids, source, loss_mask, logprobs, prompt_length)
     columns = tuple(new for old in row.columns if (new := mover.moved(old)) is not None)
+    # Padding on the same sides to the same width, if the tokens fit.
+    length = len(token_ids)
+    left, right = row.padding.left, row.padding.right
+    width = left + len(row.token_ids) + right
+    if right:
+        padding = Padding(left, max(width - left - length, 0))
+    else:
+        padding = Padding(max(width - length, 0) if left else 0, 0)
     done = replace(
         row,
         token_ids=token_ids,
@@ -59,7 +69,7 @@ def moved_row(
         logprobs=logprobs,
         prompt_length=prompt_length if row.prompt_length is not None else None,
         columns=columns,
-        padding=_padding(row, len(token_ids)),
+        padding=padding,
         hidden=None if row.hidden is None else (source >= 0) & row.hidden[source],
     )
     return Moved(done, tuple(mover.stale), tuple(mover.dropped), mover.unknown)
@@ -67,21 +77,6 @@ def moved_row(
 
 def _column(row: TrainingRow, role: ColumnRole) -> Column | None:
     return next((column for column in row.columns if column.role is role), None)
-
-
-def _boundary(source: Offsets, prompt_length: int) -> int:
-    """How many tokens come before the first one from the old response."""
-    after = (source >= prompt_length).nonzero()[0]
-    return int(after[0]) if len(after) else len(source)
-
-
-def _padding(row: TrainingRow, length: int) -> Padding:
-    """Padding on the same sides to the same width, if the tokens fit."""
-    left, right = row.padding.left, row.padding.right
-    width = left + len(row.token_ids) + right
-    if right:
-        return Padding(left, max(width - left - length, 0))
-    return Padding(max(width - length, 0) if left else 0, 0)
 
 
 class _Mover:
@@ -101,7 +96,10 @@ class _Mover:
         self.stale: list[str] = []
         self.dropped: list[str] = []
         self.unknown: dict[str, int] = {}
-        self.same = _first_change(row.token_ids, token_ids)
+        old = row.token_ids
+        size = min(len(old), len(token_ids))
+        unequal = (old[:size] != token_ids[:size]).nonzero()[0]
+        self.same = int(unequal[0]) if len(unequal) else size
         self.changed = self.same < max(len(token_ids), len(row.token_ids))
 
     def moved(self, column: Column) -> Column | None:
@@ -109,7 +107,16 @@ class _Mover:
         if column.role is ColumnRole.LOSS_MASK:
             return self._loss_mask(column)
         if column.role is ColumnRole.LOGPROBS:
-            return self._logprobs(column)
+            if self.logprobs is None:
+                return column
+            values = self.logprobs
+            if column.sentinel is not None:
+                lost = np.isnan(values)
+                if column.alignment is not None:
+                    # A null in the log stays null.
+                    lost &= (self.source < 0) | ~np.isnan(self._full(column, np.nan)[self.source])
+                values = np.where(lost, column.sentinel, values)
+            return self._cut(column, values, alignment=self._alignment(column))
         if column.alignment is None:
             return column
         if column.policy is MovePolicy.DROP:
@@ -140,18 +147,6 @@ class _Mover:
             raise RecordError(f"column {column.name!r} covers the response and cannot train a token before it")
         return self._cut(column, values, alignment=self._alignment(column))
 
-    def _logprobs(self, column: Column) -> Column:
-        if self.logprobs is None:
-            return column
-        values = self.logprobs
-        if column.sentinel is not None:
-            lost = np.isnan(values)
-            if column.alignment is not None:
-                # A null in the log stays null.
-                lost &= (self.source < 0) | ~np.isnan(self._full(column, np.nan)[self.source])
-            values = np.where(lost, column.sentinel, values)
-        return self._cut(column, values, alignment=self._alignment(column))
-
     def _other(self, column: Column) -> Column:
         whole: NDArray[Any] = self._full(column, None)
         found = np.empty(len(self.ids), object)
@@ -165,7 +160,16 @@ class _Mover:
             if missing > 0:
                 self.unknown[column.name] = missing
         cut = self._cut(column, found)
-        return replace(cut, values=_typed(cut.values, column.values.dtype))
+        # Objects in the old dtype if it can express "unknown" (floats, as NaN); otherwise they stay objects.
+        values = cut.values
+        dtype = column.values.dtype
+        if dtype.kind == "f":
+            typed = np.array([np.nan if value is None else value for value in values], dtype)
+        elif dtype.kind == "O" or any(value is None for value in values):
+            typed = values
+        else:
+            typed = values.astype(dtype)
+        return replace(cut, values=typed)
 
     def _full(self, column: Column, fill: Any) -> NDArray[Any]:
         """The old column as one entry for each token of the old row."""
@@ -218,20 +222,5 @@ class _Mover:
         return np.arange(values[0], int(values[0]) + len(self.ids), dtype=values.dtype)
 
 
-def _first_change(old: Ids, new: Ids) -> int:
-    size = min(len(old), len(new))
-    unequal = (old[:size] != new[:size]).nonzero()[0]
-    return int(unequal[0]) if len(unequal) else size
-
-
 def _whole(column: Column) -> np.dtype[Any]:
     return column.values.dtype if column.values.dtype.kind in "iu" else np.dtype(np.int64)
-
-
-def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Objects in the old dtype if it can express "unknown" (floats, as NaN); otherwise they stay objects."""
-    if dtype.kind == "f":
-        return np.array([np.nan if value is None else value for value in values], dtype)
-    if dtype.kind == "O" or any(value is None for value in values):
-        return values
-    return values.astype(dtype)

@@ -71,16 +71,14 @@ def arguments_of(tree: nodes.Template) -> TemplateArguments:
     unset = _Unset()
     unset.walk(tree.body, frozenset())
     undeclared = meta.find_undeclared_variables(tree)
-    ordered = [name for name in unset.names if name in undeclared and _is_argument(name)]
+    ordered = [
+        name for name in unset.names if name in undeclared and (name not in _OWN and not name.endswith("_token"))
+    ]
     reader = _Reader(tree, set(ordered))
     formats = tuple(dict.fromkeys(text for call in _clock_calls(tree) if (text := _format(call)) is not None))
     return TemplateArguments(
         tuple(reader.argument(name) for name in ordered), any(True for _ in _clock_calls(tree)), formats
     )
-
-
-def _is_argument(name: str) -> bool:
-    return name not in _OWN and not name.endswith("_token")
 
 
 class _Unset:
@@ -104,27 +102,22 @@ class _Unset:
         if isinstance(node, nodes.Assign):
             return self.walk([node.node, node.target], bound)
         if isinstance(node, nodes.Macro | nodes.CallBlock | nodes.For | nodes.With):
-            self._visit_scope(node, bound)
+            # A part of the template with a scope of its own.
+            if isinstance(node, nodes.For):
+                self._visit(node.iter, bound)
+                inner = self._visit(node.target, bound) | {"loop"}
+                self.walk([*([node.test] if node.test is not None else []), *node.body], inner)
+                self.walk(node.else_, bound)
+            elif isinstance(node, nodes.With):
+                self.walk(node.values, bound)
+                self.walk(node.body, self.walk(node.targets, bound))
+            else:
+                self.walk(node.defaults, bound)
+                called = [node.call] if isinstance(node, nodes.CallBlock) else []
+                own = {arg.name for arg in node.args} | {"caller", "varargs", "kwargs"}
+                self.walk([*called, *node.body], bound | own)
             return bound | {node.name} if isinstance(node, nodes.Macro) else bound
         return self.walk(list(node.iter_child_nodes()), bound)
-
-    def _visit_scope(
-        self, node: nodes.Macro | nodes.CallBlock | nodes.For | nodes.With, bound: frozenset[str]
-    ) -> None:
-        """A part of the template with a scope of its own."""
-        if isinstance(node, nodes.For):
-            self._visit(node.iter, bound)
-            inner = self._visit(node.target, bound) | {"loop"}
-            self.walk([*([node.test] if node.test is not None else []), *node.body], inner)
-            self.walk(node.else_, bound)
-        elif isinstance(node, nodes.With):
-            self.walk(node.values, bound)
-            self.walk(node.body, self.walk(node.targets, bound))
-        else:
-            self.walk(node.defaults, bound)
-            called = [node.call] if isinstance(node, nodes.CallBlock) else []
-            own = {arg.name for arg in node.args} | {"caller", "varargs", "kwargs"}
-            self.walk([*called, *node.body], bound | own)
 
 
 def _clock_calls(tree: nodes.Node) -> Iterator[nodes.Call]:
@@ -172,7 +165,30 @@ class _Reader:
                 if sources:
                     self._carried[target] = sources
         for node in tree.find_all(nodes.Node):
-            self._look(node)
+            if isinstance(node, nodes.Test):
+                self._tested(node)
+            elif isinstance(node, nodes.Compare):
+                self._compared(node)
+            elif isinstance(node, nodes.Filter) and node.name in ("default", "d"):
+                self._defaulted(node.node, node.args[0] if node.args else None)
+            elif isinstance(node, nodes.Filter) and node.name in ("select", "reject"):
+                for seen in self._of(node.node):
+                    seen.contained += self._constants(node.args[1]) if len(node.args) > 1 else []
+            elif isinstance(node, nodes.Or):
+                self._defaulted(node.left, node.right)
+            elif isinstance(node, nodes.For) and isinstance(node.target, nodes.Name):
+                for seen in self._of(node.iter):
+                    seen.contained += self._compared_with(node.target.name, node.body)
+            elif isinstance(node, nodes.Output):
+                for seen in self._of(*node.nodes):
+                    seen.written = True
+            elif isinstance(node, nodes.Assign):
+                self._assigned(node)
+            elif isinstance(node, nodes.Getitem):
+                for seen in self._of(node.arg):
+                    seen.compared += self._constants(node.node)
+            if isinstance(node, nodes.If | nodes.CondExpr):
+                self._asked(node.test)
 
     def argument(self, name: str) -> Argument:
         """What is known about one argument."""
@@ -212,32 +228,6 @@ class _Reader:
         return frozenset().union(*(self._sources(part) for part in parts))
 
     # What happens to them
-
-    def _look(self, node: nodes.Node) -> None:
-        if isinstance(node, nodes.Test):
-            self._tested(node)
-        elif isinstance(node, nodes.Compare):
-            self._compared(node)
-        elif isinstance(node, nodes.Filter) and node.name in ("default", "d"):
-            self._defaulted(node.node, node.args[0] if node.args else None)
-        elif isinstance(node, nodes.Filter) and node.name in ("select", "reject"):
-            for seen in self._of(node.node):
-                seen.contained += self._constants(node.args[1]) if len(node.args) > 1 else []
-        elif isinstance(node, nodes.Or):
-            self._defaulted(node.left, node.right)
-        elif isinstance(node, nodes.For) and isinstance(node.target, nodes.Name):
-            for seen in self._of(node.iter):
-                seen.contained += self._compared_with(node.target.name, node.body)
-        elif isinstance(node, nodes.Output):
-            for seen in self._of(*node.nodes):
-                seen.written = True
-        elif isinstance(node, nodes.Assign):
-            self._assigned(node)
-        elif isinstance(node, nodes.Getitem):
-            for seen in self._of(node.arg):
-                seen.compared += self._constants(node.node)
-        if isinstance(node, nodes.If | nodes.CondExpr):
-            self._asked(node.test)
 
     def _of(self, *values: nodes.Node | None) -> Iterator[_Seen]:
         for value in values:
@@ -332,7 +322,11 @@ def _assigned(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
                 yield node.target.name, node.node
             elif isinstance(node.target, nodes.NSRef):
                 yield f"{node.target.name}.{node.target.attr}", node.node
-            if isinstance(node.target, nodes.Name) and _makes_namespace(node.node):
+            if isinstance(node.target, nodes.Name) and (
+                isinstance(node.node, nodes.Call)
+                and isinstance(node.node.node, nodes.Name)
+                and node.node.node.name == "namespace"
+            ):
                 assert isinstance(node.node, nodes.Call)
                 for pair in node.node.kwargs:
                     yield f"{node.target.name}.{pair.key}", pair.value
@@ -344,10 +338,6 @@ def _assigned(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
             parameters = [arg.name for arg in macros[node.node.name].args]
             yield from zip(parameters, node.args, strict=False)
             yield from ((pair.key, pair.value) for pair in node.kwargs)
-
-
-def _makes_namespace(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "namespace"
 
 
 def _around(constants: list[object], operator: str) -> list[object]:

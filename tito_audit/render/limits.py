@@ -177,7 +177,13 @@ class Budget:
             )
         self._until_look -= size
         if self._until_look < 0:
-            self._look(size)
+            # LimitReached if the process has taken much memory since the first look.
+            self._until_look = _LOOK
+            resident = _resident()
+            if self._memory is None:
+                self._memory = resident - min(size, resident)
+            if resident + size > self._memory + _MEMORY + 8 * self._most():
+                raise LimitReached(f"the template takes more than {_MEMORY >> 20:,} MB of memory")
         if time.monotonic() > self._look_at:
             left = self._clock.left()
             if left <= 0:
@@ -221,15 +227,6 @@ class Budget:
         if self._given_size is None:
             self._given_size = written_size(self._given)[0]
         return self._given_size
-
-    def _look(self, size: int) -> None:
-        """LimitReached if the process has taken much memory since the first look."""
-        self._until_look = _LOOK
-        resident = _resident()
-        if self._memory is None:
-            self._memory = resident - min(size, resident)
-        if resident + size > self._memory + _MEMORY + 8 * self._most():
-            raise LimitReached(f"the template takes more than {_MEMORY >> 20:,} MB of memory")
 
 
 def _resident() -> int:

@@ -112,27 +112,25 @@ def _marked(
         }
     content = message.get("content")
     if isinstance(content, str):
-        out["content"] = _marked_content(content, index, marker, answer)
+        # Content with one pair of marks, or two if it includes reasoning, since templates cut between them.
+        if not answer or _CLOSE not in content:
+            marked_content = marker.around(content, index, SpanKind.CONTENT)
+        else:
+            start = content.find(_OPEN) + len(_OPEN)
+            if start < len(_OPEN) or content.find(_CLOSE, start) < 0:
+                start = 0
+            end = content.find(_CLOSE, start)
+            space = _SPACE.match(content, end + len(_CLOSE))
+            assert space is not None
+            thought = marker.around(content[start:end], index, SpanKind.REASONING)
+            rest = marker.around(content[space.end() :], index, SpanKind.CONTENT)
+            marked_content = f"{content[:start]}{thought}{content[end : space.end()]}{rest}"
+        out["content"] = marked_content
     elif isinstance(content, list):
         out["content"] = [_marked_part(part, index, marker) for part in content]
     if marking.tool_calls and isinstance(message.get("tool_calls"), list):
         out["tool_calls"] = [_marked_call(call, index, marker) for call in message["tool_calls"]]
     return out
-
-
-def _marked_content(content: str, index: int, marker: _Marker, answer: bool) -> str:
-    """Content with one pair of marks, or two if it includes reasoning, since templates cut between them."""
-    if not answer or _CLOSE not in content:
-        return marker.around(content, index, SpanKind.CONTENT)
-    start = content.find(_OPEN) + len(_OPEN)
-    if start < len(_OPEN) or content.find(_CLOSE, start) < 0:
-        start = 0
-    end = content.find(_CLOSE, start)
-    space = _SPACE.match(content, end + len(_CLOSE))
-    assert space is not None
-    thought = marker.around(content[start:end], index, SpanKind.REASONING)
-    rest = marker.around(content[space.end() :], index, SpanKind.CONTENT)
-    return f"{content[:start]}{thought}{content[end : space.end()]}{rest}"
 
 
 def _marked_part(part: Any, index: int, marker: _Marker) -> Any:

@@ -115,7 +115,11 @@ class TurnFinder:
         later = self._next[index + 1]
         if opening is None or opening[1] > later or any(piece.start < opening[1] for piece in own):
             return None
-        closer = self._closer(max([opening[1], *(piece.end for piece in own)]), later, calls)
+        # The first special token in `[start, stop)`; after tool calls the first end token, if there is one.
+        start = max([opening[1], *(piece.end for piece in own)])
+        renderer = self._job.renderer
+        ends = first_of(renderer.end_texts, self._text, start, later) if calls else None
+        closer = ends or first_of(renderer.control_texts, self._text, start, later)
         return Turn(*opening, *closer) if closer is not None else None
 
     def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
@@ -155,15 +159,6 @@ class TurnFinder:
         head = opener.strip().split("\n")[0]
         unmarked = [one for at, one in enumerate(self._job.chat[:index]) if at not in self._job.answers]
         return any(head in str(list(message.values())) for message in unmarked)
-
-    def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
-        """The first special token in `[start, stop)`; after tool calls the first end token, if there is one.
-
-        Templates wrap tool calls in special tokens that do not end a turn.
-        """
-        renderer = self._job.renderer
-        ends = first_of(renderer.end_texts, self._text, start, stop) if calls else None
-        return ends or first_of(renderer.control_texts, self._text, start, stop)
 
 
 _MARKINGS = (
@@ -314,7 +309,20 @@ def _assemble(job: Conversation, pieces: list[Found], marking: Marking) -> Rende
             turn = finder.turn(index, earliest)
             sampled[index] = turn.sampled if turn is not None else None
             if turn is not None:
-                _put_turn(builder, job, index, turn, own)
+                # Label what is inside a turn, its opener and its end.
+                builder.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
+                builder.put(turn.closer, turn.end, SpanKind.TURN_END, index)
+                ends = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
+                calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
+                if calls:
+                    # The markers around the calls belong to them, not the end of the reasoning before them.
+                    begin = max([turn.start, *ends])
+                    thought = job.text.rfind("</think>", begin, calls[0])
+                    if thought >= 0:
+                        begin = thought + len("</think>")
+                        begin += len(job.text[begin : calls[0]]) - len(job.text[begin : calls[0]].lstrip())
+                    builder.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
+                builder.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
                 earliest = turn.end
         for piece in own:
             earliest = max(earliest, piece.end)
@@ -324,23 +332,6 @@ def _assemble(job: Conversation, pieces: list[Found], marking: Marking) -> Rende
             builder.put(closed, len(job.text), SpanKind.GENERATION_PROMPT, None)
     unlabelled = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
     return Rendering(job.text, builder.spans(unlabelled), sampled, job.chat)
-
-
-def _put_turn(builder: SpanBuilder, job: Conversation, index: int, turn: Turn, own: list[Found]) -> None:
-    """Label what is inside a turn, its opener and its end."""
-    builder.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
-    builder.put(turn.closer, turn.end, SpanKind.TURN_END, index)
-    ends = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
-    calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
-    if calls:
-        # The markers around the calls belong to the calls, but the end of the reasoning before them does not.
-        begin = max([turn.start, *ends])
-        thought = job.text.rfind("</think>", begin, calls[0])
-        if thought >= 0:
-            begin = thought + len("</think>")
-            begin += len(job.text[begin : calls[0]]) - len(job.text[begin : calls[0]].lstrip())
-        builder.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
-    builder.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
 
 
 def _by_prefixes(job: Conversation) -> Rendering:
@@ -356,30 +347,27 @@ def _by_prefixes(job: Conversation) -> Rendering:
         if index in job.answers:
             sampled[index] = None
             if begin is not None and stop is not None and placed:
-                sampled[index] = _turn_between(job, builder, index, begin, stop)
+                # The turn of an assistant message within `[begin, stop)`, which ends with the last special token
+                # there; None if unknown.
+                start = job.prefix_length(index, opens_answer=True)
+                if start is None or not begin <= start <= stop:
+                    turn_between = None
+                else:
+                    closer = last_of(job.renderer.control_texts, job.text, start, stop)
+                    # A token with more than white space after it is part of the answer.
+                    if closer is None or job.text[closer[1] : stop].strip():
+                        turn_between = None
+                    else:
+                        builder.put(begin, start, SpanKind.GENERATION_PROMPT, index)
+                        content = job.chat[index].get("content")
+                        exact = isinstance(content, str) and job.text[start : closer[0]].strip() == content.strip()
+                        builder.put(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
+                        builder.put(*closer, SpanKind.TURN_END, index)
+                        builder.put(closer[1], stop, SpanKind.SCAFFOLD, None)
+                        turn_between = (start, closer[1])
+                sampled[index] = turn_between
         elif begin is not None and stop is not None and placed:
             builder.put(begin, stop, SpanKind.UNKNOWN, index)
     if job.opens_answer and bounds[-1] is not None:
         builder.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)
     return Rendering(job.text, builder.spans(SpanKind.UNKNOWN), sampled, job.chat)
-
-
-def _turn_between(
-    job: Conversation, builder: SpanBuilder, index: int, begin: int, stop: int
-) -> tuple[int, int] | None:
-    """The turn of an assistant message within `[begin, stop)`, which ends with the last special token there; None
-    if unknown."""
-    start = job.prefix_length(index, opens_answer=True)
-    if start is None or not begin <= start <= stop:
-        return None
-    closer = last_of(job.renderer.control_texts, job.text, start, stop)
-    # A token with more than white space after it is part of the answer.
-    if closer is None or job.text[closer[1] : stop].strip():
-        return None
-    builder.put(begin, start, SpanKind.GENERATION_PROMPT, index)
-    content = job.chat[index].get("content")
-    exact = isinstance(content, str) and job.text[start : closer[0]].strip() == content.strip()
-    builder.put(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
-    builder.put(*closer, SpanKind.TURN_END, index)
-    builder.put(closer[1], stop, SpanKind.SCAFFOLD, None)
-    return start, closer[1]

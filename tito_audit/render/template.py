@@ -237,7 +237,13 @@ class _Reference:
             give_up(self._source, self._time_limit)
             reason = self._too_slow()
         except Exception as error:  # a template can raise anything
-            reason = _reason(error)
+            # Why a rendering failed, on one line, with the template's line if known.
+            line = _template_line(error)
+            place = "chat template" if line is None else f"chat template, line {line}"
+            if isinstance(error, Refused | LimitReached):
+                reason = f"{place}: {_bounded(' '.join(str(error).split()))}"
+            else:
+                reason = f"{place}: {_one_line(error)}"
             let_go(error)
         finally:
             budget.close()
@@ -310,15 +316,6 @@ def _exactly(value: Any) -> bytes | None:
         return marshal.dumps(value, 2)
     except ValueError:
         return None
-
-
-def _reason(error: Exception) -> str:
-    """Why a rendering failed, on one line, with the template's line if known."""
-    line = _template_line(error)
-    place = "chat template" if line is None else f"chat template, line {line}"
-    if isinstance(error, Refused | LimitReached):
-        return f"{place}: {_bounded(' '.join(str(error).split()))}"
-    return f"{place}: {_one_line(error)}"
 
 
 def _one_line(error: BaseException) -> str:

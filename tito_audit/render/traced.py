@@ -103,7 +103,24 @@ class Tracer:
         try:
             with alarm(time_limit):
                 text, self._tags, self._firsts = _a_line_each(self._environment, source)
-                self._compiled = self._environment.from_string(self._noting(self._environment.parse(text)))
+                tree = self._environment.parse(text)
+                conditions: list[nodes.If | nodes.CondExpr] = list(tree.find_all((nodes.If, nodes.CondExpr)))
+                for number, node in enumerate(conditions):
+                    self._conditions.append(node.lineno)
+                    node.test = _called(_CHOSE, number, node.test)
+                for output in list(tree.find_all(nodes.Output)):
+                    output.nodes = [
+                        _called(
+                            _WROTE,
+                            part.lineno,
+                            nodes.Const(part.data, lineno=part.lineno)
+                            if isinstance(part, nodes.TemplateData)
+                            else part,
+                        )
+                        for part in output.nodes
+                    ]
+                tree.set_environment(self._environment)
+                self._compiled = self._environment.from_string(tree)
         except (Exception, TimeUp):  # a template that compiles may be too deep with the added calls
             return
 
@@ -174,16 +191,6 @@ class Tracer:
 
     # The template with these calls
 
-    def _noting(self, tree: nodes.Template) -> nodes.Template:
-        conditions: list[nodes.If | nodes.CondExpr] = list(tree.find_all((nodes.If, nodes.CondExpr)))
-        for number, node in enumerate(conditions):
-            self._conditions.append(node.lineno)
-            node.test = _called(_CHOSE, number, node.test)
-        for output in list(tree.find_all(nodes.Output)):
-            output.nodes = [_called(_WROTE, part.lineno, _as_constant(part)) for part in output.nodes]
-        tree.set_environment(self._environment)
-        return tree
-
 
 def text_of(pieces: Iterable[Piece]) -> str:
     """The text that pieces make up."""
@@ -225,10 +232,6 @@ def _called(name: str, number: int, value: Any) -> nodes.Call:
     return nodes.Call(function, [nodes.Const(number, lineno=line), value], [], None, None, lineno=line)
 
 
-def _as_constant(part: nodes.Expr) -> nodes.Expr:
-    return nodes.Const(part.data, lineno=part.lineno) if isinstance(part, nodes.TemplateData) else part
-
-
 def _a_line_each(environment: ChatEnvironment, source: str) -> tuple[str, list[Tag], list[int]]:
     """The source with each tag's content on its own line, the tags, and their line numbers."""
     source = "\n".join(_LINES.split(source))
@@ -245,14 +248,10 @@ def _a_line_each(environment: ChatEnvironment, source: str) -> tuple[str, list[T
             added += 1
             line = source.count("\n", 0, begin) + 1
             column = begin - (source.rfind("\n", 0, begin) + 1) + 1
-            tags.append(Tag(line, column, _whole(source, begin)))
+            # The tag that begins here.
+            closing = "}}" if source.startswith("{{", begin) else "%}"
+            end = source.find(closing, begin)
+            text = source[begin : end + 2] if end >= 0 else source[begin:]
+            tags.append(Tag(line, column, text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"))
             firsts.append(source.count("\n", 0, at) + 1 + added)
     return "".join([*out, source[copied:]]), tags, firsts
-
-
-def _whole(source: str, start: int) -> str:
-    """The tag that begins here."""
-    closing = "}}" if source.startswith("{{", start) else "%}"
-    end = source.find(closing, start)
-    text = source[start : end + 2] if end >= 0 else source[start:]
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

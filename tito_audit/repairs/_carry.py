@@ -69,7 +69,27 @@ def rebuilt_row(
     mask = np.isin(target.turn, np.fromiter(trained, np.int64)) & (target.turn >= 0)
     logprobs = None
     if row.logprobs is not None or any(column.role == "logprobs" for column in row.columns):
-        logprobs = _logprobs(row, target, source, turns)
+        # `[T]` the calls' values where they have any, else the row's for the same token.
+        old = np.full(len(target.ids), np.nan)
+        if row.logprobs is not None:
+            old = np.where(source >= 0, row.logprobs[source], np.nan)
+        if row.loss_mask is not None:
+            # A token that was trained but never sampled had no meaningful value.
+            old[(target.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
+        out = old.copy()
+        off = False
+        for number in np.unique(target.turn[target.turn >= 0]):
+            values = turns[number].completion_logprobs
+            at = np.flatnonzero(target.turn == number)
+            if values is None:
+                continue
+            mine = values[target.offset[at]]
+            held = ~np.isnan(old[at]) & ~np.isnan(mine)
+            # Values near the calls' count as rounded if all of a turn do: a shifted column has some by chance.
+            rounded = bool(np.isclose(mine[held], old[at][held], rtol=0, atol=ROUNDING).all())
+            out[at] = np.where(held & rounded & ~placeholder_zeros(old[at], mine), old[at], mine)
+            off |= not rounded
+        logprobs = _without_strays(out, row, target, turns) if off else out
         known = [turns[k].completion_logprobs is not None for k in range(len(turns))]
         silent = np.array([*known, True])[target.turn] == 0
         mask &= ~(silent & np.isnan(logprobs))
@@ -123,30 +143,6 @@ def stop_ids(evidence: Evidence) -> frozenset[int]:
         return evidence.end_ids
     completions = [turn.completion_ids for turn in evidence.rollout.turns if turn.finish_reason != "length"]
     return frozenset(int(ids[-1]) for ids in completions if ids is not None and len(ids))
-
-
-def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Sequence[Turn]) -> Logprobs:
-    """`[T]` the calls' values where they have any, else the row's for the same token."""
-    old = np.full(len(target.ids), np.nan)
-    if row.logprobs is not None:
-        old = np.where(source >= 0, row.logprobs[source], np.nan)
-    if row.loss_mask is not None:
-        # A token that was trained but never sampled had no meaningful value.
-        old[(target.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
-    out = old.copy()
-    off = False
-    for number in np.unique(target.turn[target.turn >= 0]):
-        values = turns[number].completion_logprobs
-        at = np.flatnonzero(target.turn == number)
-        if values is None:
-            continue
-        mine = values[target.offset[at]]
-        held = ~np.isnan(old[at]) & ~np.isnan(mine)
-        # Values near the calls' count as rounded only if the whole turn's do: a shifted column has some by chance.
-        rounded = bool(np.isclose(mine[held], old[at][held], rtol=0, atol=ROUNDING).all())
-        out[at] = np.where(held & rounded & ~placeholder_zeros(old[at], mine), old[at], mine)
-        off |= not rounded
-    return _without_strays(out, row, target, turns) if off else out
 
 
 def _without_strays(values: Logprobs, row: TrainingRow, target: ChainTokens, turns: Sequence[Turn]) -> Logprobs:

@@ -56,7 +56,11 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     assert view.expected_logprobs is not None
     expected = view.expected_logprobs
     right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
-    if _as_a_whole(view, source, inside, right):
+    # Whether all turns, and so the whole column, are shifted by the same offset.
+    assert view.expected_logprobs is not None
+    together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
+    together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
+    if not (together & np.isfinite(view.expected_logprobs) & ~right & ~view.drifted).any():
         # The call supplies a value that fell off an end.
         values = np.where(np.isfinite(expected) & ~right, expected, whole)
         lost = ~inside & ~np.isfinite(expected)
@@ -65,14 +69,6 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
     return MovedBack(np.where(lost, fill, values), lost, offset, by_calls=True)
-
-
-def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bool:
-    """Whether all turns, and so the whole column, are shifted by the same offset."""
-    assert view.expected_logprobs is not None
-    together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
-    together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
-    return not (together & np.isfinite(view.expected_logprobs) & ~right & ~view.drifted).any()
 
 
 def _turn_by_turn(

@@ -94,7 +94,16 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
 def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
     """The row with the chosen value at every token that was neither sampled nor trained."""
     column = column_of(row, ColumnRole.LOGPROBS)
-    unused = _unused(evidence, row)
+    # `[T]` tokens that were neither sampled nor trained; None if neither is known.
+    view = evidence.row
+    if row.loss_mask is None and view is None:
+        unused = None
+    else:
+        used = np.zeros(len(row.token_ids), np.bool_)
+        for said in (row.loss_mask, view.sampled if view is not None else None):
+            if said is not None:
+                used |= said
+        unused = ~used
     if choices.sentinel is None or column is None or row.logprobs is None or unused is None:
         return row
     mark = np.nan if choices.sentinel == "null" else float(choices.sentinel)
@@ -115,30 +124,14 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     sentinel = None if np.isnan(mark) else mark
     new = replace(column, values=values.astype(column.values.dtype), sentinel=sentinel)
     columns = tuple(new if one is column else one for one in row.columns)
-    logprobs = np.where(unused & ~np.isnan(_covered(column, row)), mark, row.logprobs)
-    return replace(row, logprobs=logprobs, sentinel=sentinel, columns=columns)
-
-
-def _unused(evidence: Evidence, row: TrainingRow) -> Mask | None:
-    """`[T]` tokens that were neither sampled nor trained; None if neither is known."""
-    view = evidence.row
-    if row.loss_mask is None and view is None:
-        return None
-    used = np.zeros(len(row.token_ids), np.bool_)
-    for said in (row.loss_mask, view.sampled if view is not None else None):
-        if said is not None:
-            used |= said
-    return ~used
-
-
-def _covered(column: Column, row: TrainingRow) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """`[T]` 1.0 where the column has an entry, else NaN."""
+    # `[T]` 1.0 where the column has an entry, else NaN.
     out = np.ones(len(row.token_ids))
     if column.alignment is Alignment.RESPONSE:
         out[: row.prompt_length] = np.nan
     elif column.alignment is Alignment.SHIFTED:
         out[:1] = np.nan
-    return out
+    logprobs = np.where(unused & ~np.isnan(out), mark, row.logprobs)
+    return replace(row, logprobs=logprobs, sentinel=sentinel, columns=columns)
 
 
 def _cut(entries: Mask, column: Column, row: TrainingRow) -> Mask | None:

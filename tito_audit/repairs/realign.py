@@ -11,7 +11,7 @@ from tito_audit.errors import RecordError
 from tito_audit.evidence.judgement import judgement, restored_mask, row_slide
 from tito_audit.evidence.logprobs import shifts
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.arrays import Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.repaired import unmended
@@ -153,7 +153,16 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
     if moved is None:
         return row
     lost = moved.lost if row.loss_mask is None else moved.lost & row.loss_mask
-    mask = _without(row, lost)
+    # The mask without the lost tokens; None when it stays.
+    if not lost.any():
+        mask = None
+    else:
+        if row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
+            raise RecordError("a value fell off the end, and there is no mask to leave its token out")
+        left = row.loss_mask & ~lost
+        if not left.any():
+            raise RecordError("nothing would be left to train")
+        mask = left
     proof = "as the calls prove" if moved.by_calls else _proof(evidence, "prove")
     work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, {proof}")
     if lost.any() and row.loss_mask is not None:
@@ -161,18 +170,6 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
         work.untrained += count
         work.notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
     return restated(row, loss_mask=mask, logprobs=moved.logprobs)
-
-
-def _without(row: TrainingRow, lost: Mask) -> Mask | None:
-    """The mask without the lost tokens; None when it stays."""
-    if not lost.any():
-        return None
-    if row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
-        raise RecordError("a value fell off the end, and there is no mask to leave its token out")
-    left = row.loss_mask & ~lost
-    if not left.any():
-        raise RecordError("nothing would be left to train")
-    return left
 
 
 def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
@@ -184,7 +181,14 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
         return row
     full = len(row.token_ids)
     known = evidence.row.expected_logprobs if evidence.row is not None else None
-    for alignment, kept in _fitting(row):
+    # The alignments that a logprob column of a row may have, each with the tokens `[T]` it then covers.
+    everything = np.ones(len(row.token_ids), np.bool_)
+    found = [(Alignment.FULL, everything)]
+    if row.prompt_length:
+        found.append((Alignment.RESPONSE, np.arange(len(everything)) >= row.prompt_length))
+    if row.loss_mask is not None:
+        found.append((Alignment.SAMPLED, row.loss_mask))
+    for alignment, kept in found:
         values = fitted_by_values(column.values, known[kept]) if known is not None else None
         if values is None and known is None and row.loss_mask is not None:
             if alignment is Alignment.SAMPLED:
@@ -202,17 +206,6 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
     raise unprovable(column.name)
 
 
-def _fitting(row: TrainingRow) -> list[tuple[Alignment, Mask]]:
-    """The alignments that a logprob column of a row may have, each with the tokens `[T]` it then covers."""
-    everything = np.ones(len(row.token_ids), np.bool_)
-    found = [(Alignment.FULL, everything)]
-    if row.prompt_length:
-        found.append((Alignment.RESPONSE, np.arange(len(everything)) >= row.prompt_length))
-    if row.loss_mask is not None:
-        found.append((Alignment.SAMPLED, row.loss_mask))
-    return found
-
-
 def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Turn:
     """The call with a logprob column as long as its completion; the call itself when there is no proof."""
     column = next((c for c in turn.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None), None)
@@ -220,7 +213,16 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
         return turn
     length = len(turn.completion_ids)
     by_null = fitted_by_null(column.values, length, column.sentinel)
-    known = _row_values(evidence, number, length)
+    # `[C]` the training row's values for the tokens of a turn, NaN where it has none; None if it has no value.
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.logprobs is None or view is None or not view.proven:
+        known = None
+    else:
+        mine = np.flatnonzero(view.turn == number)
+        mine = mine[~fillers(row.logprobs[mine], row.sentinel)]
+        out = np.full(length, np.nan)
+        out[view.turn_offset[mine]] = row.logprobs[mine]
+        known = out if np.isfinite(out).any() else None
     values = fitted_by_values(column.values, known) if known is not None else by_null
     contradicted = (
         by_null is not None and values is not None and not np.array_equal(by_null, values, equal_nan=True)
@@ -232,18 +234,6 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
     fitted = replace(column, values=values, alignment=Alignment.CALL)
     columns = tuple(fitted if one is column else one for one in turn.columns)
     return replace(turn, completion_logprobs=values, columns=columns)
-
-
-def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
-    """`[C]` the training row's values for the tokens of a turn, NaN where it has none; None if it has no value."""
-    row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.logprobs is None or view is None or not view.proven:
-        return None
-    mine = np.flatnonzero(view.turn == turn)
-    mine = mine[~fillers(row.logprobs[mine], row.sentinel)]
-    out = np.full(length, np.nan)
-    out[view.turn_offset[mine]] = row.logprobs[mine]
-    return out if np.isfinite(out).any() else None
 
 
 def _counted(column: Column, length: int) -> str:

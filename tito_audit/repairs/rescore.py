@@ -112,7 +112,19 @@ def _calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, in
             continue
         filled += int((np.isfinite(model) & ~stated).sum())
         replaced += int((_differs(turn.completion_logprobs, new) & stated).sum())
-        turns.append(_with_logprobs(turn, new, scores, keep=bool(replaced)))
+        # The call with these logprobs; `keep`: and its old ones in a column of their own.
+        keep = bool(replaced)
+        columns = list(turn.columns)
+        at = next((k for k, one in enumerate(columns) if one.role is ColumnRole.LOGPROBS), None)
+        if at is None:
+            _may_add(scores)
+            columns.append(Column(_CALL, ColumnRole.LOGPROBS, new, Alignment.CALL))
+        else:
+            columns[at] = replace(columns[at], values=new, alignment=Alignment.CALL)
+            if keep and turn.completion_logprobs is not None:
+                _may_add(scores)
+                columns.append(Column(RECORDED, ColumnRole.OTHER, turn.completion_logprobs, Alignment.CALL))
+        turns.append(replace(turn, completion_logprobs=new, columns=tuple(columns)))
     return turns, filled, replaced
 
 
@@ -128,21 +140,6 @@ def _differs(recorded: Logprobs | None, new: Logprobs) -> Mask:
     if recorded is None:
         return np.isfinite(new)
     return np.asarray(~((recorded == new) | (np.isnan(recorded) & np.isnan(new))))
-
-
-def _with_logprobs(turn: Turn, new: Logprobs, scores: ModelScores, *, keep: bool) -> Turn:
-    """The call with these logprobs; `keep`: and its old ones in a column of their own."""
-    columns = list(turn.columns)
-    at = next((k for k, one in enumerate(columns) if one.role is ColumnRole.LOGPROBS), None)
-    if at is None:
-        _may_add(scores)
-        columns.append(Column(_CALL, ColumnRole.LOGPROBS, new, Alignment.CALL))
-    else:
-        columns[at] = replace(columns[at], values=new, alignment=Alignment.CALL)
-        if keep and turn.completion_logprobs is not None:
-            _may_add(scores)
-            columns.append(Column(RECORDED, ColumnRole.OTHER, turn.completion_logprobs, Alignment.CALL))
-    return replace(turn, completion_logprobs=new, columns=tuple(columns))
 
 
 def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Sequence[Turn]) -> TrainingRow:

@@ -49,7 +49,14 @@ def verdict(summary: Summary) -> Verdict:
 def _because(word: str, summary: Summary) -> list[str]:
     """Why nothing was audited or compared; [] if something was."""
     if word == "nothing audited":
-        return [_nothing(summary)]
+        if summary.without_ids < summary.rollouts:
+            reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
+            nothing = f"{many(summary.rollouts, 'rollout')} with {', '.join(reasons) or 'no tokenizer'}"
+        elif summary.rollouts:
+            nothing = f"no token ids in {many(summary.rollouts, 'rollout')}"
+        else:
+            nothing = _unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"
+        return [nothing]
     if word == "nothing compared":
         return [f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"]
     return []
@@ -76,15 +83,6 @@ def _ran_nowhere(summary: Summary) -> bool:
     if summary.tokenizer is None:
         skipped |= _BY_TOKENIZER
     return bool(summary.codes) and summary.codes <= skipped
-
-
-def _nothing(summary: Summary) -> str:
-    if summary.without_ids < summary.rollouts:
-        reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
-        return f"{many(summary.rollouts, 'rollout')} with {', '.join(reasons) or 'no tokenizer'}"
-    if summary.rollouts:
-        return f"no token ids in {many(summary.rollouts, 'rollout')}"
-    return _unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"
 
 
 def _found(summary: Summary, *, judged: bool) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TextIO
 
-from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import verdict
 from tito_audit.summary import Summary
@@ -25,20 +25,20 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     for result in results:
         for finding in result.findings:
             if not finding.known:
-                out.write(_line(finding, options.color) + "\n")
+                hit = finding.hit
+                tokens = range_of(finding)
+                turn = "-" if hit.turn is None else hit.turn
+                place = (
+                    f"{visible(str(finding.place))}:{turn}:{'-' if tokens is None else f'{tokens[0]}-{tokens[1]}'}"
+                )
+                word = finding.severity.word
+                if options.color:
+                    word = f"\x1b[{_COLORS[finding.severity]}m{word}\x1b[0m"
+                    line = f"\x1b[1m{place}\x1b[0m {finding.code} {word}: {visible(hit.message)}"
+                else:
+                    line = inert(f"{place} {finding.code} {word}: {visible(hit.message)}")
+                out.write(line + "\n")
     out.write(visible(f"tito-audit: {verdict(summary).line}") + "\n")
-
-
-def _line(finding: Finding, color: bool) -> str:
-    hit = finding.hit
-    tokens = range_of(finding)
-    turn = "-" if hit.turn is None else hit.turn
-    place = f"{visible(str(finding.place))}:{turn}:{'-' if tokens is None else f'{tokens[0]}-{tokens[1]}'}"
-    word = finding.severity.word
-    if color:
-        word = f"\x1b[{_COLORS[finding.severity]}m{word}\x1b[0m"
-        return f"\x1b[1m{place}\x1b[0m {finding.code} {word}: {visible(hit.message)}"
-    return inert(f"{place} {finding.code} {word}: {visible(hit.message)}")
 
 
 CONCISE = Report("concise", "one line per finding, file:row:turn:start-end CODE, for grep and editors", write)

@@ -18,7 +18,7 @@ from typing import TextIO
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import verdict
-from tito_audit.summary import Gate, Summary
+from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 
 _VERDICTS = ("passed", "failed", "clean", "findings", "nothing audited", "nothing compared")
@@ -58,7 +58,16 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
     covered = [({"family": name}, rows - lacking[""] - lacking[name]) for name in families]
     yield from _gauge("covered_rollouts", "Rollouts that a family of rules covers.", covered)
     if summary.gate is not None:
-        yield from _gate(summary.gate)
+        gate = summary.gate
+        yield from _gauge("gate_failed", "1 if the gate failed, 0 if it passed.", [({}, gate.failed)])
+        yield from _gauge("gate_failing_findings", "Findings that each fail the gate.", [({}, gate.failing)])
+        rates = [({"limit": rate.limit}, rate.rate) for rate in gate.rates]
+        yield from _gauge("gate_rate", "How often findings with a limit occur.", rates)
+        shares = [
+            ({"required": share.codes or "any", "share": f"{share.share:g}"}, share.rate)
+            for share in gate.coverage
+        ]
+        yield from _gauge("gate_coverage_ratio", "Share of rollouts with required coverage.", shares)
     word = verdict(summary).word
     words = [({"verdict": each}, each == word) for each in _VERDICTS]
     yield from _gauge("verdict", "1 for the verdict on the scan.", words)
@@ -80,17 +89,6 @@ def _findings(summary: Summary) -> Iterator[str]:
     hit = [(severity, summary.new[severity].rollouts if severity in summary.new else 0) for severity in severities]
     labelled = [({"severity": severity.word}, number) for severity, number in hit]
     yield from _gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
-
-
-def _gate(gate: Gate) -> Iterator[str]:
-    yield from _gauge("gate_failed", "1 if the gate failed, 0 if it passed.", [({}, gate.failed)])
-    yield from _gauge("gate_failing_findings", "Findings that each fail the gate.", [({}, gate.failing)])
-    rates = [({"limit": rate.limit}, rate.rate) for rate in gate.rates]
-    yield from _gauge("gate_rate", "How often findings with a limit occur.", rates)
-    shares = [
-        ({"required": share.codes or "any", "share": f"{share.share:g}"}, share.rate) for share in gate.coverage
-    ]
-    yield from _gauge("gate_coverage_ratio", "Share of rollouts with required coverage.", shares)
 
 
 def _gauge(name: str, what: str, samples: Iterable[tuple[dict[str, str], float]]) -> Iterator[str]:

@@ -50,9 +50,16 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     codes = sorted(worst)
     head = as_json({"$schema": _SCHEMA, "version": "2.1.0"})[:-1]
     rules = [_rule(code, worst[code], options) for code in codes]
+    # The category, which separates alerts of different sets of logs: their common folder.
+    posix = [_within_sources(file).as_posix() for file in summary.files]
+    try:
+        shared = os.path.commonpath(posix) if posix else ""
+    except ValueError:  # some absolute, some not
+        shared = ""
+    named = "/".join(part for part in shared.split("/") if part not in ("", ".", ".."))
     run = {
         "tool": {"driver": {"name": "tito-audit", "version": VERSION, "semanticVersion": VERSION, "rules": rules}},
-        "automationDetails": {"id": _category(summary.files)},
+        "automationDetails": {"id": (f"tito-audit/{visible(named)}/" if named else "tito-audit/")},
         "columnKind": "unicodeCodePoints",
         "invocations": [_invocation(summary, kept.left_out)],
         "properties": _properties(summary, kept.left_out),
@@ -98,11 +105,18 @@ def _results(kept: Shortlist[Finding], codes: list[str], gate: Gate | None) -> I
     for finding in kept:
         fingerprint = finding.fingerprint
         seen[finding.place.file, fingerprint] += 1
+        # What is wrong, then where in the row; `[text](address)` is escaped, as it would be a link.
+        place = f" ({place_words(finding)})"
         result = {
             "ruleId": finding.code,
             "ruleIndex": index[finding.code],
             "level": finding.severity.word,
-            "message": {"text": _message(finding)},
+            "message": {
+                "text": (
+                    cut(visible(finding.hit.message) or finding.code, _TEXT - len(place)).replace("](", "]\\x28")
+                    + place
+                )
+            },
             "locations": [_location(finding)],
             # Code scanning recognizes an alert by primaryLocationLineHash only.
             "partialFingerprints": {
@@ -118,14 +132,23 @@ def _results(kept: Shortlist[Finding], codes: list[str], gate: Gate | None) -> I
         yield result
 
 
-def _message(finding: Finding) -> str:
-    """What is wrong, then where in the row; `[text](address)` is escaped, as it would be a link."""
-    place = f" ({place_words(finding)})"
-    return cut(visible(finding.hit.message) or finding.code, _TEXT - len(place)).replace("](", "]\\x28") + place
-
-
 def _location(finding: Finding) -> dict[str, Any]:
-    physical: dict[str, Any] = {"artifactLocation": _artifact(finding.place.file)}
+    # A path as a URI: relative to the source root, where scans start; outside of it a file: URI.
+    file = finding.place.file
+    if "://" in file:
+        scheme, _, rest = file.partition("://")
+        artifact = {"uri": f"{scheme}://{quote(rest)}"}
+    else:
+        path = _within_sources(file)
+        try:
+            data = os.fsencode(path.as_posix())
+        except UnicodeEncodeError:
+            data = path.as_posix().encode("utf-8", "backslashreplace")
+        if path.is_absolute():
+            artifact = {"uri": f"file://{'' if data.startswith(b'/') else '/'}{quote(data)}"}
+        else:
+            artifact = {"uri": quote(data), "uriBaseId": "%SRCROOT%"}
+    physical: dict[str, Any] = {"artifactLocation": artifact}
     line = line_of(finding.place)
     if line is not None:
         physical["region"] = {"startLine": line}
@@ -136,21 +159,6 @@ def _location(finding: Finding) -> dict[str, Any]:
         parts.append("training row" if hit.where is Where.ROW else str(hit.where))
     logical = {"name": parts[-1], "fullyQualifiedName": "/".join(parts), "kind": "element"}
     return {"physicalLocation": physical, "logicalLocations": [logical]}
-
-
-def _artifact(file: str) -> dict[str, str]:
-    """A path as a URI: relative to the source root, where scans start; outside of it a file: URI."""
-    if "://" in file:
-        scheme, _, rest = file.partition("://")
-        return {"uri": f"{scheme}://{quote(rest)}"}
-    path = _within_sources(file)
-    try:
-        data = os.fsencode(path.as_posix())
-    except UnicodeEncodeError:
-        data = path.as_posix().encode("utf-8", "backslashreplace")
-    if path.is_absolute():
-        return {"uri": f"file://{'' if data.startswith(b'/') else '/'}{quote(data)}"}
-    return {"uri": quote(data), "uriBaseId": "%SRCROOT%"}
 
 
 def _within_sources(file: str) -> PurePath:
@@ -183,17 +191,6 @@ def _side(side: Side) -> dict[str, Any]:
     }
     left = max(len(side.ids), len(side.pieces)) - _TOKENS
     return {**shown, "leftOut": left} if left > 0 else shown
-
-
-def _category(files: list[str]) -> str:
-    """The category, which separates alerts of different sets of logs: their common folder."""
-    posix = [_within_sources(file).as_posix() for file in files]
-    try:
-        shared = os.path.commonpath(posix) if posix else ""
-    except ValueError:  # some absolute, some not
-        shared = ""
-    named = "/".join(part for part in shared.split("/") if part not in ("", ".", ".."))
-    return f"tito-audit/{visible(named)}/" if named else "tito-audit/"
 
 
 def _invocation(summary: Summary, left_out: int) -> dict[str, Any]:

@@ -61,27 +61,23 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     for result in results:
         gathered.add(result)
     with page_to(out, options) as console:
-        _print_page(console, summary, gathered, options)
-
-
-def _print_page(console: Console, summary: Summary, gathered: _Gathered, options: ReportOptions) -> None:
-    for line in (*_header(summary), *_known_lines(summary, gathered.known)):
-        console.print(line)
-    _print_causes(console, cause_lines(summary))
-    if summary.findings:
+        for line in (*_header(summary), *_known_lines(summary, gathered.known)):
+            console.print(line)
+        _print_causes(console, cause_lines(summary))
+        if summary.findings:
+            console.print()
+            console.print(_table(summary, options))
+        worst = gathered.curable.worst.pick(options.worst)
+        _print_worst(console, worst)
+        for title, lines in _gate_lists(summary):
+            print_list(console, title, lines)
+        if summary.compared or summary.uncompared:  # else one notice is enough
+            print_list(console, "Not checked", [visible(line) for line in skip_lines(summary)])
+        print_list(console, "Notices", _notice_lines(summary))
+        steps = next_steps(worst[0].finding if worst else None, gathered.curable, summary, browse=True)
+        print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
         console.print()
-        console.print(_table(summary, options))
-    worst = gathered.curable.worst.pick(options.worst)
-    _print_worst(console, worst)
-    for title, lines in _gate_lists(summary):
-        print_list(console, title, lines)
-    if summary.compared or summary.uncompared:  # else one notice is enough
-        print_list(console, "Not checked", [visible(line) for line in skip_lines(summary)])
-    print_list(console, "Notices", _notice_lines(summary))
-    steps = next_steps(worst[0].finding if worst else None, gathered.curable, summary, browse=True)
-    print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
-    console.print()
-    console.print(_verdict_line(summary), soft_wrap=True)
+        console.print(_verdict_line(summary), soft_wrap=True)
 
 
 def _header(summary: Summary) -> Iterator[Text]:

@@ -12,7 +12,7 @@ from tito_audit.record.finding import Where
 from tito_audit.record.model_scores import ModelScores
 from tito_audit.rescore.compare import is_logprob
 from tito_audit.rescore.journal import Journal
-from tito_audit.rescore.plan import Part, parts_of
+from tito_audit.rescore.plan import parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,12 @@ class ScoresOf:
             scores, version = known
             values = np.where(part.sampled, scores[part.offset :], np.nan)
             versions.update(() if version is None else (version,))
-            recorded[part.turn] = _stated(part, values)
+            # True where the log has a logprob, not a gap or a placeholder.
+            if part.recorded is None:
+                stated = np.zeros(len(values), np.bool_)
+            else:
+                stated = is_logprob(part.recorded, values, part.sentinel)
+            recorded[part.turn] = stated
             if part.where is Where.ROW:
                 row = values
             elif part.turn is not None:
@@ -49,10 +54,3 @@ class ScoresOf:
             return None
         weights = f", weights {', '.join(sorted(versions))}" if versions else ""
         return ModelScores(self.said + weights, calls, row, recorded, self.replaces, self.adds)
-
-
-def _stated(part: Part, model: Logprobs) -> Mask:
-    """True where the log has a logprob, not a gap or a placeholder."""
-    if part.recorded is None:
-        return np.zeros(len(model), np.bool_)
-    return is_logprob(part.recorded, model, part.sentinel)

@@ -19,7 +19,6 @@ from tito_audit.rescore.tables import (
     AGREEMENT_LEGEND,
     DRIFTED_HEADS,
     DRIFTED_LEGEND,
-    Row,
     after_rows,
     agreement_rows,
     around,
@@ -61,10 +60,18 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
     if summary.plot:
         yield _section("recorded", "Recorded against rescored logprobs", _plot(summary) + _agreement(summary))
     if summary.causes:
-        yield _section("price", "What drift costs, in nats", _bars(summary) + _causes(summary))
+        yield _section(
+            "price",
+            "What drift costs, in nats",
+            _bars(summary) + (_table(DRIFTED_HEADS, list(drifted_rows(summary))) + _legend(DRIFTED_LEGEND)),
+        )
     after = list(after_rows(summary))
     if after:
-        yield _section("after", "What drift does to the sampled tokens after it", _after(summary, after))
+        yield _section(
+            "after",
+            "What drift does to the sampled tokens after it",
+            _table(AFTER_HEADS, after) + _legend(AFTER_LEGEND, *around(summary)),
+        )
     shown = [one for one in summary.most_expensive(worst) if math.isfinite(one[1].difference)]
     if shown:
         rows = [_worst_row(str(place), price, pieces) for place, price in shown]
@@ -147,14 +154,6 @@ def _bars(summary: RescoreSummary) -> str:
 def _name(one: CausePrice) -> str:
     name = f"{one.code} {visible(one.cause)}"
     return name if len(name) <= 34 else name[:33] + "…"
-
-
-def _causes(summary: RescoreSummary) -> str:
-    return _table(DRIFTED_HEADS, list(drifted_rows(summary))) + _legend(DRIFTED_LEGEND)
-
-
-def _after(summary: RescoreSummary, rows: list[Row]) -> str:
-    return _table(AFTER_HEADS, rows) + _legend(AFTER_LEGEND, *around(summary))
 
 
 def _legend(*lines: str) -> str:

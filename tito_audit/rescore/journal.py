@@ -57,19 +57,17 @@ class Journal:
         self._end = 0
         self._fd: int | None = None
         if path is not None:
-            self._open(path, {_FORMAT: _VERSION, "provider": provider}, resume=resume)
-
-    def _open(self, path: Path, header: Mapping[str, Any], *, resume: bool) -> None:
-        if path.exists() and not resume:
-            raise SetupError(
-                f"{path}: this holds the scores of an earlier run.\n"
-                "Pass --resume to continue it, or delete the file."
-            )
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            self._read(path, header)
-        except OSError as error:
-            raise StorageError(f"{path}: {error.strerror or error}.") from None
+            header = {_FORMAT: _VERSION, "provider": provider}
+            if path.exists() and not resume:
+                raise SetupError(
+                    f"{path}: this holds the scores of an earlier run.\n"
+                    "Pass --resume to continue it, or delete the file."
+                )
+            try:
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                self._read(path, header)
+            except OSError as error:
+                raise StorageError(f"{path}: {error.strerror or error}.") from None
 
     def _read(self, path: Path, header: Mapping[str, Any]) -> None:
         assert self._fd is not None

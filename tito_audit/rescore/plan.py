@@ -197,7 +197,19 @@ def _in_range(ids: Ids, vocabulary: int | None) -> bool:
 def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[Pair]:
     found = replaced(evidence, drift)
     for key, several in found.items():
-        base = _sequence(evidence, key)
+        # The recorded sequence of a key, with the completion after a prompt, and where positions count from.
+        where, turn = key
+        row = evidence.rollout.training_row
+        if where is Where.ROW:
+            base = None if row is None else (row.token_ids, 0)
+        elif turn is None:
+            base = None
+        else:
+            seen, prompt = evidence.rollout.turns[turn].seen_ids, evidence.rollout.turns[turn].prompt_ids
+            if seen is None or prompt is None:
+                base = None
+            else:
+                base = (seen, len(prompt) if where is Where.COMPLETION else 0)
         # Tokens after a completion are not in its call: such a difference shows in the next prompt.
         inside = [one for one in several if not one.after]
         if base is None or not inside:
@@ -215,20 +227,6 @@ def _by_side(several: Sequence[Replaced]) -> Iterator[tuple[bool, list[Replaced]
         mine = [one for one in several if (one.against in (SAMPLED, SEEN)) is swapped]
         if mine:
             yield swapped, mine
-
-
-def _sequence(evidence: Evidence, key: Key) -> tuple[Ids, int] | None:
-    """The recorded sequence of a key, with the completion after a prompt, and where positions count from."""
-    where, turn = key
-    row = evidence.rollout.training_row
-    if where is Where.ROW:
-        return None if row is None else (row.token_ids, 0)
-    if turn is None:
-        return None
-    seen, prompt = evidence.rollout.turns[turn].seen_ids, evidence.rollout.turns[turn].prompt_ids
-    if seen is None or prompt is None:
-        return None
-    return seen, len(prompt) if where is Where.COMPLETION else 0
 
 
 def _pair(
@@ -251,7 +249,19 @@ def _pair(
         cuts.append((start, end, size - len(one.canonical), size, one))
         at = end
     other = np.concatenate([*pieces, ids[at:]]).astype(np.int32)
-    mine, theirs = _sampled_in(evidence, key, ids), None
+    # `[T]` the sampled tokens of a recorded sequence: of a call those of its completion.
+    where, turn = key
+    out = np.zeros(len(ids), np.bool_)
+    row = evidence.rollout.training_row
+    if where is Where.ROW:
+        said = trained_in_row(evidence, row) if row is not None else None
+        sampled_in = out if said is None else said.copy()
+    else:
+        prompt = evidence.rollout.turns[turn].prompt_ids if turn is not None else None
+        if prompt is not None:
+            out[len(prompt) :] = True
+        sampled_in = out
+    mine, theirs = sampled_in, None
     if swapped and key[0] is Where.PROMPT:
         theirs = _sampled_before(evidence, key[1], other)
     made = tuple(
@@ -264,20 +274,6 @@ def _pair(
         same[start:end] = False
     same[:1] = False
     return Pair(key, ids, other, made, swapped, same)
-
-
-def _sampled_in(evidence: Evidence, key: Key, ids: Ids) -> Mask:
-    """`[T]` the sampled tokens of a recorded sequence: of a call those of its completion."""
-    where, turn = key
-    out = np.zeros(len(ids), np.bool_)
-    row = evidence.rollout.training_row
-    if where is Where.ROW:
-        said = trained_in_row(evidence, row) if row is not None else None
-        return out if said is None else said.copy()
-    prompt = evidence.rollout.turns[turn].prompt_ids if turn is not None else None
-    if prompt is not None:
-        out[len(prompt) :] = True
-    return out
 
 
 def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:

@@ -156,7 +156,8 @@ class Rescoring:
         place = rollout.place
         try:
             with guarded("the audit", place, LEAVE_OUT):
-                evidence = _evidence(rollout, auditor)
+                renderer = auditor.renderer_for(rollout)
+                evidence = explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
                 findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
                 return _Work(place, evidence, plan_of(evidence, findings, _vocabulary(auditor)), auditor)
         except EncodeError as error:
@@ -206,11 +207,6 @@ class Rescoring:
 
 async def _next(results: AsyncGenerator[RescoredRollout, None]) -> RescoredRollout:
     return await anext(results)
-
-
-def _evidence(rollout: Rollout, auditor: Auditor) -> Evidence:
-    renderer = auditor.renderer_for(rollout)
-    return explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
 
 
 def _vocabulary(auditor: Auditor) -> int | None:

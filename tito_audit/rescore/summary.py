@@ -169,7 +169,17 @@ class RescoreSummary:
         self.missing += result.missing
         self.disagreeing += result.agreement is not None and result.agreement.disagrees
         self._compare(result)
-        self._price(result)
+        for price in result.prices:
+            key = (price.finding.code, price.finding.hit.cause)
+            self.causes.setdefault(key, CausePrice(*key)).add(price)
+            self.worst.append((result.place, price))
+        if len(self.worst) > 4 * WORST:
+            self.worst = self.most_expensive(WORST)
+        self.unpriced.update(result.unpriced)
+        if result.near:
+            self.near = [a + b for a, b in zip(self.near, result.near, strict=True)]
+        self.changed += len(result.changed)
+        self.changes += [one.other - one.sampled for one in result.changed]
         for one in result.unscored:
             self._unscored(one.because, result.place)
         self.findings += result.findings
@@ -186,22 +196,6 @@ class RescoreSummary:
                 self.by_turn.setdefault(turn, Sums()).add(differences[one.turns[kept] == turn])
             squares = zip(_bins(one.recorded[kept]), _bins(one.model[kept]), strict=True)
             self.plot.update(squares)
-
-    def _price(self, result: RescoredRollout) -> None:
-        for price in result.prices:
-            key = (price.finding.code, price.finding.hit.cause)
-            self.causes.setdefault(key, CausePrice(*key)).add(price)
-            self.worst.append((result.place, price))
-        if len(self.worst) > 4 * WORST:
-            self._rank()
-        self.unpriced.update(result.unpriced)
-        if result.near:
-            self.near = [a + b for a, b in zip(self.near, result.near, strict=True)]
-        self.changed += len(result.changed)
-        self.changes += [one.other - one.sampled for one in result.changed]
-
-    def _rank(self) -> None:
-        self.worst = self.most_expensive(WORST)
 
     def most_expensive(self, most: int) -> list[tuple[Place, Price]]:
         """The findings with the largest change, the worst first."""

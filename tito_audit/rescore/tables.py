@@ -32,7 +32,16 @@ def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
     named = [("no turn" if turn < 0 else f"turn {turn}", sums) for turn, sums in by_turn[:turns]]
     later = [sums for _, sums in by_turn[turns:]]
     if later:
-        named.append((f"later {len(later)}", _together(later)))
+        out = Sums()
+        for one in later:
+            out.tokens += one.tokens
+            out.total += one.total
+            out.size += one.size
+            out.squares += one.squares
+            out.k3 += one.k3
+            out.largest = max(out.largest, one.largest)
+            out.above = [a + b for a, b in zip(out.above, one.above, strict=True)]
+        named.append((f"later {len(later)}", out))
     for name, sums in [("all", summary.sums), *(named if len(by_turn) > 1 else ())]:
         found = sums.agreement(summary.tolerance)
         if found is not None:
@@ -45,33 +54,26 @@ def _agreement(found: Agreement) -> Row:
     return f"{found.tokens:,}", f"{found.size:.4f}", f"{found.largest:.3f}", *estimates, *shares
 
 
-def _together(several: list[Sums]) -> Sums:
-    out = Sums()
-    for one in several:
-        out.tokens += one.tokens
-        out.total += one.total
-        out.size += one.size
-        out.squares += one.squares
-        out.k3 += one.k3
-        out.largest = max(out.largest, one.largest)
-        out.above = [a + b for a, b in zip(out.above, one.above, strict=True)]
-    return out
-
-
 def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
     """How the logprobs of the drifted tokens themselves change, by rule and cause."""
     for one in _causes(summary):
-        yield _name(one), f"{one.findings:,}", *(_drifted(one) if one.segments else ["–"] * 5)
-
-
-def _drifted(one: CausePrice) -> Row:
-    return (
-        f"{one.sampled_tokens:,} → {one.other_tokens:,}",
-        _per(one.sampled, one.sampled_tokens),
-        _per(one.other, one.other_tokens),
-        f"{(one.other - one.sampled) / one.segments:+.2f}",
-        percent(one.likelier / one.segments),
-    )
+        yield (
+            _name(one),
+            f"{one.findings:,}",
+            *(
+                (
+                    (
+                        f"{one.sampled_tokens:,} → {one.other_tokens:,}",
+                        _per(one.sampled, one.sampled_tokens),
+                        _per(one.other, one.other_tokens),
+                        f"{(one.other - one.sampled) / one.segments:+.2f}",
+                        percent(one.likelier / one.segments),
+                    )
+                )
+                if one.segments
+                else ["–"] * 5
+            ),
+        )
 
 
 def after_rows(summary: RescoreSummary) -> Iterator[Row]:

@@ -11,11 +11,11 @@ import numpy as np
 
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
-from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.rollout import seen_by_loss
 from tito_audit.record.runs import ManyRuns, Run, each_run, trained_runs
 from tito_audit.rules._words import shown
 
@@ -152,7 +152,14 @@ class SampledValues:
     @cached_property
     def placeholders(self) -> Mask:
         """`[N]` True where a value is a sentinel, not the logarithm of a probability."""
-        return _placeholders(self)
+        # `[N]` True where a value is a sentinel: 1.0, -9999, or the format's own.
+        marks = [*IMPOSSIBLE]
+        if self.sentinel is not None and (self.sentinel > 0 or self.sentinel <= _SENTINELS_BELOW):
+            marks.append(self.sentinel)
+        others = self.logprobs[self.trained & np.isfinite(self.logprobs) & (self.logprobs != 1.0)]
+        if len(others) and (others > ROUNDING).mean() > 0.5:
+            marks = [mark for mark in marks if mark < 0]
+        return np.asarray(np.isin(self.logprobs, marks))
 
     @cached_property
     def zeros(self) -> Mask:
@@ -187,7 +194,9 @@ def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
     row = evidence.rollout.training_row
     if row is None or row.logprobs is None:
         return
-    trained = _trained(row, evidence.row)
+    # `[T]` what enters the loss, by the mask or else by what was sampled; None if neither is known.
+    view = evidence.row
+    trained = seen_by_loss(row) if row.loss_mask is not None else view.sampled if view is not None else None
     if trained is not None:
         runs = trained_runs(trained if evidence.row is None else trained & evidence.row.sampled)
         expected = evidence.row.expected_logprobs if evidence.row is not None else None
@@ -200,21 +209,6 @@ def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
 def _ordinary(logprobs: Logprobs) -> bool:
     """True when there are values and each lies above the sentinels and not above 0; False if any is NaN."""
     return len(logprobs) > 0 and bool(logprobs.max() <= 0) and bool(logprobs.min() > _SENTINELS_BELOW)
-
-
-def _placeholders(values: SampledValues) -> Mask:
-    """`[N]` True where a value is a sentinel: 1.0, -9999, or the format's own.
-
-    1.0 does not count when most other values are above zero: then the column has the wrong unit or sign. 0.0 never
-    counts, since a certain token reaches it.
-    """
-    marks = [*IMPOSSIBLE]
-    if values.sentinel is not None and (values.sentinel > 0 or values.sentinel <= _SENTINELS_BELOW):
-        marks.append(values.sentinel)
-    others = values.logprobs[values.trained & np.isfinite(values.logprobs) & (values.logprobs != 1.0)]
-    if len(others) and (others > ROUNDING).mean() > 0.5:
-        marks = [mark for mark in marks if mark < 0]
-    return np.asarray(np.isin(values.logprobs, marks))
 
 
 def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
@@ -234,10 +228,3 @@ def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
     if mine[0] == 0:
         return len(mine) >= _EQUAL_ZERO and bool(values.zeros[where].all())
     return bool((mine == mine[0]).all())
-
-
-def _trained(row: TrainingRow, view: RowView | None) -> Mask | None:
-    """`[T]` what enters the loss, by the mask or else by what was sampled; None if neither is known."""
-    if row.loss_mask is not None:
-        return seen_by_loss(row)
-    return view.sampled if view is not None else None

@@ -86,12 +86,22 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
     if np.array_equal(trained, view.sampled):
         return JudgedMask(row.token_ids, trained, view, slide, "", missing, (), missing, missing, missing, missing)
     judged, left = judgement(evidence), left_out(evidence)
-    off = _off(view, slide, judged)
+    # `[T]` the answers that a proven slide of the mask is in, with what lies around them.
+    off = np.full(len(view.sampled), bool(slide))
+    if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.of_row:
+        spans = [judged.spans[number] for number in judged.fit.answers]
+        off[: max(spans[0].start + min(slide, 0), 0)] = False
+        off[spans[-1].ends[-1] + max(slide, 0) :] = False
     on_purpose = missing if left is None else left.tokens & ~off
     rewritten = _rewritten(view, trained)
     if not off.all():
         missing = _ends_not_trained(row.token_ids, trained, view, evidence) & ~on_purpose & ~off
-        added = _ends_not_sampled(row.token_ids, trained, view, evidence.end_ids) & ~rewritten & ~off
+        ids = row.token_ids
+        out = np.zeros(len(ids), np.bool_)
+        follows = np.concatenate(([False], view.sampled[:-1]))
+        for position in (trained & ~view.sampled & follows).nonzero()[0].tolist():
+            out[position] = is_end(position, ids, view, evidence.end_ids)
+        added = out & ~rewritten & ~off
     return JudgedMask(
         ids=row.token_ids,
         trained=trained,
@@ -105,16 +115,6 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
         not_trained=view.sampled & ~trained & ~missing & ~on_purpose,
     )
-
-
-def _off(view: RowView, slide: int, judged: Judgement | None) -> Mask:
-    """`[T]` the answers that a proven slide of the mask is in, with what lies around them."""
-    out = np.full(len(view.sampled), bool(slide))
-    if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.of_row:
-        spans = [judged.spans[number] for number in judged.fit.answers]
-        out[: max(spans[0].start + min(slide, 0), 0)] = False
-        out[spans[-1].ends[-1] + max(slide, 0) :] = False
-    return out
 
 
 def _slid(view: RowView, slide: int, judged: Judgement | None) -> str:
@@ -140,14 +140,6 @@ def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence
         if trained[last] or not is_end(last, ids, view, evidence.end_ids):
             continue
         out[last] = any(trained[start:end].any() for start, end in spans)
-    return out
-
-
-def _ends_not_sampled(ids: Ids, trained: Mask, view: RowView, end_ids: frozenset[int]) -> Mask:
-    out = np.zeros(len(ids), np.bool_)
-    follows = np.concatenate(([False], view.sampled[:-1]))
-    for position in (trained & ~view.sampled & follows).nonzero()[0].tolist():
-        out[position] = is_end(position, ids, view, end_ids)
     return out
 
 

@@ -89,7 +89,11 @@ def _judged(evidence: Evidence, found: list[Pair]) -> Iterator[Hit]:
     every = np.concatenate(differences)
     apart = np.abs(every)
     far = int((apart > _FAR).sum())
-    above = _is_above(apart)
+    # Whether the mean stays above the bound with two standard errors taken off.
+    if len(apart) < _FEWEST:
+        above = False
+    else:
+        above = bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
     if not far and not above:
         return
     sampler, trainer = found[0].names
@@ -110,13 +114,6 @@ def _judged(evidence: Evidence, found: list[Pair]) -> Iterator[Hit]:
     cause, severity = ("whole column", Severity.WARNING) if above else ("single tokens", Severity.NOTE)
     side = shown(evidence, pair.ids[place : place + 1])
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
-
-
-def _is_above(apart: Logprobs) -> bool:
-    """Whether the mean stays above the bound with two standard errors taken off."""
-    if len(apart) < _FEWEST:
-        return False
-    return bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
 
 
 def _k3(differences: Logprobs) -> float:

@@ -63,7 +63,17 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
                 for s, e in each_run(mask.not_trained[a:b]):
                     yield _part(evidence, mask, a + s, a + e, turn)
         else:
-            severity, message = _left_out(evidence, turn, number, trained)
+            # Severity and message for a whole turn that is not trained.
+            untrained = f"turn {number + 1} of {len(trained)} is not trained"
+            calls = evidence.rollout.turns
+            if turn is not None and turn < len(calls) and calls[turn].finish_reason == "length":
+                left_out = (
+                    Severity.NOTE,
+                    f"{untrained}; it was cut by the length limit, and some trainers leave such turns out",
+                )
+            else:
+                left_out = (Severity.NOTE, f"{untrained}; a choice that some trainers make")
+            severity, message = left_out
             yield mask.hit(evidence, start, end, message, "turn left out", turn, severity)
 
 
@@ -82,15 +92,3 @@ def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int 
         message += "; they touch drifted tokens, which a repair may have taken out of the loss"
         severity, cause = Severity.NOTE, "left out beside drift"
     return mask.hit(evidence, start, end, message, cause, turn, severity)
-
-
-def _left_out(evidence: Evidence, turn: int | None, number: int, trained: list[bool]) -> tuple[Severity, str]:
-    """Severity and message for a whole turn that is not trained."""
-    untrained = f"turn {number + 1} of {len(trained)} is not trained"
-    calls = evidence.rollout.turns
-    if turn is not None and turn < len(calls) and calls[turn].finish_reason == "length":
-        return (
-            Severity.NOTE,
-            f"{untrained}; it was cut by the length limit, and some trainers leave such turns out",
-        )
-    return Severity.NOTE, f"{untrained}; a choice that some trainers make"

@@ -54,7 +54,14 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     for position in mask.end_not_trained.nonzero()[0].tolist():
         yield _hit(evidence, mask, position, position, _UNTRAINED, "sampled, not trained", Severity.WARNING)
     for position in mask.end_not_sampled.nonzero()[0].tolist():
-        message = "the end of a turn is trained but was not sampled" + _cut(evidence, mask, position - 1)
+        # Why the end was not sampled, if the log says.
+        answer = position - 1
+        turn, calls = int(mask.view.turn[answer]), evidence.rollout.turns
+        if 0 <= turn < len(calls) and calls[turn].finish_reason == "length":
+            cut = ": the length limit cut the answer and the end was appended"
+        else:
+            cut = ": it was appended to the answer and carries no logprob of its own"
+        message = "the end of a turn is trained but was not sampled" + cut
         yield _hit(evidence, mask, position, position - 1, message, "trained, not sampled", Severity.ERROR)
 
 
@@ -64,11 +71,3 @@ def _hit(
     """The finding for a turn end; `answer` is a token of its turn."""
     turn = int(mask.view.turn[answer])
     return mask.hit(evidence, position, position + 1, message, cause, turn if turn >= 0 else None, severity)
-
-
-def _cut(evidence: Evidence, mask: JudgedMask, answer: int) -> str:
-    """Why the end was not sampled, if the log says."""
-    turn, calls = int(mask.view.turn[answer]), evidence.rollout.turns
-    if 0 <= turn < len(calls) and calls[turn].finish_reason == "length":
-        return ": the length limit cut the answer and the end was appended"
-    return ": it was appended to the answer and carries no logprob of its own"

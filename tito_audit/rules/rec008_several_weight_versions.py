@@ -133,7 +133,18 @@ def _versions(rollout: Rollout) -> _Versions | None:
     named, spans = stated.facts.get("weight_versions"), stated.facts.get("weight_spans")
     if row is not None and isinstance(spans, list | tuple) and spans:
         found = _Versions()
-        found.add_spans(_in_row(row, spans), Where.ROW, None)
+        # Spans as tokens of the row: counted from its start or its response, whichever holds more trained ones.
+        trained = _sampled(row)
+        start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
+        covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
+        by = start if covered[1] > covered[0] else 0
+        found.add_spans(
+            tuple(
+                (version, a + by, min(b + by, len(trained))) for version, a, b in spans if a + by < len(trained)
+            ),
+            Where.ROW,
+            None,
+        )
         return found
     if row is not None and isinstance(named, list | tuple) and named:
         return _of_row(row, named)
@@ -191,12 +202,3 @@ def _add_tokens(
     cuts = ((np.diff(values[at]) != 0) | (np.diff(at) > 1)).nonzero()[0] + 1
     spans = [(f"{values[part[0]]:.0f}", int(part[0]), int(part[-1]) + 1) for part in np.split(at, cuts)]
     found.add_spans(spans, where, turn)
-
-
-def _in_row(row: TrainingRow, spans: Sequence[tuple[str, int, int]]) -> tuple[tuple[str, int, int], ...]:
-    """Spans as tokens of the row: counted from its start or its response, whichever holds more trained ones."""
-    trained = _sampled(row)
-    start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
-    covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
-    by = start if covered[1] > covered[0] else 0
-    return tuple((version, a + by, min(b + by, len(trained))) for version, a, b in spans if a + by < len(trained))

@@ -143,11 +143,6 @@ def _pictures(
     return _Pictures(where, turn, ids, frames, told, tokens)
 
 
-def _holds_text(frames: Sequence[Frame], tokens: ImageTokens) -> bool:
-    """Whether text stands between the tokens that open and close an image: then text spells them."""
-    return tokens.start >= 0 <= tokens.end and any(frame.depth and not frame.whole for frame in frames)
-
-
 def _sent(evidence: Evidence, number: int) -> Sequence[Message] | None:
     """The messages that a call was sent; None if the log does not tell."""
     turn = evidence.rollout.turns[number]
@@ -176,7 +171,9 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
-    if _holds_text(pictures.frames, pictures.tokens):
+    if pictures.tokens.start >= 0 <= pictures.tokens.end and any(
+        frame.depth and not frame.whole for frame in pictures.frames
+    ):
         return
     twice = next((frame for frame in pictures.frames if frame.depth > 1), None)
     if twice is not None:

@@ -51,22 +51,20 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
         return None
     if end_only(difference.canonical, evidence):
         return None
-    if not _marks(difference, evidence):
+    # Whether the template writes role markers there, or BOS before a sequence that differs as a whole.
+    side, ids = difference.canonical, evidence.sequence(difference.where, difference.turn)
+    if holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
+        marks = True
+    elif evidence.vocabulary is None or evidence.bos_id is None or ids is None:
+        marks = False
+    else:
+        whole = difference.start == 0 and difference.end == len(ids)
+        marks = whole and side.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))
+    if not marks:
         return None
     word = "prompt" if difference.where is Where.PROMPT else "row"
     what = f"the {word} holds no role markers: it was encoded without the chat template"
     return Reason("no template", what)
-
-
-def _marks(difference: Difference, evidence: Evidence) -> bool:
-    """Whether the template writes role markers there, or BOS before a sequence that differs as a whole."""
-    side, ids = difference.canonical, evidence.sequence(difference.where, difference.turn)
-    if holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
-        return True
-    if evidence.vocabulary is None or evidence.bos_id is None or ids is None:
-        return False
-    whole = difference.start == 0 and difference.end == len(ids)
-    return whole and side.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))
 
 
 def _unmarked(difference: Difference, evidence: Evidence) -> bool:

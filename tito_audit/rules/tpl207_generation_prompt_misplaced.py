@@ -60,7 +60,10 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     at_end = not difference.recorded.after or not difference.canonical.after
     if difference.where is not Where.PROMPT or not at_end or difference.sampled:
         return None
-    recorded, canonical = (_opens(side) for side in (difference.recorded.data, difference.canonical.data))
+    recorded, canonical = (
+        (b"<think>" in side or _HEADER.search(side) is not None)
+        for side in (difference.recorded.data, difference.canonical.data)
+    )
     if recorded == canonical:
         return None
     own = difference.recorded if recorded else difference.canonical
@@ -82,8 +85,3 @@ def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
         return None
     word = "missing" if canonical else "doubled" if repeats(difference, evidence) else "misplaced"
     return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
-
-
-def _opens(data: bytes) -> bool:
-    """Whether the text opens an answer: an assistant header or a reasoning prefill."""
-    return b"<think>" in data or _HEADER.search(data) is not None

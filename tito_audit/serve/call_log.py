@@ -60,7 +60,11 @@ class CallLog:
         except OSError as error:
             raise StorageError(f"{self.path}: it cannot be written ({error.strerror})") from None
         if written < len(data) + self._torn:
-            self._take_back(before)
+            # Remove the part of a line that was written; if that fails, the next line begins after a line feed.
+            try:
+                os.ftruncate(self._file, before)
+            except OSError:
+                self._torn = True
             raise StorageError(f"{self.path}: it cannot be written (the disk is full)")
         self._torn = False
 
@@ -86,13 +90,6 @@ class CallLog:
         self._ends_in_a_line()
         if not self.sync:
             os.close(self._moved.pop())
-
-    def _take_back(self, size: int) -> None:
-        """Remove the part of a line that was written; if that fails, the next line begins after a line feed."""
-        try:
-            os.ftruncate(self._file, size)
-        except OSError:
-            self._torn = True
 
     def _ends_in_a_line(self) -> bool:
         found = os.fstat(self._file)

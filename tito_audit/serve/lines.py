@@ -63,7 +63,29 @@ class Answered:
 
 def answer_lines(call: Answered, answers: Sequence[Sampled]) -> list[dict[str, Any]]:
     """One line for each answer of a call."""
-    shared = {**_start(call), **_branch(call.prompt), **_request(call)}
+    prompt = call.prompt
+    parent, fork = prompt.parent, prompt.fork
+    said: dict[str, Any] = {
+        "parent": None if parent is None else {"call_id": parent.call_id, "choice": parent.choice},
+        "branch": prompt.branch,
+        "fork": None if fork is None else {"reason": fork.reason, "detail": fork.detail, "message": fork.message},
+        "kept": prompt.kept,
+        "proof": prompt.proof,
+    }
+    shared = {
+        **(
+            {
+                "tito_audit_gateway": VERSION,
+                "session_id": call.session_id,
+                "call_id": call.call_id,
+                "thread_id": "",
+                "choice": 0,
+                "n": call.asked.sampling.n,
+            }
+        ),
+        **({**said, "alike": prompt.alike} if prompt.alike else said),
+        **_request(call),
+    }
     return [
         {
             **shared,
@@ -86,29 +108,6 @@ def answer_lines(call: Answered, answers: Sequence[Sampled]) -> list[dict[str, A
 def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, Any]:
     """The line that ends a session."""
     return {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
-
-
-def _start(call: Answered) -> dict[str, Any]:
-    return {
-        "tito_audit_gateway": VERSION,
-        "session_id": call.session_id,
-        "call_id": call.call_id,
-        "thread_id": "",
-        "choice": 0,
-        "n": call.asked.sampling.n,
-    }
-
-
-def _branch(prompt: Prompt) -> dict[str, Any]:
-    parent, fork = prompt.parent, prompt.fork
-    said: dict[str, Any] = {
-        "parent": None if parent is None else {"call_id": parent.call_id, "choice": parent.choice},
-        "branch": prompt.branch,
-        "fork": None if fork is None else {"reason": fork.reason, "detail": fork.detail, "message": fork.message},
-        "kept": prompt.kept,
-        "proof": prompt.proof,
-    }
-    return {**said, "alike": prompt.alike} if prompt.alike else said
 
 
 def _request(call: Answered) -> dict[str, Any]:

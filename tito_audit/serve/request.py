@@ -144,12 +144,12 @@ def _asked(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
         "logprobs": logprobs,
         "token_ids": bool(_value(body, "return_token_ids", bool, "true or false", default=False)),
         "special": not _value(body, "skip_special_tokens", bool, "true or false", default=False),
-        "told": {name: body[name] for name in body if _tells_sampling(name) and body[name] is not None},
+        "told": {
+            name: body[name]
+            for name in body
+            if (name not in _OURS or name in (*_SAMPLED, *_LENGTHS, *_STOPS)) and body[name] is not None
+        },
     }
-
-
-def _tells_sampling(name: str) -> bool:
-    return name not in _OURS or name in (*_SAMPLED, *_LENGTHS, *_STOPS)
 
 
 def _sampling(body: Body, top: int) -> SamplingParams:

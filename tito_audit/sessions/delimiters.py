@@ -143,15 +143,12 @@ def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
     if ended and last.startswith(prompt) and history.startswith(prompt + sampled):
         opens, _, end = sampled.partition(ANSWER)
         return AnswerForm(opens, end, _end_ids(tokenizer, end))
-    end = _first_end(history.partition(ANSWER)[2], ends)  # what is joined is history
-    return AnswerForm(None, end, _end_ids(tokenizer, end))
-
-
-def _first_end(text: str, ends: Sequence[str]) -> str:
-    """A text up to the end token that it begins with, white space aside; "" if it begins with none."""
+    # A text up to the end token that it begins with, white space aside; "" if it begins with none.
+    text = history.partition(ANSWER)[2]
     bare = text.lstrip()
     end_found = max((end for end in ends if end and bare.startswith(end)), key=len, default="")
-    return text[: len(text) - len(bare) + len(end_found)] if end_found else ""
+    end = text[: len(text) - len(bare) + len(end_found)] if end_found else ""
+    return AnswerForm(None, end, _end_ids(tokenizer, end))
 
 
 def _refuted(

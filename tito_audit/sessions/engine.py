@@ -67,7 +67,10 @@ class Conversations:
             self._sessions[session_id] = session
         self._sessions.move_to_end(session_id)
         session.used = max(session.used, now)
-        self._make_room()
+        while len(self._sessions) > 1 and (
+            len(self._sessions) > self._limits.sessions or self._index.bytes > self._limits.bytes
+        ):
+            self._leave(next(iter(self._sessions)))
         return session
 
     def find(self, call: ChatCall, *, now: float = 0.0) -> Session:
@@ -127,12 +130,6 @@ class Conversations:
             if best is not None:
                 return best[1]
         return None
-
-    def _make_room(self) -> None:
-        while len(self._sessions) > 1 and (
-            len(self._sessions) > self._limits.sessions or self._index.bytes > self._limits.bytes
-        ):
-            self._leave(next(iter(self._sessions)))
 
     def _leave(self, session_id: str) -> None:
         self._sessions.pop(session_id).leave()

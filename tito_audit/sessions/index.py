@@ -44,7 +44,33 @@ def message_keys(messages: Sequence[Message]) -> list[bytes]:
     keys: list[bytes] = []
     for index, message in enumerate(messages):
         # repr of tuples, texts and numbers is injective, so equal digests mean equal messages.
-        keys.append(digest(repr(_canonical(message, calls, index))))
+        wire = message.wire
+        answered = wire.get("tool_call_id")
+        refers: object = None
+        if answered is not None:
+            place = calls.get(answered) if isinstance(answered, str) else None
+            # Counted back from here, as the message before may have been compacted.
+            refers = ("call", index - place[0], place[1]) if place is not None else plain(answered)
+        tool_calls = tuple((call.name, arguments_of(call)) for call in message.tool_calls)
+        # As sortable texts.
+        others = (
+            (str(key), repr(plain(value)))
+            for key, value in wire.items()
+            if key not in _COMPARED and value is not None
+        )
+        keys.append(
+            digest(
+                repr(
+                    (
+                        message.role,
+                        _content(message),
+                        tool_calls,
+                        refers,
+                        () if message.role in _OF_ANSWERS else tuple(sorted(others)),
+                    )
+                )
+            )
+        )
         calls.update({call.id: (index, k) for k, call in enumerate(message.tool_calls) if call.id is not None})
     return keys
 
@@ -57,28 +83,6 @@ def reasoning_agrees(sent: Message, stored: Message) -> bool:
 def call_ids(message: Message) -> tuple[str | None, ...]:
     """The ids of its tool calls."""
     return tuple(call.id for call in message.tool_calls)
-
-
-def _canonical(message: Message, calls: Mapping[str, tuple[int, int]], index: int) -> tuple[object, ...]:
-    wire = message.wire
-    answered = wire.get("tool_call_id")
-    refers: object = None
-    if answered is not None:
-        place = calls.get(answered) if isinstance(answered, str) else None
-        # Counted back from here, as the message before may have been compacted.
-        refers = ("call", index - place[0], place[1]) if place is not None else plain(answered)
-    tool_calls = tuple((call.name, arguments_of(call)) for call in message.tool_calls)
-    # As sortable texts.
-    others = (
-        (str(key), repr(plain(value))) for key, value in wire.items() if key not in _COMPARED and value is not None
-    )
-    return (
-        message.role,
-        _content(message),
-        tool_calls,
-        refers,
-        () if message.role in _OF_ANSWERS else tuple(sorted(others)),
-    )
 
 
 def _content(message: Message) -> object:

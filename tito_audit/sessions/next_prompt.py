@@ -213,7 +213,11 @@ class Writer:
         if ended:
             at = start + len(sampled) - len(next(end for end in _longest(ends) if sampled.endswith(end)))
         else:
-            at = self._text_end(node.message, text, start)
+            # The end of an answer of a template that ends no turn.
+            message = node.message
+            content = message.text.rstrip()
+            place = text.rfind(content, start) if content and not message.tool_calls else -1
+            at = place + len(content) if place >= 0 else max(len(text.rstrip()), start)
         return TurnEnd(at, digest(text[:at]), self._new_from(node, text, start, at), ended)
 
     def _spelled_end(self, answer: Held, text: str, start: int, ends: Sequence[str]) -> TurnEnd | Fork:
@@ -228,12 +232,6 @@ class Writer:
             return Fork(ForkReason.NO_PLACE, "the answer spells a token that ends turns", len(answer.sent) - 1)
         at = len(text) - len(tail)
         return TurnEnd(at, digest(text[:at]), self._new_from(node, text, start, at), ended=True)
-
-    def _text_end(self, message: Message, text: str, start: int) -> int:
-        """The end of an answer of a template that ends no turn."""
-        content = message.text.rstrip()
-        place = text.rfind(content, start) if content and not message.tool_calls else -1
-        return place + len(content) if place >= 0 else max(len(text.rstrip()), start)
 
     def _new_from(self, node: Node, text: str, start: int, at: int) -> int:
         """Where what the template adds to an answer begins: right after what was sampled, if it is written so."""

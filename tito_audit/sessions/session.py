@@ -66,7 +66,24 @@ class Session:
         if first is None:
             text_written = Beginnings(self._writer.write(call.messages, call))
             written = _written(call.messages, call.messages, keys, text_written)
-            return self._whole(text_written.text, written, self._no_match(call, keys, places))
+            # Why a history holds no answer that can be continued; None for the first call of a session.
+            if self._is_new:
+                no_match = None
+            else:
+                messages = call.messages
+                if self._left_memory and any(message.sampled for message in messages):
+                    no_match = left_memory()
+                else:
+                    departure = self._histories.departure(messages, places)
+                    if departure is not None and (
+                        departure.reasoning
+                        or self._histories.answered(keys)
+                        or (messages[departure.at].sampled and departure.held.is_answer(departure.at))
+                    ):
+                        no_match = departed(messages, keys, departure)
+                    else:
+                        no_match = new_conversation(messages)
+            return self._whole(text_written.text, written, no_match)
         if first.depth == len(call.messages) and not call.add_generation_prompt:
             return Draft(self._resumed(first), encoded=True)
         rest = call.messages[first.depth :]
@@ -108,7 +125,31 @@ class Session:
         """
         nodes = []
         for choice, (result, answer) in enumerate(zip(results, answers, strict=True)):
-            node = _node(call_id, choice, prompt, call, result, answer)
+            # The node of one answer; its call shares the messages that the session already holds.
+            written = prompt.written
+            if call is None or written is None:
+                own, message = (
+                    ChatCall(()),
+                    as_message({"role": "assistant", "content": answer.get("text")}, "the answer"),
+                )
+            else:
+                own, message = replace(call, messages=written.sent), as_message(dict(answer), "the answer")
+                message = _merged(written.messages[-1], message) if _is_prefilled(own) else message
+            output_ids = as_ids(result.output_ids, "output_ids")
+            logprobs = as_floats(result.logprobs, "logprobs")
+            node = Node(
+                call_id,
+                choice,
+                prompt,
+                own,
+                output_ids,
+                logprobs,
+                answer,
+                message,
+                result.finish_reason,
+                result.stop_reason,
+                result.weight_version,
+            )
             nodes.append(node)
             if not self._gone:
                 self._keep(node)
@@ -242,22 +283,6 @@ class Session:
             written=replace(text_written, messages=answer.history, sent=answer.sent, keys=answer.keys),
         )
 
-    def _no_match(self, call: ChatCall, keys: Sequence[bytes], places: Sequence[bytes]) -> Fork | None:
-        """Why a history holds no answer that can be continued; None for the first call of a session."""
-        if self._is_new:
-            return None
-        messages = call.messages
-        if self._left_memory and any(message.sampled for message in messages):
-            return left_memory()
-        departure = self._histories.departure(messages, places)
-        if departure is not None and (
-            departure.reasoning
-            or self._histories.answered(keys)
-            or (messages[departure.at].sampled and departure.held.is_answer(departure.at))
-        ):
-            return departed(messages, keys, departure)
-        return new_conversation(messages)
-
     def _departed(
         self, call: ChatCall, keys: Sequence[bytes], places: Sequence[bytes], match: Match
     ) -> Fork | None:
@@ -301,38 +326,6 @@ def _written(
     messages: tuple[Message, ...], sent: tuple[Message, ...], keys: Sequence[bytes], text_written: Beginnings
 ) -> Written:
     return Written(messages, sent, tuple(keys), len(text_written.text), text_written.digest())
-
-
-def _node(
-    call_id: str,
-    choice: int,
-    prompt: Prompt,
-    call: ChatCall | None,
-    result: GenerationResult,
-    answer: Mapping[str, Any],
-) -> Node:
-    """The node of one answer; its call shares the messages that the session already holds."""
-    written = prompt.written
-    if call is None or written is None:
-        own, message = ChatCall(()), as_message({"role": "assistant", "content": answer.get("text")}, "the answer")
-    else:
-        own, message = replace(call, messages=written.sent), as_message(dict(answer), "the answer")
-        message = _merged(written.messages[-1], message) if _is_prefilled(own) else message
-    output_ids = as_ids(result.output_ids, "output_ids")
-    logprobs = as_floats(result.logprobs, "logprobs")
-    return Node(
-        call_id,
-        choice,
-        prompt,
-        own,
-        output_ids,
-        logprobs,
-        answer,
-        message,
-        result.finish_reason,
-        result.stop_reason,
-        result.weight_version,
-    )
 
 
 def _is_prefilled(call: ChatCall) -> bool:

@@ -212,14 +212,14 @@ class Reader:
         self, result: GenerationResult, sampling: SamplingParams, call: ChatCall, *, calls: bool
     ) -> tuple[dict[str, Any], str | None]:
         """An answer as an assistant message, and its finish reason; tool calls are read only where `calls`."""
-        options = ParseOptions(call.tools if calls else (), self._prompt_end(result.input_ids))
+        options = ParseOptions(
+            call.tools if calls else (),
+            self.tokenizer.vocabulary.text(np.array(result.input_ids[-_PROMPT_END:], np.int32)),
+        )
         parsed = parse_answer(self.text(result, sampling), self.reasoning, self.tools, options)
         return to_message(parsed, lambda number: f"call_{uuid4().hex[:24]}"), finish_reason(
             parsed, result.finish_reason
         )
-
-    def _prompt_end(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.vocabulary.text(np.array(ids[-_PROMPT_END:], np.int32))
 
 
 def chat_completion(head: Head, choices: Sequence[Mapping[str, Any]], **more: Any) -> Any:

@@ -83,7 +83,19 @@ class Texts:
             same = sum(not np.array_equal(answer.node.seen_ids, latest.node.seen_ids) for answer in answers)
             if isinstance(prompt, str):
                 return self._of_text(latest.node, prompt, same)
-            return self._of_ids(latest, as_ids(prompt, "prompt"), same)
+            ids = as_ids(prompt, "prompt")
+            node, new = latest.node, ids[latest.kept :].copy()
+            whole = latest.kept == node.prompt.length + len(node.output_ids)
+            return Prompt(
+                Branch.CONTINUES if whole else Branch.FORK,
+                new,
+                parent=node,
+                kept=latest.kept,
+                added=self._writer.text(new),
+                proof=Proof.SAME_IDS,
+                fork=None if whole else _stop_left_out(1),
+                alike=same,
+            )
         return None
 
     def whole(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
@@ -121,20 +133,6 @@ class Texts:
             fork=None if whole else _stop_left_out(len(node.output_ids) - count),
             alike=alike,
             text=text,
-        )
-
-    def _of_ids(self, answer: _Known, ids: Ids, alike: int) -> Prompt:
-        node, new = answer.node, ids[answer.kept :].copy()
-        whole = answer.kept == node.prompt.length + len(node.output_ids)
-        return Prompt(
-            Branch.CONTINUES if whole else Branch.FORK,
-            new,
-            parent=node,
-            kept=answer.kept,
-            added=self._writer.text(new),
-            proof=Proof.SAME_IDS,
-            fork=None if whole else _stop_left_out(1),
-            alike=alike,
         )
 
 

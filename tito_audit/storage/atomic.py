@@ -80,7 +80,15 @@ def new_file(
             if overwrite:
                 part.replace(place)
             else:
-                _claim(part, place)
+                # Give the file its name only if that is free, atomically.
+                try:
+                    os.link(part, place)
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                    # Without hard links, an empty file reserves the name until it is replaced.
+                    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+                    part.replace(place)
             _sync_folder(place.parent)
 
 
@@ -156,18 +164,6 @@ def _remote_draft() -> tuple[int, Path]:
         return fd, Path(name)
     Path(name).unlink()
     return fd, _PROCESS / str(fd)
-
-
-def _claim(part: Path, place: Path) -> None:
-    """Give the file its name only if that is free, atomically."""
-    try:
-        os.link(part, place)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # Without hard links, an empty file reserves the name until it is replaced.
-        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        part.replace(place)
 
 
 class _TargetFile(io.FileIO):

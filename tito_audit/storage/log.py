@@ -183,11 +183,33 @@ class Log:
     def _rows(self, raw: BinaryIO | None, sample: Sample | None) -> Iterator[RawRow]:
         kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
         if raw is None or stream is None:
-            for row, share in self._rows_of_binary(kind, sample):
+            if isinstance(self.path, RowsInMemory):
+                rows_of_binary = rows_in_memory(self.path, self.max_row_bytes, self.only, sample)
+            elif kind == "torch":
+                rows_of_binary = rows_of_torch(self.path, sample)
+            elif kind == "arrow":
+                rows_of_binary = rows_of_arrow(self.path, self.max_row_bytes, self.only, sample)
+            else:
+                rows_of_binary = rows_of_parquet(
+                    self.path, self.max_row_bytes, self.only, sample, quick=self.quick
+                )
+            for row, share in rows_of_binary:
                 self.position = int(self.size * share)
                 yield row
             return
-        rows = self._rows_of_text(kind, stream, between, sample)
+        limit, array = self.max_row_bytes, kind == "array"
+        parse = self.parse if self.only is None else _only(self.only, self.parse)
+        if sample is not None:
+            if kind == "lines":
+                rows = sampled_lines(stream, limit, sample, len(between.rest()), parse)
+            else:
+                rows = sampled_values(stream, array=array, limit=limit, sample=sample)
+        else:
+            leads = between if self.keep_text else None
+            if kind == "lines":
+                rows = rows_of_lines(stream, limit, leads, parse)
+            else:
+                rows = rows_of_values(stream, array=array, limit=limit, between=leads)
         try:
             for row in rows:
                 self.position = raw.tell() if raw.seekable() else 0
@@ -195,29 +217,6 @@ class Log:
         finally:
             stream.close()
         self.tail = between.rest() if self.keep_text else b""
-
-    def _rows_of_binary(self, kind: Kind, sample: Sample | None) -> Iterator[tuple[RawRow, float]]:
-        if isinstance(self.path, RowsInMemory):
-            return rows_in_memory(self.path, self.max_row_bytes, self.only, sample)
-        if kind == "torch":
-            return rows_of_torch(self.path, sample)
-        if kind == "arrow":
-            return rows_of_arrow(self.path, self.max_row_bytes, self.only, sample)
-        return rows_of_parquet(self.path, self.max_row_bytes, self.only, sample, quick=self.quick)
-
-    def _rows_of_text(
-        self, kind: Kind, stream: ByteStream, between: Between, sample: Sample | None
-    ) -> Iterator[RawRow]:
-        limit, array = self.max_row_bytes, kind == "array"
-        parse = self.parse if self.only is None else _only(self.only, self.parse)
-        if sample is not None:
-            if kind == "lines":
-                return sampled_lines(stream, limit, sample, len(between.rest()), parse)
-            return sampled_values(stream, array=array, limit=limit, sample=sample)
-        leads = between if self.keep_text else None
-        if kind == "lines":
-            return rows_of_lines(stream, limit, leads, parse)
-        return rows_of_values(stream, array=array, limit=limit, between=leads)
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
         """The kind of the file; unless binary, its bytes from the first row on, and what came before them."""

@@ -97,7 +97,24 @@ class Splicer:
             return None
         if not isinstance(value, dict) or may_repeat_keys(text, value):
             return None
-        self._put_back(value, marked)
+        # Replace marks by arrays, or by lists where no array is wanted; those not found stay in `marked`.
+        waiting: list[tuple[Any, str]] = [(value, "")]
+        while waiting and marked:
+            node, path = waiting.pop()
+            if type(node) is list:
+                waiting += [(child, f"{path}[]") for child in node if type(child) is dict or type(child) is list]
+                continue
+            for key, child in node.items():
+                if type(child) is dict:
+                    waiting.append((child, f"{path}.{key}" if path else key))
+                elif type(child) is list and child:
+                    first = child[0]
+                    here = f"{path}.{key}" if path else key
+                    if type(first) is dict or type(first) is list:
+                        waiting.append((child, here))
+                    elif type(first) is str and len(child) == 1 and first in marked:
+                        array = marked.pop(first)
+                        node[key] = array if here in self._columns else array.tolist()
         return value if not marked else None
 
     def _cut(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
@@ -126,26 +143,6 @@ class Splicer:
                 copied = at
         pieces.append(data[copied:])
         return marked, pieces
-
-    def _put_back(self, value: dict[str, Any], marked: dict[str, NDArray[Any]]) -> None:
-        """Replace marks by arrays, or by lists where no array is wanted; those not found stay in `marked`."""
-        waiting: list[tuple[Any, str]] = [(value, "")]
-        while waiting and marked:
-            node, path = waiting.pop()
-            if type(node) is list:
-                waiting += [(child, f"{path}[]") for child in node if type(child) is dict or type(child) is list]
-                continue
-            for key, child in node.items():
-                if type(child) is dict:
-                    waiting.append((child, f"{path}.{key}" if path else key))
-                elif type(child) is list and child:
-                    first = child[0]
-                    here = f"{path}.{key}" if path else key
-                    if type(first) is dict or type(first) is list:
-                        waiting.append((child, here))
-                    elif type(first) is str and len(child) == 1 and first in marked:
-                        array = marked.pop(first)
-                        node[key] = array if here in self._columns else array.tolist()
 
 
 def _numbers(data: bytes, start: int, stop: int, before: _Read | None) -> NDArray[Any] | None:

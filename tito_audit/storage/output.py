@@ -154,7 +154,16 @@ class _CheckedOutput:
         self._inner.finish(log)
         # If the log was modified meanwhile, the file is no longer what was read.
         if not self.changed and self._may_copy and self._state == _state(self._path):
-            self._copy()
+            self._out.seek(0)
+            self._out.truncate()
+            try:
+                with self._path.open("rb") as source:
+                    shutil.copyfileobj(source, self._out, 1 << 20)
+            except OSError as error:
+                raise StorageError(
+                    f"{self._path}: it can no longer be read ({error.strerror or error}), so its file was not "
+                    "written."
+                ) from error
         elif self.changed and self._inner.not_kept:
             lost = listed(list(self._inner.not_kept))
             self._changes.notices.append(f"{self._path}: the repaired file is stored in another form: {lost}.")
@@ -162,17 +171,6 @@ class _CheckedOutput:
         self._out.flush()
         os.fsync(self._out.fileno())
         self.finished = True
-
-    def _copy(self) -> None:
-        self._out.seek(0)
-        self._out.truncate()
-        try:
-            with self._path.open("rb") as source:
-                shutil.copyfileobj(source, self._out, 1 << 20)
-        except OSError as error:
-            raise StorageError(
-                f"{self._path}: it can no longer be read ({error.strerror or error}), so its file was not written."
-            ) from error
 
     def _refuse_lost(self, raw: RawRow) -> None:
         if raw.lost:

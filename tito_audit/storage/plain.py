@@ -143,7 +143,13 @@ def edited(original: Any, path: Path, value: Any, old: Any = None) -> Any:
     are shared.
     """
     if not path:
-        return _like(original, _with_originals(original, value, old))
+        # A list in which entries that are in the old list too are those of the program.
+        if not isinstance(value, list) or not isinstance(old, list) or isinstance(original, Mapping | str):
+            with_originals = value
+        else:
+            places = {id(entry): number for number, entry in enumerate(old)}
+            with_originals = [original[places[id(entry)]] if id(entry) in places else entry for entry in value]
+        return _like(original, with_originals)
     head, rest = path[0], path[1:]
     if isinstance(original, Mapping):
         copy = dict(original)
@@ -156,14 +162,6 @@ def edited(original: Any, path: Path, value: Any, old: Any = None) -> Any:
     entries = list(original)
     entries[int(head)] = edited(entries[int(head)], rest, value, old)
     return _like(original, entries)
-
-
-def _with_originals(original: Any, value: Any, old: Any) -> Any:
-    """A list in which entries that are in the old list too are those of the program."""
-    if not isinstance(value, list) or not isinstance(old, list) or isinstance(original, Mapping | str):
-        return value
-    places = {id(entry): number for number, entry in enumerate(old)}
-    return [original[places[id(entry)]] if id(entry) in places else entry for entry in value]
 
 
 def _like(original: Any, value: Any) -> Any:

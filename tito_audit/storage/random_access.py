@@ -44,22 +44,19 @@ class InPlace(Batch):
     def rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
         """Each line with its byte offset, numbered from 0 in the batch; None for a blank one."""
         try:
-            yield from self._rows(parse)
+            start = self.start
+            with self.path.open("rb") as file:
+                file.seek(start)
+                for index, line in enumerate(cut_lines(_blocks(file, self.stop - start), self.limit)):
+                    at, start = start, start + line.size + 1
+                    if line.data is None:
+                        yield at, too_long(index, line.size, self.limit)
+                    elif line.data and not line.data.isspace():
+                        yield at, parse(index, line.data, cut_off=not line.complete)
+                    else:
+                        yield at, None
         except OSError as error:
             raise unreadable(self.path, error) from error
-
-    def _rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
-        start = self.start
-        with self.path.open("rb") as file:
-            file.seek(start)
-            for index, line in enumerate(cut_lines(_blocks(file, self.stop - start), self.limit)):
-                at, start = start, start + line.size + 1
-                if line.data is None:
-                    yield at, too_long(index, line.size, self.limit)
-                elif line.data and not line.data.isspace():
-                    yield at, parse(index, line.data, cut_off=not line.complete)
-                else:
-                    yield at, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -352,7 +352,17 @@ class RangedFile(io.RawIOBase):
         self.name = name
         self._size = status.st_size
         self._read = read
-        self._first = _first_blocks_of(name, status)
+        # What was fetched first of a file; of files that were not opened for long, nothing.
+        if status.etag is None:
+            first_blocks_of = _FirstBlocks()
+        else:
+            blocks = _first_blocks.pop((name, status), None) or _FirstBlocks()
+            _first_blocks[name, status] = blocks
+            size = sum(blocks.size for blocks in _first_blocks.values())
+            while size > _OF_ALL and len(_first_blocks) > 1:
+                size -= _first_blocks.popitem(last=False)[1].size
+            first_blocks_of = blocks
+        self._first = first_blocks_of
         self._at = 0
         self._runs: OrderedDict[int, _Run] = OrderedDict()
         """By the end of what was fetched."""
@@ -504,15 +514,3 @@ class _FirstBlocks:
 
 
 _first_blocks: OrderedDict[tuple[str, RemoteStatus], _FirstBlocks] = OrderedDict()
-
-
-def _first_blocks_of(name: str, status: RemoteStatus) -> _FirstBlocks:
-    """What was fetched first of a file; of files that were not opened for long, nothing."""
-    if status.etag is None:  # it may be another file by now
-        return _FirstBlocks()
-    blocks = _first_blocks.pop((name, status), None) or _FirstBlocks()
-    _first_blocks[name, status] = blocks
-    size = sum(blocks.size for blocks in _first_blocks.values())
-    while size > _OF_ALL and len(_first_blocks) > 1:
-        size -= _first_blocks.popitem(last=False)[1].size
-    return blocks

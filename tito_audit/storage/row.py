@@ -124,20 +124,16 @@ def parses(data: bytes) -> bool:
     try:
         parse_json(data)
     except TooDeep:
-        return _closes(data)
+        # Whether the first bracket of a text is closed at its end.
+        depth = 0
+        for bracket in _BRACKET.finditer(data):
+            depth += _DEEPER.get(bracket[0], 0)
+            if depth <= 0:
+                return not data[bracket.end() :].strip()
+        return False
     except ValueError:
         return False
     return True
-
-
-def _closes(data: bytes) -> bool:
-    """Whether the first bracket of a text is closed at its end."""
-    depth = 0
-    for bracket in _BRACKET.finditer(data):
-        depth += _DEEPER.get(bracket[0], 0)
-        if depth <= 0:
-            return not data[bracket.end() :].strip()
-    return False
 
 
 def too_long(index: int, size: int, limit: int) -> RawRow:

@@ -117,7 +117,17 @@ def plain_values(array: Any) -> Sequence[Any]:
     if is_list(kind):
         return _lists(array)
     if pa.types.is_struct(kind):
-        return _objects(array)
+        names = [field.name for field in array.type]
+        columns = [plain_values(array.field(i)) for i in range(len(names))]
+        null = array.is_null().to_numpy(zero_copy_only=False)
+        return [
+            None
+            if null[row]
+            else {
+                name: column[row] for name, column in zip(names, columns, strict=True) if column[row] is not None
+            }
+            for row in range(len(array))
+        ]
     values: list[Any] = array.to_pylist()
     return values
 
@@ -166,18 +176,6 @@ def _temporal_text(array: Any) -> Sequence[Any]:
             return array.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
         written = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
     return written
-
-
-def _objects(array: Any) -> list[dict[str, Any] | None]:
-    names = [field.name for field in array.type]
-    columns = [plain_values(array.field(i)) for i in range(len(names))]
-    null = array.is_null().to_numpy(zero_copy_only=False)
-    return [
-        None
-        if null[row]
-        else {name: column[row] for name, column in zip(names, columns, strict=True) if column[row] is not None}
-        for row in range(len(array))
-    ]
 
 
 def _lists(array: Any) -> list[Any]:

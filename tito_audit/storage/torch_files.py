@@ -240,7 +240,26 @@ def _restored(original: Any, old: Any, new: Any) -> Any:
         return same
     array = as_array(original)
     if array is not None:
-        return _like(original, array, new)
+        # A value as a tensor, an array or a numpy number, with the type of `original`.
+        wanted = np.asarray(new)
+        kind = getattr(original, "dtype", array.dtype)
+        if wanted.dtype.kind not in "iufb":
+            raise ValueError(f"a list that contains null, in a tensor of {kind}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            numbers = wanted.astype(array.dtype)
+        if numbers.dtype.kind == "f":
+            fits = np.array_equal(np.isfinite(numbers), np.isfinite(wanted))
+        else:
+            fits = np.array_equal(numbers, wanted)
+        if not fits:
+            raise ValueError(f"a number that {kind} cannot represent")
+        if isinstance(original, np.generic):
+            return numbers[()]
+        if isinstance(original, np.ndarray):
+            return numbers
+        torch: Any = importlib.import_module("torch")
+        tensor = torch.from_numpy(np.ascontiguousarray(numbers).reshape(numbers.shape)).to(original.dtype)
+        return tensor.requires_grad_() if original.requires_grad else tensor
     if isinstance(original, list | tuple) and isinstance(new, list | tuple | np.ndarray):
         return type(original)(_entries(original, old, list(new)))
     return _native(new)
@@ -254,32 +273,6 @@ def _entries(original: Sequence[Any], old: Sequence[Any], new: Sequence[Any]) ->
         stored = {id(was): entry for entry, was in zip(original, old, strict=True)}
         return [stored[id(entry)] if id(entry) in stored else _native(entry) for entry in new]
     return [_native(entry) for entry in new]
-
-
-def _like(original: Any, array: np.ndarray[Any, Any], new: Any) -> Any:
-    """A value as a tensor, an array or a numpy number, with the type of `original`.
-
-    ValueError if that type cannot hold it.
-    """
-    wanted = np.asarray(new)
-    kind = getattr(original, "dtype", array.dtype)
-    if wanted.dtype.kind not in "iufb":
-        raise ValueError(f"a list that contains null, in a tensor of {kind}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        numbers = wanted.astype(array.dtype)
-    if numbers.dtype.kind == "f":
-        fits = np.array_equal(np.isfinite(numbers), np.isfinite(wanted))
-    else:
-        fits = np.array_equal(numbers, wanted)
-    if not fits:
-        raise ValueError(f"a number that {kind} cannot represent")
-    if isinstance(original, np.generic):
-        return numbers[()]
-    if isinstance(original, np.ndarray):
-        return numbers
-    torch: Any = importlib.import_module("torch")
-    tensor = torch.from_numpy(np.ascontiguousarray(numbers).reshape(numbers.shape)).to(original.dtype)
-    return tensor.requires_grad_() if original.requires_grad else tensor
 
 
 def _native(value: Any) -> Any:

@@ -99,7 +99,12 @@ class Breaks:
         """Where and why a broken step breaks."""
         assert step.at is not None
         at, seen = step.at, step.seen
-        ours = self._traced(step.probe, *self._source_of(step))
+        # The rendering that shows the place: how many messages, and whether with a generation prompt.
+        assert step.at is not None
+        ours = self._traced(
+            step.probe,
+            *((step.answer, True) if step.at < len(step.prompt) or not step.sampled else (step.answer + 1, False)),
+        )
         theirs = self._traced(step.probe, step.until, True)
         piece, other = ours.piece_at(at), theirs.piece_at(at)
         begins = _before_token(seen, at)
@@ -110,11 +115,6 @@ class Breaks:
             Side(step.after[:begins], step.after[begins:], other.tag if other else None),
             _decisive(ours, theirs, seen, at),
         )
-
-    def _source_of(self, step: Step) -> tuple[int, bool]:
-        """The rendering that shows the place: how many messages, and whether with a generation prompt."""
-        assert step.at is not None
-        return (step.answer, True) if step.at < len(step.prompt) or not step.sampled else (step.answer + 1, False)
 
     def _traced(self, probe: Probe, count: int, opens: bool) -> _Traced:
         """A rendering with its pieces; without them if they cannot be found."""
@@ -152,14 +152,6 @@ class Breaks:
             return Change.GENERATION_PROMPT
         if _plain(after).startswith(_plain(seen)) or seen[at : at + 1].isspace():
             return Change.SPACE
-        return self._change_of_end(step)
-
-    def _in_generation_prompt(self, step: Step) -> bool:
-        """Whether the first difference is in the generation prompt."""
-        closed = part_text(self._renderer, step.probe, step.answer, opens=False)
-        return closed is not None and step.at is not None and step.at >= common_start(closed, step.prompt)
-
-    def _change_of_end(self, step: Step) -> Change:
         assert step.at is not None
         begins = _before_token(step.seen, step.at)
         ours, theirs = step.seen[begins:], step.after[begins:].lstrip()
@@ -168,6 +160,11 @@ class Breaks:
         if any(message.tool_calls for message in step.probe.messages[: step.answer + 1]):
             return Change.CALLS
         return Change.OTHER
+
+    def _in_generation_prompt(self, step: Step) -> bool:
+        """Whether the first difference is in the generation prompt."""
+        closed = part_text(self._renderer, step.probe, step.answer, opens=False)
+        return closed is not None and step.at is not None and step.at >= common_start(closed, step.prompt)
 
 
 def _before_token(text: str, at: int) -> int:

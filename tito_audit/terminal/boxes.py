@@ -74,7 +74,19 @@ def boxes(hit: Hit, width: int) -> Iterator[Text]:
     labels = sides[0].label, sides[1].label
     room = width - _LABEL - 1
     if top and bottom:
-        blocks = _elided(_paired(top, bottom))
+        ends_top = list(accumulate(len(cell.raw or "") for cell in top))
+        ends_bottom = list(accumulate(len(cell.raw or "") for cell in bottom))
+        text = "".join(cell.raw or "" for cell in top)
+        if text and text == "".join(cell.raw or "" for cell in bottom):
+            cuts = sorted(set(ends_top) & set(ends_bottom))
+            paired = _cut(top, bottom, [(_last(ends_top, cut) + 1, _last(ends_bottom, cut) + 1) for cut in cuts])
+        else:
+            before = _common(top, bottom)
+            after = _common(top[before:][::-1], bottom[before:][::-1])
+            edges = [(i, i) for i in range(1, before + 1)]
+            edges += [(len(top) - i, len(bottom) - i) for i in range(after, -1, -1)]
+            paired = _cut(top, bottom, edges)
+        blocks = _elided(paired)
         if all(block.width < room for block in blocks):
             yield from _aligned(blocks, labels, room)
             return
@@ -108,21 +120,6 @@ def shortened(piece: str) -> str:
     while cell_len(shown[:half]) + cell_len(shown[-half:]) >= _PIECE:  # wide characters
         half -= 1
     return f"{shown[:half]}…{shown[-half:]}"
-
-
-def _paired(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> list[_Block]:
-    ends_top = list(accumulate(len(cell.raw or "") for cell in top))
-    ends_bottom = list(accumulate(len(cell.raw or "") for cell in bottom))
-    text = "".join(cell.raw or "" for cell in top)
-    if text and text == "".join(cell.raw or "" for cell in bottom):
-        cuts = sorted(set(ends_top) & set(ends_bottom))
-        # An empty piece ends where the previous one does and stays in that block.
-        return _cut(top, bottom, [(_last(ends_top, cut) + 1, _last(ends_bottom, cut) + 1) for cut in cuts])
-    before = _common(top, bottom)
-    after = _common(top[before:][::-1], bottom[before:][::-1])
-    edges = [(i, i) for i in range(1, before + 1)]
-    edges += [(len(top) - i, len(bottom) - i) for i in range(after, -1, -1)]
-    return _cut(top, bottom, edges)
 
 
 def _last(ends: list[int], cut: int) -> int:

@@ -209,7 +209,24 @@ class Store:
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
-        _tidy(self._folder)
+        # Delete abandoned files, and the least recently used ones while there are too many bytes.
+        files = []
+        for file in self._folder.iterdir():
+            named = _NAME.fullmatch(file.name)
+            if named is None:
+                continue
+            with suppress(OSError):
+                there = file.stat()
+                if named[2] is None:
+                    files.append((there.st_mtime, there.st_size, file))
+                elif there.st_mtime < time.time() - _ABANDONED:
+                    file.unlink(missing_ok=True)
+        total = 0
+        for _, size, file in sorted(files, reverse=True):
+            total += size
+            if total > FOLDER_BYTES:
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)
 
     def _checksum(self, body: bytes | memoryview) -> bytes:
         """A checksum of key and content, so a renamed file is not mistaken for another."""
@@ -256,27 +273,6 @@ def _code() -> str:
         with suppress(OSError):
             code.update(file.read_bytes())
     return code.hexdigest()
-
-
-def _tidy(folder: Path) -> None:
-    """Delete abandoned files, and the least recently used ones while there are too many bytes."""
-    files = []
-    for file in folder.iterdir():
-        named = _NAME.fullmatch(file.name)
-        if named is None:
-            continue
-        with suppress(OSError):
-            there = file.stat()
-            if named[2] is None:
-                files.append((there.st_mtime, there.st_size, file))
-            elif there.st_mtime < time.time() - _ABANDONED:
-                file.unlink(missing_ok=True)
-    total = 0
-    for _, size, file in sorted(files, reverse=True):
-        total += size
-        if total > FOLDER_BYTES:
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
 
 
 _COMMENT = "#version"

@@ -136,7 +136,10 @@ class Building:
     def encoder(self) -> FastEncoder:
         """The encoder, once it is built and the thread has ended; raises what building it raised."""
         self._thread.join()
-        _give_memory_back()
+        # Return free memory to the system, where there is a call for it: a finished thread leaves memory behind
+        # that no other thread would use.
+        with suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
         if self._error is not None:
             raise self._error
         assert self._built is not None, "a thread that raised nothing has built it"
@@ -163,13 +166,6 @@ def on_one_processor() -> Iterator[None]:
         if before:
             with suppress(OSError):
                 os.sched_setaffinity(0, before)
-
-
-def _give_memory_back() -> None:
-    """Return free memory to the system, where there is a call for it: a finished thread leaves memory behind that
-    no other thread would use."""
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def well_formed(text: str) -> str:
@@ -253,7 +249,12 @@ _ENTRIES = 1024
 def probes(vocabulary: Vocabulary) -> list[str]:
     """Texts on which encoders differ if they differ at all, some made from the tokenizer's own words and control
     tokens."""
-    return [*_TEXTS, *_control_texts(vocabulary), *_words(vocabulary)]
+    # Control tokens whole, cut off, in upper case, and next to text and to each other.
+    ids = sorted(vocabulary.added_ids)
+    contents = [vocabulary.token_bytes(i).decode() for i in ids[:: max(1, len(ids) // _CONTROL_TOKENS)]]
+    whole = [f"a {content}b\n{content} {content}{content}'s" for content in contents]
+    partly = [f"{content[:-1]} {content[1:]} {content.upper()} {content[:3]}" for content in contents[:8]]
+    return [*_TEXTS, *[*whole, *partly, "".join(contents), " ".join(contents)], *_words(vocabulary)]
 
 
 def disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str]) -> str | None:
@@ -276,15 +277,6 @@ def shown(text: str) -> str:
     """A text as a message quotes it: on one line, shortened."""
     quoted = ascii(well_formed(text))
     return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."
-
-
-def _control_texts(vocabulary: Vocabulary) -> list[str]:
-    """Control tokens whole, cut off, in upper case, and next to text and to each other."""
-    ids = sorted(vocabulary.added_ids)
-    contents = [vocabulary.token_bytes(i).decode() for i in ids[:: max(1, len(ids) // _CONTROL_TOKENS)]]
-    whole = [f"a {content}b\n{content} {content}{content}'s" for content in contents]
-    partly = [f"{content[:-1]} {content[1:]} {content.upper()} {content[:3]}" for content in contents[:8]]
-    return [*whole, *partly, "".join(contents), " ".join(contents)]
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:

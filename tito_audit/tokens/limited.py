@@ -176,25 +176,22 @@ class LimitedBackend:
         if self._process != os.getpid():  # another thread may have had the lock when this process was forked
             self._one_at_a_time, self._process = Lock(), os.getpid()
         with self._one_at_a_time:
-            return list(map(Encoding, self._answer(texts, add_special_tokens)))
-
-    def _answer(self, texts: Sequence[str], special: bool) -> list[list[int]]:
-        if self._failed is not None:  # otherwise each text of a log would wait for the same limit
-            raise OutOfLimits(f"it is not asked again after an earlier text: {self._failed}")
-        characters = sum(map(len, texts))
-        fair = characters / _CHARACTERS_A_SECOND
-        try:
-            self._definition = self._definition or self._backend.to_str()
-            if not self._child.is_running:
-                self._child.load(self._definition)
-            memory = len(self._definition) * _FOR_EACH_BYTE + characters * _FOR_EACH_CHARACTER
-            request = {"texts": list(texts), "special": special}
-            ids: list[list[int]] = self._child.ask(request, ENCODING_SECONDS + fair, memory)
-        except OutOfLimits as error:
-            self._waste(self._child.used, str(error))
-            raise
-        self._waste(self._child.used - _FREE - fair, "short texts take too long")
-        return ids
+            if self._failed is not None:  # otherwise each text of a log would wait for the same limit
+                raise OutOfLimits(f"it is not asked again after an earlier text: {self._failed}")
+            characters = sum(map(len, texts))
+            fair = characters / _CHARACTERS_A_SECOND
+            try:
+                self._definition = self._definition or self._backend.to_str()
+                if not self._child.is_running:
+                    self._child.load(self._definition)
+                memory = len(self._definition) * _FOR_EACH_BYTE + characters * _FOR_EACH_CHARACTER
+                request = {"texts": list(texts), "special": add_special_tokens}
+                ids: list[list[int]] = self._child.ask(request, ENCODING_SECONDS + fair, memory)
+            except OutOfLimits as error:
+                self._waste(self._child.used, str(error))
+                raise
+            self._waste(self._child.used - _FREE - fair, "short texts take too long")
+            return list(map(Encoding, ids))
 
     def _waste(self, seconds: float, because: str) -> None:
         """Count time that no text should take; once there is too much of it, no other text is tried."""

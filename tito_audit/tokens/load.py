@@ -202,13 +202,18 @@ def _tokenizer(
     entries = vocabulary.entries
     if int(entries.known.sum()) < backend.get_vocab_size(with_added_tokens=True) or len(entries.far_ids):
         _check_highest(backend, path)
+    # The ids of `eos_token` and of the end tokens in generation_config.json.
+    eos = special.get("eos_token")
+    ids = [backend.token_to_id(eos)] if eos is not None else []
+    stated = _json_object(path / "generation_config.json").get("eos_token_id")
+    ids += stated if isinstance(stated, list) else [stated]
     return Tokenizer(
         name=name,
         backend=backend,
         vocabulary=vocabulary,
         special_tokens=special,
         chat_templates=templates,
-        eos_ids=_end_tokens(path, backend, special),
+        eos_ids=tuple(dict.fromkeys(i for i in ids if type(i) is int)),
         bos_id=backend.token_to_id(bos) if bos is not None else None,
         store=store,
     )
@@ -334,15 +339,6 @@ def _named_templates(value: object, where: Path) -> dict[str, str]:
         f"{where}: `chat_template` is neither text nor named texts, so no messages can be rendered.\n"
         "Fix tokenizer_config.json, or pass a template file with --chat-template."
     )
-
-
-def _end_tokens(path: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """The ids of `eos_token` and of the end tokens in generation_config.json."""
-    eos = special.get("eos_token")
-    ids = [backend.token_to_id(eos)] if eos is not None else []
-    stated = _json_object(path / "generation_config.json").get("eos_token_id")
-    ids += stated if isinstance(stated, list) else [stated]
-    return tuple(dict.fromkeys(i for i in ids if type(i) is int))
 
 
 def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:

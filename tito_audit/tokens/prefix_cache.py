@@ -136,21 +136,22 @@ class PrefixEncoder:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
         if len(texts) == 1 and len(texts[0]) >= _LONG:
-            return [self._by_prefix(texts[0])]
+            text = texts[0]
+            same = self._known.ids_of(text)
+            if same is not None:
+                by_prefix = same
+            else:
+                base, shared = self._known.find(text)
+                characters, first = base.up_to(shared) if base is not None else (0, 0)
+                if base is not None and characters == len(text):
+                    by_prefix = base.ids[:first]
+                else:
+                    (rest,) = self._whole.encode_batch([text[characters:]])
+                    ids = rest
+                    if base is not None:
+                        ids = np.concatenate([base.ids[:first], rest])
+                        ids.flags.writeable = False
+                    self._known.keep(text, ids, base, shared)
+                    by_prefix = ids
+            return [by_prefix]
         return self._whole.encode_batch(texts)
-
-    def _by_prefix(self, text: str) -> Ids:
-        same = self._known.ids_of(text)
-        if same is not None:
-            return same
-        base, shared = self._known.find(text)
-        characters, first = base.up_to(shared) if base is not None else (0, 0)
-        if base is not None and characters == len(text):
-            return base.ids[:first]
-        (rest,) = self._whole.encode_batch([text[characters:]])
-        ids = rest
-        if base is not None:
-            ids = np.concatenate([base.ids[:first], rest])
-            ids.flags.writeable = False
-        self._known.keep(text, ids, base, shared)
-        return ids

@@ -75,11 +75,24 @@ class SafeCuts:
         classes = self.classes.take(codes)
         following = np.full(len(classes) - 1, self.end, np.uint8)
         following[:-1] = classes[2:]
-        spans = self._control_tokens(text)
+        # `[N, 2]` where control tokens are spelled; they may overlap if some of them can.
+        if self._words is None:
+            spans = np.empty((0, 2), np.int64)
+        else:
+            group = 0 if self.apart else 1
+            spans = np.array([match.span(group) for match in self._words.finditer(text)], np.int64).reshape(-1, 2)
         starts = spans[:, 0] - 2
         # A control token ends the text before it; if several overlap, it is unknown which one counts.
         following[starts[starts >= 0]] = self.end if self.apart else self.unknown
-        safe = self._safe(classes[:-1], classes[1:], following)
+        before = classes[:-1]
+        after = classes[1:]
+        size = self.safe.shape[0]
+        key = before.astype(np.intp)
+        key *= size
+        key += after
+        key *= size + 1
+        key += following
+        safe = self._flat.take(key)
         if len(spans):
             self._around(spans, safe)
         return np.flatnonzero(safe) + 1
@@ -102,24 +115,6 @@ class SafeCuts:
             if len(near):
                 return int(near[0])
         return None
-
-    def _safe(
-        self, before: NDArray[np.uint8], after: NDArray[np.uint8], following: NDArray[np.uint8]
-    ) -> NDArray[np.bool_]:
-        size = self.safe.shape[0]
-        key = before.astype(np.intp)
-        key *= size
-        key += after
-        key *= size + 1
-        key += following
-        return self._flat.take(key)
-
-    def _control_tokens(self, text: str) -> Offsets:
-        """`[N, 2]` where control tokens are spelled; they may overlap if some of them can."""
-        if self._words is None:
-            return np.empty((0, 2), np.int64)
-        group = 0 if self.apart else 1
-        return np.array([match.span(group) for match in self._words.finditer(text)], np.int64).reshape(-1, 2)
 
     def _around(self, spans: Offsets, safe: NDArray[np.bool_]) -> None:
         """Remove cuts inside control tokens; where tokens cannot overlap, add cuts at both ends."""

@@ -109,7 +109,15 @@ class _Stretches:
     def feed(self, data: bytes, added: bool) -> bytes:
         """What a token adds; an added token ends one stretch and begins another."""
         if not added:
-            return self._plain(data)
+            if not self._begins:
+                return data
+            data = b" " + data if self._space else data
+            self._space = data == b" "
+            if self._space or not data:
+                return b""
+            self._begins = False
+            own = not data.startswith(b" ") or (self._prefix is not Prefix.ALWAYS and data.startswith(b"  "))
+            return data if own else data[1:]
         rest = self.close()
         self._begins = self._prefix is not Prefix.FIRST_UNLESS_SPACE
         return rest + data
@@ -118,17 +126,6 @@ class _Stretches:
         """The space of a stretch that holds nothing else, if it belongs to the text."""
         waits, self._space = self._space, False
         return b" " if waits and self._prefix is not Prefix.ALWAYS else b""
-
-    def _plain(self, data: bytes) -> bytes:
-        if not self._begins:
-            return data
-        data = b" " + data if self._space else data
-        self._space = data == b" "
-        if self._space or not data:
-            return b""
-        self._begins = False
-        own = not data.startswith(b" ") or (self._prefix is not Prefix.ALWAYS and data.startswith(b"  "))
-        return data if own else data[1:]
 
 
 class _Stop:

@@ -143,7 +143,17 @@ class Tokenizer:
             return True
         if not self.disagreements:  # not if it was wrong before
             try:
-                self._adopt_fast()
+                # Adopt `fastokens` if it agrees. It is built from the stored definition, and not checked again if
+                # this build has passed.
+                self.begin_fast()
+                assert self._building is not None, "it was begun"
+                building, self._building = self._building, None
+                encoder = building.encoder()
+                store = self._unchanged_store
+                self._checked = f"self-check {encoder.build}"
+                passed = store is not None and store.note(self._checked) == _PASSED
+                if self.adopt(encoder, passed=passed) and store is not None and not passed:
+                    store.add_note(self._checked, _PASSED)
             except TokenizerError as error:
                 self._go_without(str(error))
         if wanted and self._fast is None:
@@ -298,19 +308,6 @@ class Tokenizer:
 
     def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
         return ReferenceEncoder(self.backend).encode_batch(texts)
-
-    def _adopt_fast(self) -> None:
-        """Adopt `fastokens` if it agrees. It is built from the stored definition, and not checked again if this
-        build has passed."""
-        self.begin_fast()
-        assert self._building is not None, "it was begun"
-        building, self._building = self._building, None
-        encoder = building.encoder()
-        store = self._unchanged_store
-        self._checked = f"self-check {encoder.build}"
-        passed = store is not None and store.note(self._checked) == _PASSED
-        if self.adopt(encoder, passed=passed) and store is not None and not passed:
-            store.add_note(self._checked, _PASSED)
 
     @property
     def _unchanged_store(self) -> Store | None:

@@ -130,7 +130,9 @@ def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts
     text = data.decode("utf-8")
     cuts = safe.within(text)
     if len(text) != len(data):
-        cuts = _character_starts(data)[cuts]
+        # The bytes at which characters start, `[characters]`.
+        starts: Offsets = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
+        cuts = starts[cuts]
     is_cut = np.zeros(len(data) + 1, np.bool_)
     is_cut[cuts] = True
     is_cut[-1] = True
@@ -139,9 +141,3 @@ def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts
     bounds = np.concatenate(([0], stops))
     at = np.concatenate(([0], ends[stops - 1]))
     return _Cells(data, ids, np.column_stack((at[numbers], at[numbers + 1], bounds[numbers], bounds[numbers + 1])))
-
-
-def _character_starts(data: bytes) -> Offsets:
-    """The bytes at which characters start, `[characters]`."""
-    starts: Offsets = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
-    return starts

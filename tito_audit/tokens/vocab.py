@@ -297,7 +297,14 @@ def _spelled(
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     ends: Offsets = np.cumsum(np.fromiter(map(len, plain), np.int64, len(plain)))
     if byte_level:
-        values = _byte_alphabet().take(codes, mode="clip")
+        # `[325]` the byte that each character stands for in byte-level vocabularies; -1 for none, and in the last
+        # entry.
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = sorted(set(range(256)) - set(printable))
+        table = np.full(256 + len(others) + 1, -1, np.int16)
+        table[printable] = printable
+        table[256:-1] = others
+        values = table.take(codes, mode="clip")
         odd = set(ends.searchsorted(np.flatnonzero(values < 0), "right").tolist())
         # Entries in plain text; some vocabularies write their control tokens that way.
         other = {at: plain[at].encode("utf-8") for at in odd}
@@ -336,20 +343,6 @@ def _single_byte(token: str) -> bytes | None:
         return bytes([int(token[3:5], 16)])
     except ValueError:
         return None
-
-
-def _byte_alphabet() -> NDArray[np.int16]:
-    """`[325]` the byte that each character stands for in byte-level vocabularies; -1 for none, and in the last
-    entry.
-
-    Printable bytes of Latin-1 stand for themselves; the other 68 have the code points from 256 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    table = np.full(256 + len(others) + 1, -1, np.int16)
-    table[printable] = printable
-    table[256:-1] = others
-    return table
 
 
 def _prefix_of(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> Prefix:

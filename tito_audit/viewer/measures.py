@@ -50,7 +50,28 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     what was sampled, nothing is counted.
     """
     spans = _of_calls(evidence) if evidence.rollout.turns else _of_row(evidence)
-    out = Measures(roles=_roles(evidence, spans.total))
+    # By role: how many tokens of the training row are trained and how many are not.
+    generated = spans.total
+    row, columns = evidence.rollout.training_row, evidence.row
+    if row is None:
+        roles = {ASSISTANT: (generated, 0)} if generated else {}
+    else:
+        trained = row.loss_mask
+        if columns is None:
+            if trained is None or not len(trained):
+                roles = {}
+            else:
+                count = int(np.count_nonzero(trained))
+                roles = {UNKNOWN: (count, len(trained) - count)}
+        else:
+            if trained is None:
+                trained = columns.sampled
+            if isinstance(columns.roles, Roles):
+                roles = columns.roles.token_counts(trained)
+            else:
+                every, those = Counter(columns.roles), Counter(compress(columns.roles, trained.tolist()))
+                roles = {role: (those[role], count - those[role]) for role, count in every.items()}
+    out = Measures(roles=roles)
     if not spans.total:
         return out
     bins = spans.logprob_bins()
@@ -208,22 +229,3 @@ def _shift(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:
     moved = np.bincount(at * len(STATES) + state, minlength=counts.size).reshape(counts.shape)
     counts += moved
     counts[:, 0] -= moved.sum(axis=1)
-
-
-def _roles(evidence: Evidence, generated: int) -> dict[str, tuple[int, int]]:
-    """By role: how many tokens of the training row are trained and how many are not."""
-    row, columns = evidence.rollout.training_row, evidence.row
-    if row is None:
-        return {ASSISTANT: (generated, 0)} if generated else {}
-    trained = row.loss_mask
-    if columns is None:
-        if trained is None or not len(trained):
-            return {}
-        count = int(np.count_nonzero(trained))
-        return {UNKNOWN: (count, len(trained) - count)}
-    if trained is None:
-        trained = columns.sampled
-    if isinstance(columns.roles, Roles):
-        return columns.roles.token_counts(trained)
-    every, those = Counter(columns.roles), Counter(compress(columns.roles, trained.tolist()))
-    return {role: (those[role], count - those[role]) for role, count in every.items()}

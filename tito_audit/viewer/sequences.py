@@ -63,7 +63,9 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     about: list[tuple[Key, int, int, int]] = []
     for finding in findings:
         hit = finding.hit
-        about.append((_key(hit.where, hit.turn), hit.start, hit.end, int(finding.severity)))
+        about.append(
+            ((hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end, int(finding.severity))
+        )
     for key, several in swaps.items():
         about += [(key, one.start, one.end, int(one.severity)) for one in several]
     for key, _, _, worst in about:
@@ -90,10 +92,6 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
         ),
         len(every) - len(shown),
     )
-
-
-def _key(where: Where, turn: int | None) -> Key:
-    return where, None if where is Where.ROW else turn
 
 
 def _most_severe(every: Sequence[_Sequence], severity: Mapping[Key, int]) -> list[_Sequence]:

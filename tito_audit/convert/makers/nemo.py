@@ -27,7 +27,7 @@ from tito_audit.convert.makers.shared import (
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.record.message import Message
-from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.rollout import Turn
 from tito_audit.record.runs import trained_runs
 
 _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
@@ -80,7 +80,17 @@ def _nemo_gym(samples: Sequence[MakerInput]) -> Row:
     rollout, facts = sample.rollout, dict(sample.facts)
     if not rollout.turns:
         raise RecordError("it holds no calls")
-    before, output = _items(rollout)
+    # The messages before the first call's answer as input, the rest as output with the tokens of each call.
+    turns = {turn.message_index: turn for turn in rollout.turns if turn.message_index is not None}
+    if len(turns) < len(rollout.turns) or list(turns) != sorted(turns):
+        raise RecordError("which messages its calls wrote is unknown, and the tokens belong on those messages")
+    first = min(turns)
+    before = [item for message in rollout.messages[:first] for item in _items_of(message, None)]
+    output = [
+        item
+        for at, message in enumerate(rollout.messages[first:], first)
+        for item in _items_of(message, turns.get(at))
+    ]
     params: dict[str, Any] = {"input": before}
     if rollout.tools:
         functions = [tool.get("function") for tool in rollout.tools]
@@ -93,21 +103,6 @@ def _nemo_gym(samples: Sequence[MakerInput]) -> Row:
         response["model"] = facts.pop("model")
     response["output"] = output
     return {"responses_create_params": params, "response": response, **facts}
-
-
-def _items(rollout: Rollout) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The messages before the first call's answer as input, the rest as output with the tokens of each call."""
-    turns = {turn.message_index: turn for turn in rollout.turns if turn.message_index is not None}
-    if len(turns) < len(rollout.turns) or list(turns) != sorted(turns):
-        raise RecordError("which messages its calls wrote is unknown, and the tokens belong on those messages")
-    first = min(turns)
-    before = [item for message in rollout.messages[:first] for item in _items_of(message, None)]
-    output = [
-        item
-        for at, message in enumerate(rollout.messages[first:], first)
-        for item in _items_of(message, turns.get(at))
-    ]
-    return before, output
 
 
 def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]]:
@@ -133,24 +128,22 @@ def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]
         )
         items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": arguments})
     if turn is not None:
-        items[-1] |= _tokens(turn)
+        # The token fields that NeMo-Gym puts on the last item of a call; all three or none.
+        if turn.completion_logprobs is None:
+            raise RecordError(
+                "a call has no logprobs, and the token fields of an item come together or not at all"
+            )
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        fields: dict[str, Any] = {
+            "prompt_token_ids": turn.prompt_ids.tolist(),
+            "generation_token_ids": turn.completion_ids.tolist(),
+            "generation_log_probs": plain_list(turn.completion_logprobs),
+        }
+        for name, values in other_lists_of_call(turn):
+            fields.setdefault(name, values)
+        items[-1] |= fields
     yield from items
-
-
-def _tokens(turn: Turn) -> dict[str, Any]:
-    """The token fields that NeMo-Gym puts on the last item of a call; all three or none."""
-    if turn.completion_logprobs is None:
-        raise RecordError("a call has no logprobs, and the token fields of an item come together or not at all")
-    assert turn.prompt_ids is not None
-    assert turn.completion_ids is not None
-    fields: dict[str, Any] = {
-        "prompt_token_ids": turn.prompt_ids.tolist(),
-        "generation_token_ids": turn.completion_ids.tolist(),
-        "generation_log_probs": plain_list(turn.completion_logprobs),
-    }
-    for name, values in other_lists_of_call(turn):
-        fields.setdefault(name, values)
-    return fields
 
 
 NEMO_RL = Maker(

@@ -90,19 +90,15 @@ def _slime(samples: Sequence[MakerInput]) -> Row:
         new_row.setdefault(
             "status", _STATUS.get(str(reason), str(reason))
         )  # the original reason stays in metadata
-    new_row["metadata"] = _metadata(sample, facts)
-    return new_row
-
-
-def _metadata(sample: MakerInput, facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts that a sample has no field for, and the conversation as slime's own agents store it."""
+    # The facts that a sample has no field for, and the conversation as slime's own agents store it.
     before = facts.pop("metadata", None)
     metadata = {**before, **facts} if isinstance(before, Mapping) else facts
     if sample.rollout.messages:
         metadata["messages"] = messages_as_logged(sample.rollout.messages)
     if sample.rollout.tools:
         metadata["tools"] = list(sample.rollout.tools)
-    return metadata
+    new_row["metadata"] = metadata
+    return new_row
 
 
 def _tito_sample(samples: Sequence[MakerInput]) -> Row:

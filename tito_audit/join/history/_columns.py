@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.join.history._trace import MessageTrace, Trace, Tracer
+from tito_audit.join.history._trace import Trace, Tracer
 from tito_audit.join.history._trie import Hashes, Numbers, Trie
 
 
@@ -54,7 +54,13 @@ class Columns:
         body = self.trie.add_path(map(int, call.turns))
         seen = self.trie.add(call.seen, body) if call.seen else 0
         if call.messages is not None:
-            self._add_messages(call.messages)
+            trace = call.messages
+            heard = self.trie.add_path(trace.answers)
+            self._no_messages()
+            self.heard.append(heard)
+            self.told.append(self.trie.add(trace.told, heard) if trace.told else 0)
+            self.exact.append(trace.exact)
+            self.exact_before.append(trace.exact_before)
         elif self.told:
             self._no_messages()
         self.has.append(call.has)
@@ -64,14 +70,6 @@ class Columns:
         self.seen.append(seen)
         self.key.append(self.keys.add(call.key) if call.key else 0)
         return len(self) - 1
-
-    def _add_messages(self, trace: MessageTrace) -> None:
-        heard = self.trie.add_path(trace.answers)
-        self._no_messages()
-        self.heard.append(heard)
-        self.told.append(self.trie.add(trace.told, heard) if trace.told else 0)
-        self.exact.append(trace.exact)
-        self.exact_before.append(trace.exact_before)
 
     def _no_messages(self) -> None:
         """Record that the calls before the one being added had no messages."""

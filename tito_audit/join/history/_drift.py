@@ -198,7 +198,11 @@ class Search:
         for call in seeker.calls.tolist():
             near = np.concatenate([level.rivals for level in seeker.levels])
             self.starts_like_own_key[call] = links.key[call] and (links.key[near] == links.key[call]).any()
-            rivals = _best(proven, int(links.key[call]), links.key)
+            # The calls whose answers are most like what is held, among those with the same key if there are any.
+            key = int(links.key[call])
+            own = [each for each in proven if key and links.key[each[0]] == key] or proven
+            most = max((likeness for _, likeness in own), default=0.0)
+            rivals = [call for call, likeness in own if likeness > most - _CLEARLY]
             if len(rivals) == 1:
                 links.parent[call], links.by[call] = rivals[0], links.sequence[call]
             elif rivals:
@@ -336,10 +340,3 @@ def decide(contested: Sequence[Contested], links: ExactLinks, conversation: Call
             continue
         links.parent[each.call], links.by[each.call] = each.rivals[0], links.sequence[each.call]
         conversing.join(each.call, each.rivals[0])
-
-
-def _best(proven: Sequence[tuple[int, float]], key: int, keys: Array) -> list[int]:
-    """The calls whose answers are most like what is held, among those with the same key if there are any."""
-    own = [each for each in proven if key and keys[each[0]] == key] or proven
-    most = max((likeness for _, likeness in own), default=0.0)
-    return [call for call, likeness in own if likeness > most - _CLEARLY]

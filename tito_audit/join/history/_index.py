@@ -98,22 +98,19 @@ def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> C
         links.parent[across], links.by[across] = -1, JoinedBy.NOTHING
         joined.append(first_of_key(links.key))
     of = components(len(links.parent), *joined)
-    links.by[_joined_by_key(links.parent, of)] = JoinedBy.KEY
+    # `[N]` Whether a call continues no call and is not the first such call of its conversation.
+    parent = links.parent
+    starts = np.flatnonzero(parent < 0)
+    _, first = np.unique(of[starts], return_index=True)
+    later = parent < 0
+    later[starts[first]] = False
+    links.by[later] = JoinedBy.KEY
     doubtful = np.concatenate((links.between_conversations(of), np.array(undecided, np.int64)))
     unsure = np.unique(doubtful)
     if believed:
         key = links.key[unsure]
         unsure = unsure[(key == 0) | (np.bincount(links.key)[key] == 1)]
     return Conversations(of, links.by, unsure, believed)
-
-
-def _joined_by_key(parent: Calls, of: Calls) -> NDArray[np.bool_]:
-    """`[N]` Whether a call continues no call and is not the first such call of its conversation."""
-    starts = np.flatnonzero(parent < 0)
-    _, first = np.unique(of[starts], return_index=True)
-    later = parent < 0
-    later[starts[first]] = False
-    return later
 
 
 # Whether stated keys name conversations or something else that calls share

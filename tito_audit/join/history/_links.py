@@ -55,20 +55,21 @@ class ExactLinks:
     def link(self) -> None:
         """Find the parents of all calls."""
         for start in range(0, len(self.parent), AT_ONCE):
-            self._link(slice(start, start + AT_ONCE))
-
-    def _link(self, part: slice) -> None:
-        ids_count, ids_first = self.seen.counts(self._at[part])
-        told_count, told_first = self._told.counts(self._heard[part])
-        by_messages = (told_count > 0) & ((ids_count == 0) | self._is_deeper(told_first, ids_first))
-        count, first = np.where(by_messages, told_count, ids_count), np.where(by_messages, told_first, ids_first)
-        # Where both give a call, the other one may still have the same key.
-        key = self.key[part]
-        clear = (count == 1) & (~self._keys_with_several[key] | (self.key[first] == key))
-        self.parent[part][clear] = first[clear]
-        self.by[part][clear] = np.where(by_messages, np.uint8(JoinedBy.MESSAGES), self.sequence[part])[clear]
-        for call in (part.start + np.flatnonzero((count > 0) & ~clear)).tolist():
-            self.choose(call, self._above(int(self._at[call])))
+            part = slice(start, start + AT_ONCE)
+            ids_count, ids_first = self.seen.counts(self._at[part])
+            told_count, told_first = self._told.counts(self._heard[part])
+            by_messages = (told_count > 0) & ((ids_count == 0) | self._is_deeper(told_first, ids_first))
+            count, first = (
+                np.where(by_messages, told_count, ids_count),
+                np.where(by_messages, told_first, ids_first),
+            )
+            # Where both give a call, the other one may still have the same key.
+            key = self.key[part]
+            clear = (count == 1) & (~self._keys_with_several[key] | (self.key[first] == key))
+            self.parent[part][clear] = first[clear]
+            self.by[part][clear] = np.where(by_messages, np.uint8(JoinedBy.MESSAGES), self.sequence[part])[clear]
+            for call in (part.start + np.flatnonzero((count > 0) & ~clear)).tolist():
+                self.choose(call, self._above(int(self._at[call])))
 
     def _is_deeper(self, one: Array, other: Array) -> Array:
         """Whether a call has the longer prompt; False where they cannot be compared."""

@@ -28,7 +28,12 @@ def digest(message: Message) -> int:
         text, calls = said(text, message.tool_calls)
     else:
         text, calls = text.strip(), [_spelled(call) for call in message.tool_calls]
-    parts = [message.speaker, text, *calls, *_other_parts(message)]
+    # What a message holds besides text, such as images.
+    if message.content is None or isinstance(message.content, str):
+        other_parts = []
+    else:
+        other_parts = [_canonical(dict(part)) for part in message.content if not isinstance(part.get("text"), str)]
+    parts = [message.speaker, text, *calls, *other_parts]
     return hash_of("\0".join(parts).encode("utf-8", "surrogatepass"))
 
 
@@ -105,10 +110,3 @@ def _canonical(value: Any) -> str:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
     except (ValueError, RecursionError, TypeError):
         return str(value).strip() if isinstance(value, str) else type(value).__name__
-
-
-def _other_parts(message: Message) -> list[str]:
-    """What a message holds besides text, such as images."""
-    if message.content is None or isinstance(message.content, str):
-        return []
-    return [_canonical(dict(part)) for part in message.content if not isinstance(part.get("text"), str)]

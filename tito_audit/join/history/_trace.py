@@ -155,7 +155,11 @@ class Tracer:
         elif call.request is None and call.prompt_text is not None:
             has, values = Has.TEXT, as_bytes(call.prompt_text)
             length = len(values)
-            prompt, seen = self._text(values, as_bytes(call.completion_text or ""), salt("text", call.context))
+            # The hashes of a prompt, and of prompt and completion.
+            completion = as_bytes(call.completion_text or "")
+            salted = salt("text", call.context)
+            whole = self.rolling.extended(salted, 0, values)
+            prompt, seen = (whole, self.rolling.extended(whole, len(values), completion) if len(completion) else 0)
         if call.request is not None:
             request, messages = _messages(call.request, call.answer, call.context)
             has |= Has.MESSAGES
@@ -174,11 +178,6 @@ class Tracer:
         if call.completion is None or not len(call.completion):
             return whole, 0, turns
         return whole, self.rolling.extended(whole, len(prompt), call.completion), turns
-
-    def _text(self, prompt: NDArray[np.uint8], completion: NDArray[np.uint8], salted: int) -> tuple[int, int]:
-        """The hashes of a prompt, and of prompt and completion."""
-        whole = self.rolling.extended(salted, 0, prompt)
-        return whole, self.rolling.extended(whole, len(prompt), completion) if len(completion) else 0
 
 
 def salt(kind: str, context: int) -> int:

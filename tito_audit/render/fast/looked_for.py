@@ -67,7 +67,22 @@ class _Search:
             if not self._values.is_list(loop.iter):
                 _no_counting(loop)
         for node in tree.find_all(nodes.Filter):
-            self._filter(node)
+            if node.name in ("length", "count"):
+                if id(node) not in self._measured and not self._values.is_list(node.node):
+                    raise Unknown
+            elif node.name in _READING or (
+                node.name in ("first", "last", "reverse") and not self._values.is_list(node.node)
+            ):
+                raise Unknown
+            elif node.name == "replace":
+                self._look_inside(node.args[:1])
+            elif node.name == "trim":
+                _only_blanks(node.args)
+            elif node.name not in ("join", "default", "d", "tojson"):
+                values = {value for value in map(constant, node.args) if isinstance(value, str)}
+                if values & (_TEXT_TESTS | _READING | {"in", "length"}):
+                    raise Unknown
+                self._whole |= values
         for call in tree.find_all(nodes.Call):
             self._call(call)
         for test_node in tree.find_all(nodes.Test):
@@ -83,24 +98,6 @@ class _Search:
         return tuple(sorted(self._whole)), tuple(sorted(self._inside)), tuple(sorted(self._sizes))
 
     # What is looked at
-
-    def _filter(self, node: nodes.Filter) -> None:
-        if node.name in ("length", "count"):
-            if id(node) not in self._measured and not self._values.is_list(node.node):
-                raise Unknown
-        elif node.name in _READING or (
-            node.name in ("first", "last", "reverse") and not self._values.is_list(node.node)
-        ):
-            raise Unknown
-        elif node.name == "replace":
-            self._look_inside(node.args[:1])
-        elif node.name == "trim":
-            _only_blanks(node.args)
-        elif node.name not in ("join", "default", "d", "tojson"):
-            values = {value for value in map(constant, node.args) if isinstance(value, str)}
-            if values & (_TEXT_TESTS | _READING | {"in", "length"}):
-                raise Unknown
-            self._whole |= values
 
     def _call(self, node: nodes.Call) -> None:
         if not isinstance(node.node, nodes.Getattr):
@@ -120,7 +117,15 @@ class _Search:
 
     def _pair(self, left: nodes.Expr, op: str, right: nodes.Expr) -> None:
         if op in ("in", "notin"):
-            self._member(left, right)
+            if isinstance(right, nodes.List | nodes.Tuple):
+                self._is_plain(left)
+                for item in right.items:
+                    self._is_one_of(item)
+            elif not (isinstance(right, nodes.Name) and right.name in self._values.elements):
+                self._is_plain(right)
+                if not isinstance(constant(left), str) or not constant(left):
+                    raise Unknown
+                self._inside.add(str(constant(left)))
             return
         if _is_constant(left):
             left, right = right, left
@@ -135,17 +140,6 @@ class _Search:
             pass
         elif not all(self._values.counts(side) or isinstance(side, _LOGIC) for side in (left, right)):
             raise Unknown
-
-    def _member(self, left: nodes.Expr, right: nodes.Expr) -> None:
-        if isinstance(right, nodes.List | nodes.Tuple):
-            self._is_plain(left)
-            for item in right.items:
-                self._is_one_of(item)
-        elif not (isinstance(right, nodes.Name) and right.name in self._values.elements):
-            self._is_plain(right)
-            if not isinstance(constant(left), str) or not constant(left):
-                raise Unknown
-            self._inside.add(str(constant(left)))
 
     def _measure(self, node: nodes.Filter, size: object) -> None:
         if node.node is not None and not self._values.is_list(node.node):
@@ -227,12 +221,13 @@ class Values:
     def _all_from(self, *lists: str) -> set[str]:
         """The names that only ever hold these lists or parts of them."""
         names_left = {*lists, *self._set}
-        while wrong := {name for name in names_left if not self._all_in(name, names_left)}:
+        while wrong := {
+            name
+            for name in names_left
+            if not all(_is_list(value, names_left) for value in self._set.get(name, ()))
+        }:
             names_left -= wrong
         return names_left
-
-    def _all_in(self, name: str, lists: set[str]) -> bool:
-        return all(_is_list(value, lists) for value in self._set.get(name, ()))
 
     def is_list(self, node: nodes.Node | None) -> bool:
         """Whether a value is the messages, the tools, the calls in a message, or some of these."""
@@ -354,7 +349,10 @@ class _Distances:
                 self._written(part)
         for item in self._tree.find_all(nodes.Getitem):
             if self._values.is_list(item.node):
-                self._taken(item.arg)
+                # The first, the second, the last message, one next to another, or all from there.
+                place_ = item.arg
+                parts = (place_.start, place_.stop, place_.step) if isinstance(place_, nodes.Slice) else (place_,)
+                _among(_NEAR_ENDS, *(part for part in parts if part is not None))
         for loop in self._tree.find_all(nodes.For):
             self._loop(loop)
         self._no_others()
@@ -377,13 +375,10 @@ class _Distances:
         for child in node.iter_child_nodes():
             self._written(child)
 
-    def _taken(self, place_: nodes.Node) -> None:
-        """The first, the second, the last message, one next to another, or all from there."""
-        parts = (place_.start, place_.stop, place_.step) if isinstance(place_, nodes.Slice) else (place_,)
-        _among(_NEAR_ENDS, *(part for part in parts if part is not None))
-
     def _loop(self, loop: nodes.For) -> None:
-        if loop.test is not None and any(_is_neighbour(node) for node in loop.find_all(nodes.Getattr)):
+        if loop.test is not None and any(
+            (place(node) in ("loop.previtem", "loop.nextitem")) for node in loop.find_all(nodes.Getattr)
+        ):
             raise Unknown
         if not _is_reversed(loop.iter):
             return
@@ -436,10 +431,6 @@ def _among(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
 def _is_place(node: nodes.Node) -> bool:
     """Whether a value is made from the place of an element."""
     return any((place(part) or "").startswith("loop.") for part in (node, *node.find_all(nodes.Getattr)))
-
-
-def _is_neighbour(node: nodes.Getattr) -> bool:
-    return place(node) in ("loop.previtem", "loop.nextitem")
 
 
 def _is_reversed(node: nodes.Node) -> bool:

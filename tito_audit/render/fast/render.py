@@ -98,7 +98,16 @@ class FastTemplate:
         try:
             text = self._environment.render_template("chat", **variables)
         except BaseException as error:
-            self._judge(error)
+            # Raise RenderError for an error that the reference environment has too, GivenUp for one of this engine
+            # only.
+            kind = getattr(error, "kind", None)
+            if isinstance(error, Refused | AttributeError) or kind in _REFUSALS:
+                raise RenderError("chat template: refused") from None
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                # Out of fuel, it may loop; if it panics or does not compile, it will again.
+                self._off |= not isinstance(error, GivenUp | UnicodeError)
+                raise GivenUp from None
+            raise error
         finally:
             self._off |= time.monotonic() - began > _SLOW
         if (self._joins_values or self._shown) and self._is_odd(variables):
@@ -110,18 +119,6 @@ class FastTemplate:
         if any(blank in text for blank in _BLANKS):
             raise GivenUp
         return text
-
-    def _judge(self, error: BaseException) -> None:
-        """Raise RenderError for an error that the reference environment has too, GivenUp for one of this engine
-        only."""
-        kind = getattr(error, "kind", None)
-        if isinstance(error, Refused | AttributeError) or kind in _REFUSALS:
-            raise RenderError("chat template: refused") from None
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            # Out of fuel, it may loop; if it panics or does not compile, it will again.
-            self._off |= not isinstance(error, GivenUp | UnicodeError)
-            raise GivenUp from None
-        raise error
 
     # What the template calls
 

@@ -103,7 +103,14 @@ class _Reader:
         if not isinstance(node, _STATEMENTS + _JUMPS):
             raise Unproven
         if isinstance(node, nodes.For):
-            self._loop(node, loops)
+            if node.recursive:
+                raise Unproven
+            self._expression(node.iter)
+            if node.test is not None:
+                self._expression(node.test)
+            self._target(node.target, node.iter)
+            counted = isinstance(node.iter, nodes.Call)
+            self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
         elif isinstance(node, nodes.If):
             self._statements([*node.body, *node.elif_, *node.else_], loops)
             self._expression(node.test)
@@ -130,16 +137,6 @@ class _Reader:
                 self._expression(value)
                 self._target(target, value)
             self._statements(node.body, loops)
-
-    def _loop(self, node: nodes.For, loops: int) -> None:
-        if node.recursive:
-            raise Unproven
-        self._expression(node.iter)
-        if node.test is not None:
-            self._expression(node.test)
-        self._target(node.target, node.iter)
-        counted = isinstance(node.iter, nodes.Call)
-        self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
 
     def _assign(self, node: nodes.Assign, loops: int) -> None:
         self._expression(node.node)
@@ -181,7 +178,20 @@ class _Reader:
             if isinstance(part, _UNPROVEN) or (isinstance(part, nodes.Test) and part.name not in _TESTS):
                 raise Unproven
             if isinstance(part, nodes.Filter):
-                self._filter(part)
+                if part.name not in _FILTERS or part.dyn_args is not None or part.dyn_kwargs is not None:
+                    raise Unproven
+                if part.name in ("map", "select", "reject") and part.args:
+                    allowed = _MAPPED if part.name == "map" else _TESTS
+                    if constant(part.args[0]) not in allowed:
+                        raise Unproven
+                if (
+                    part.name in ("selectattr", "rejectattr")
+                    and len(part.args) > 1
+                    and constant(part.args[1]) not in _TESTS
+                ):
+                    raise Unproven
+                if part.name in ("join", "replace", "tojson"):
+                    self._short([*part.args, *(pair.value for pair in part.kwargs)])
             elif isinstance(part, nodes.Call):
                 self._call(part)
             elif isinstance(part, nodes.Name):
@@ -193,22 +203,6 @@ class _Reader:
                     raise Unproven
             elif isinstance(part, nodes.Getitem) and constant(part.arg) in _CHANGING:
                 raise Unproven
-
-    def _filter(self, node: nodes.Filter) -> None:
-        if node.name not in _FILTERS or node.dyn_args is not None or node.dyn_kwargs is not None:
-            raise Unproven
-        if node.name in ("map", "select", "reject") and node.args:
-            allowed = _MAPPED if node.name == "map" else _TESTS
-            if constant(node.args[0]) not in allowed:
-                raise Unproven
-        if (
-            node.name in ("selectattr", "rejectattr")
-            and len(node.args) > 1
-            and constant(node.args[1]) not in _TESTS
-        ):
-            raise Unproven
-        if node.name in ("join", "replace", "tojson"):
-            self._short([*node.args, *(pair.value for pair in node.kwargs)])
 
     def _call(self, node: nodes.Call) -> None:
         if node.dyn_args is not None or node.dyn_kwargs is not None:
@@ -237,12 +231,18 @@ class _Reader:
         for value in values:
             if isinstance(value, nodes.Tuple | nodes.List):
                 self._short(list(value.items))
-            elif not isinstance(value, nodes.Const) or _size(value.value) > _LONG:
+            elif (
+                not isinstance(value, nodes.Const)
+                or (
+                    len(value.value)
+                    if isinstance(value.value, str)
+                    else value.value
+                    if isinstance(value.value, int)
+                    else 0
+                )
+                > _LONG
+            ):
                 raise Unproven
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, str) else value if isinstance(value, int) else 0
 
 
 def _is_space(node: nodes.Assign) -> bool:
@@ -338,7 +338,12 @@ class Weights:
         if isinstance(node, nodes.Const | nodes.TemplateData):
             return int(not isinstance(getattr(node, "value", ""), int | float))
         if isinstance(node, nodes.Name | nodes.Getattr) or place(node) in self._weights:
-            return self._named(node)
+            name = place(node)
+            if name is not None and name in self._weights:
+                return self._weights[name]
+            if not isinstance(node, nodes.Name) and any(name == assigned for assigned, _, _ in self._set):
+                return 0  # an attribute of a namespace whose weight is not known yet
+            return 1 if isinstance(node, nodes.Name) else self.weigh(node.node)  # type: ignore[attr-defined]
         if isinstance(node, nodes.Getitem):
             return self.weigh(node.node)
         if isinstance(node, nodes.Compare | nodes.Test | nodes.Not | nodes.Sub | nodes.Div | nodes.FloorDiv):
@@ -348,7 +353,13 @@ class Weights:
         if isinstance(node, nodes.And | nodes.Or):
             return max(self.weigh(node.left), self.weigh(node.right))
         if isinstance(node, nodes.Filter):
-            return self._filtered(node)
+            base = self.weigh(node.node) if node.node is not None else 1
+            others = max([0, *(self.weigh(argument) for argument in _arguments(node))])
+            if node.name in _NUMBERS:
+                return 0
+            if node.name == "replace":
+                return max(base, 1) * _times(node.args)
+            return max(base * (2 if node.name in _WRITING else 1), others, 1)
         if isinstance(node, nodes.Call):
             return self._called(node)
         if isinstance(node, nodes.Concat):  # a text, even if made of numbers
@@ -357,23 +368,6 @@ class Weights:
 
     def _inside(self, node: nodes.Node) -> int:
         return sum(self.weigh(child) for child in node.iter_child_nodes())
-
-    def _named(self, node: nodes.Node) -> int:
-        name = place(node)
-        if name is not None and name in self._weights:
-            return self._weights[name]
-        if not isinstance(node, nodes.Name) and any(name == assigned for assigned, _, _ in self._set):
-            return 0  # an attribute of a namespace whose weight is not known yet
-        return 1 if isinstance(node, nodes.Name) else self.weigh(node.node)  # type: ignore[attr-defined]
-
-    def _filtered(self, node: nodes.Filter) -> int:
-        base = self.weigh(node.node) if node.node is not None else 1
-        others = max([0, *(self.weigh(argument) for argument in _arguments(node))])
-        if node.name in _NUMBERS:
-            return 0
-        if node.name == "replace":
-            return max(base, 1) * _times(node.args)
-        return max(base * (2 if node.name in _WRITING else 1), others, 1)
 
     def _called(self, node: nodes.Call) -> int:
         inside = sum(self.weigh(argument) for argument in _arguments(node))

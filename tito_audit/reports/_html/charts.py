@@ -53,14 +53,15 @@ class Chart:
 
 def charts(measures: Measures) -> list[Chart]:
     """The charts, without those for which no token was counted."""
-    drawn = (_turns(measures), _positions(measures), _logprobs(measures), _roles(measures))
-    return [chart for chart in drawn if chart is not None]
-
-
-def _turns(measures: Measures) -> Chart | None:
     names = [*(str(turn) for turn in range(TURNS - 1)), f"{TURNS - 1}+"]
     says = "Share of the generated tokens of each turn that drifted."
-    return _shares("turns", "Drift by turn", says, "turn", names, measures.by_turn)
+    drawn = (
+        _shares("turns", "Drift by turn", says, "turn", names, measures.by_turn),
+        _positions(measures),
+        _logprobs(measures),
+        _roles(measures),
+    )
+    return [chart for chart in drawn if chart is not None]
 
 
 def _positions(measures: Measures) -> Chart | None:
@@ -161,7 +162,10 @@ def _roles(measures: Measures) -> Chart | None:
         [_point(pair[at], sum(pair), role, f"tokens {word}") for role, pair in ranked]
         for at, word in enumerate(("trained", "not trained"))
     ]
-    svg = _lying([elided(role, _NAME) for role, _ in ranked], series)
+    # A name and a bar on each line.
+    names = [elided(role, _NAME) for role, _ in ranked]
+    drawn = zip(names, lying(series), strict=True)
+    svg = "".join(f'<span class="name">{escape(name)}</span><div class="plot">{bar}</div>' for name, bar in drawn)
     rows = [(role, f"{a:,}", f"{b:,}", share(a, a + b)) for role, (a, b) in ranked]
     head = ("role", "trained", "not trained", "share trained")
     says = "Share of the tokens of each role that the loss mask trains. Only sampled tokens should be trained."
@@ -180,12 +184,6 @@ def _upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> s
     """Upright bars with their axis, for the page's style to put side by side."""
     axis, drawing = upright(names, series, stacked=stacked)
     return f'<div class="axis">{axis}</div><div class="plot">{drawing}</div>'
-
-
-def _lying(names: Sequence[str], series: Series) -> str:
-    """A name and a bar on each line."""
-    drawn = zip(names, lying(series), strict=True)
-    return "".join(f'<span class="name">{escape(name)}</span><div class="plot">{bar}</div>' for name, bar in drawn)
 
 
 def _short(number: int) -> str:
@@ -212,16 +210,14 @@ def upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> tu
     heights = [[bar.value if bar else 0.0 for bar in column] for column in zip(*series, strict=True)]
     top = max(sum(column) if stacked else max(column) for column in heights)
     steps = nice_steps(top)
-    return _axis(steps), _svg(_LOW + 8, [*_lines(steps), *_columns(series, steps[-1], stacked), *_names(names)])
+    words = [f'<text x="100%" y="{_BASE + 4 - _height(step, steps[-1])}">{_step(step)}</text>' for step in steps]
+    return _svg(_LOW + 8, words), _svg(
+        _LOW + 8, [*_lines(steps), *_columns(series, steps[-1], stacked), *_names(names)]
+    )
 
 
 def _height(value: float, top: float) -> float:
     return round((_BASE - _TOP) * value / top, 2)
-
-
-def _axis(steps: Sequence[float]) -> str:
-    words = [f'<text x="100%" y="{_BASE + 4 - _height(step, steps[-1])}">{_step(step)}</text>' for step in steps]
-    return _svg(_LOW + 8, words)
 
 
 def _lines(steps: Sequence[float]) -> Iterator[str]:
@@ -282,12 +278,8 @@ def _step(value: float) -> str:
 def nice_steps(top: float) -> list[float]:
     """A few round numbers from 0 to well above `top`, for an axis that no bar reaches the end of."""
     room = 1.04 * top
-    for step in _round_steps(room):
+    size = 10.0 ** (math.floor(math.log10(room)) - 1) if room > 0 else 1.0
+    for step in [factor * size for factor in (1, 2, 2.5, 5, 10, 20, 25, 50)]:
         if step * 5 > room:
             return [number * step for number in range(math.floor(room / step) + 2)]
     return [0.0, 1.0]
-
-
-def _round_steps(top: float) -> list[float]:
-    size = 10.0 ** (math.floor(math.log10(top)) - 1) if top > 0 else 1.0
-    return [factor * size for factor in (1, 2, 2.5, 5, 10, 20, 25, 50)]

@@ -154,21 +154,18 @@ class PageFindings:
         """Keep the findings of one result, except those that cannot be chosen any more."""
         self._results += 1
         for finding, row in zip(findings, finding_rows(findings), strict=True):
-            self._add(finding, row)
-
-    def _add(self, finding: Finding, row: Row) -> None:
-        key = (int(finding.severity), finding.code)
-        group = self._groups.setdefault(key, len(self._groups))
-        if group == len(self._seen):
-            self._seen.append(0)
-            self._caps.append(self.bound)
-        self._seen[group] += 1
-        self._since += 1
-        if self._since >= self.look_every and sum(self._seen) > self.bound:
-            self._caps, self._since = self.caps(), 0
-        if self._seen[group] <= self._caps[group]:
-            self._waiting.write(as_json([self._results, row]).encode("utf-8") + b"\n")
-            self._group_of.append(group)
+            key = (int(finding.severity), finding.code)
+            group = self._groups.setdefault(key, len(self._groups))
+            if group == len(self._seen):
+                self._seen.append(0)
+                self._caps.append(self.bound)
+            self._seen[group] += 1
+            self._since += 1
+            if self._since >= self.look_every and sum(self._seen) > self.bound:
+                self._caps, self._since = self.caps(), 0
+            if self._seen[group] <= self._caps[group]:
+                self._waiting.write(as_json([self._results, row]).encode("utf-8") + b"\n")
+                self._group_of.append(group)
 
     def caps(self) -> list[int]:
         """By group: how many of its findings may be chosen; these numbers never grow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, TextIO
 
@@ -78,7 +78,21 @@ def _sequence(sequence: ViewSequence) -> dict[str, Any]:
     """One sequence; tokens are indices into a table of `[id, piece, bytes]`."""
     table: dict[tuple[Any, ...], int] = {}
     stretches = [_stretch(stretch, table) for stretch in sequence.stretches]
-    swaps = [_swap(swap, table) for swap in sequence.swaps]
+    swaps = [
+        (
+            {
+                "start": swap.start,
+                "end": swap.end,
+                "tokens": _tokens(swap, table),
+                "total": max(swap.total, len(swap.ids)),
+                "code": visible(swap.code),
+                "against": visible(_LABELS.get(swap.against, swap.against)),
+                "before": swap.before,
+                "after": swap.after,
+            }
+        )
+        for swap in sequence.swaps
+    ]
     return {
         "where": str(sequence.where),
         "turn": sequence.turn,
@@ -87,7 +101,16 @@ def _sequence(sequence: ViewSequence) -> dict[str, Any]:
         "same_as": visible(_LABELS.get(sequence.same_as, sequence.same_as)),
         "stretches": stretches,
         "swaps": swaps,
-        "tokens": _shown(table),
+        "tokens": (
+            [
+                [
+                    number,
+                    None if piece is None else visible(piece[: _PIECE + 1], edges=True),
+                    None if raw is None else visible(raw),
+                ]
+                for number, piece, raw in table
+            ]
+        ),
     }
 
 
@@ -100,19 +123,6 @@ def _stretch(stretch: Stretch, table: dict[tuple[Any, ...], int]) -> dict[str, A
     if stretch.roles is not None:
         out["roles"] = _runs([visible(role) for role in stretch.roles])
     return out
-
-
-def _swap(swap: Swap, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
-    return {
-        "start": swap.start,
-        "end": swap.end,
-        "tokens": _tokens(swap, table),
-        "total": max(swap.total, len(swap.ids)),
-        "code": visible(swap.code),
-        "against": visible(_LABELS.get(swap.against, swap.against)),
-        "before": swap.before,
-        "after": swap.after,
-    }
 
 
 def _tokens(of: Stretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
@@ -128,15 +138,3 @@ def _tokens(of: Stretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
 def _runs(values: Sequence[Any]) -> list[list[Any]]:
     """Run-length encoding: `[value, count]` for each run of equal values."""
     return [[value, len(list(run))] for value, run in groupby(values)]
-
-
-def _shown(tokens: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    """The table of tokens with escaped pieces."""
-    return [
-        [
-            number,
-            None if piece is None else visible(piece[: _PIECE + 1], edges=True),
-            None if raw is None else visible(raw),
-        ]
-        for number, piece, raw in tokens
-    ]

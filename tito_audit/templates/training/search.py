@@ -14,7 +14,6 @@ from itertools import combinations, pairwise
 from time import monotonic
 
 from tito_audit.errors import SetupError
-from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.template import Template, compile_template
 from tito_audit.templates.appends import Outcome, Step, append_only, unwritten
@@ -150,7 +149,11 @@ def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
     if step.outcome is Outcome.LEFT_OUT and not _cuts_thought(step):
         return None
     before_system = any(message.speaker == "system" for message in step.probe.messages[step.answer : step.until])
-    unopened = not step.sampled and _opens_thought(step) and not _has_thought(step.message)
+    unopened = (
+        not step.sampled
+        and (_THOUGHT.search(step.prompt) is not None)
+        and not (bool(step.message.reasoning) or "</think>" in step.message.text)
+    )
     return _Becomes.NOT_SAMPLED if before_system or unopened else _Becomes.LOST
 
 
@@ -161,15 +164,6 @@ def _name(step: Step) -> str:
 def _cuts_thought(step: Step) -> bool:
     inline = "<think>" in answer_kind(step.message) and not step.message.tool_calls
     return inline and "text" in step.left_out
-
-
-def _opens_thought(step: Step) -> bool:
-    """Whether the generation prompt begins reasoning, which an answer without reasoning cannot continue."""
-    return _THOUGHT.search(step.prompt) is not None
-
-
-def _has_thought(message: Message) -> bool:
-    return bool(message.reasoning) or "</think>" in message.text
 
 
 def _spaced(renderer: Renderer) -> Iterable[tuple[str, bool]]:
