@@ -21,7 +21,7 @@ import tokenizers
 from tito_audit.errors import RenderError
 from tito_audit.provider import GenerationResult
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.serve.threads import Threads
+from tito_audit.serve.gateway import Threads
 from tito_audit.sessions.engine import Session
 from tito_audit.sessions.model import Branch, ChatCall, ForkReason, Node, Prompt, Proof
 

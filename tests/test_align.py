@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
-from tito_audit.align.boundaries import align_cuts
-from tito_audit.align.drift import _cut, align
-from tito_audit.align.opcodes import opcodes
+from tito_audit.align.drift import _cut, align, align_cuts, opcodes
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer

@@ -21,7 +21,7 @@ from tests.tiers import examples
 from tests.toy import toy_tokenizer
 from tito_audit.errors import RecordError
 from tito_audit.evidence.differences import Region, region_of
-from tito_audit.evidence.known_differences import KnownDifferences
+from tito_audit.evidence.gather import KnownDifferences
 from tito_audit.formats.tinker import FORMAT
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import Place

@@ -33,7 +33,7 @@ from tito_audit import (
 )
 from tito_audit.errors import SetupError
 from tito_audit.evidence.needs import ABSENT, Needs, applies, words_for
-from tito_audit.gate.coverage import Coverage
+from tito_audit.gate.judge import Coverage
 from tito_audit.rules import all_rules
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override

@@ -19,7 +19,6 @@ from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence import row as rows
-from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.differences import difference
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import with_turn_ends
@@ -27,6 +26,7 @@ from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import _byte_roles, _role_name
 from tito_audit.evidence.roles import TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.row import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.stretches import stretches
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where

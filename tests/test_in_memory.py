@@ -412,7 +412,7 @@ def test_whole_numbers_stay_whole_where_a_frame_lacks_some() -> None:
 
 def test_a_value_that_does_not_fit_the_type_of_a_column_is_one_clear_line() -> None:
     pandas = pytest.importorskip("pandas")
-    from tito_audit.storage.memory_output import MemoryOutput
+    from tito_audit.storage import MemoryOutput
 
     frame = pandas.DataFrame([{"messages": [], "step": 3}])
     path = given(frame).names[0]

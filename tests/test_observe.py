@@ -34,7 +34,6 @@ from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Entries, Prefix, Vocabulary
-from tito_audit.viewer.excerpts import Excerpt, Spot, choose_excerpts
 from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import (
     LOGPROB_EDGES,
@@ -47,7 +46,17 @@ from tito_audit.viewer.model import (
     ViewSequence,
 )
 from tito_audit.viewer.replacements import SAMPLED, SEEN
-from tito_audit.viewer.sequences import MAX_PIECE, MAX_SEQUENCES, MAX_SWAP, MAX_SWAPPED, MAX_TOKENS, view
+from tito_audit.viewer.sequences import (
+    MAX_PIECE,
+    MAX_SEQUENCES,
+    MAX_SWAP,
+    MAX_SWAPPED,
+    MAX_TOKENS,
+    Excerpt,
+    Spot,
+    choose_excerpts,
+    view,
+)
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

@@ -27,9 +27,8 @@ from tito_audit.evidence import prompt_starts, prompts
 from tito_audit.evidence.chains import chain_turns
 from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.prompt_starts import PromptStarts
+from tito_audit.evidence.prompt_starts import PromptStarts, Shapes
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.shapes import Shapes
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.render.renderer import Renderer, make_renderer

@@ -13,6 +13,7 @@ from tito_audit.cli._rescored import page_parts
 from tito_audit.errors import PluginError, ProviderError
 from tito_audit.report import ReportOptions
 from tito_audit.rescore.model import Behind, Want
+from tito_audit.rescore.run import fitted
 from tito_audit.rescore.scoring import shared
 from tito_audit.rescore.summary import CausePrice, RescoreSummary, Sums
 from tito_audit.rescore.tables import (
@@ -23,7 +24,6 @@ from tito_audit.rescore.tables import (
     agreement_rows,
     drifted_rows,
 )
-from tito_audit.rescore.temperature import fitted
 from tito_audit.terminal.page import printed
 
 END = "<|im_end|>"

@@ -14,7 +14,8 @@ so no message spells one. One prompt in 256 is rendered anyway, as a check.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -24,14 +25,83 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tito_audit.align.prefix import starts_with
-from tito_audit.evidence.shapes import Shape, Shapes
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message
+from tito_audit.render.facts import LookedFor
 from tito_audit.render.renderer import Forms
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import Cuts
+from tito_audit.tokens.segments import Cuts, pattern_of, shared_start
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
+
+# The shapes of messages: everything by which a template can tell them apart.
+
+Shape = Hashable
+_ROLE = "role"
+_DETAILS = frozenset(("tool_calls", "tool_call_id", "name", "id"))
+
+
+class Shapes:
+    """Gives the shapes of messages for one template."""
+
+    def __init__(self, looked_for: LookedFor) -> None:
+        whole, inside, sizes = looked_for
+        self._whole = frozenset(whole)
+        self._inside = inside
+        self._sizes = frozenset((*sizes, 0, 1))
+        self._measured = sizes
+        self._begin = shared_start(inside[0], inside[-1]) if inside else ""
+        """How every marker begins, to search for that first."""
+        self._split = re.compile(f"({pattern_of(sorted(inside))})").split if inside else None
+        self._of: dict[type, Callable[[Any], Shape]] = {
+            str: self._text,
+            int: self._number,
+            float: self._number,
+            bool: lambda value: value,
+            type(None): lambda value: value,
+            dict: self._object,
+            list: lambda value: tuple(map(self.of, value)),
+        }
+
+    def message(self, message: dict[str, Any]) -> tuple[Shape, Shape]:
+        """The shape of a message, and what a template sees of it while it writes another one: the same without the
+        details of its calls.
+        """
+        found = self._object(message)
+        return found, (bool(message.get("tool_calls")), *[pair for pair in found if pair[0] not in _DETAILS])
+
+    def of(self, value: Any) -> Shape:
+        """The shape of a value of plain JSON types, such as a message; TypeError for any other."""
+        read = self._of.get(type(value))
+        if read is None:
+            raise TypeError(f"a {type(value).__name__} has no shape")
+        return type(value), read(value)
+
+    def _object(self, value: dict[str, Any]) -> tuple[tuple[str, Shape], ...]:
+        return tuple(
+            [
+                (key, inner if key == _ROLE and type(inner) is str else self.of(inner))
+                for key, inner in value.items()
+            ]
+        )
+
+    def _number(self, value: float) -> Shape:
+        return value if value in self._sizes else "number"
+
+    def _text(self, text: str) -> Shape:
+        if text in self._whole or text.isspace() or not text:
+            return "", text
+        sizes = tuple([(len(text) > size) - (len(text) < size) for size in self._measured])
+        if self._split is None or self._begin not in text or not any(marker in text for marker in self._inside):
+            return sizes, self._part(text)
+        held = tuple((text.startswith(one), text.endswith(one), text.count(one)) for one in self._inside)
+        return sizes, held, tuple(map(self._part, self._split(text)))
+
+    def _part(self, part: str) -> str | None:
+        """What a template can tell about a part of a text between markers."""
+        bare = part.strip()
+        return part if not bare or bare in self._whole or bare in self._inside else None
+
 
 _ONE_IN = 256
 """One in this many known prompts is rendered anyway."""

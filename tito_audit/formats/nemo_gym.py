@@ -7,43 +7,417 @@ NVIDIA-NeMo/Gym `nemo_gym/rollout_collection.py`, `openai_utils.py`, `responses_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import real_name, same_messages, written_once
-from tito_audit.formats._columns import filled
-from tito_audit.formats._gym import (
-    GymCall,
-    call_sources,
-    cut_by_length,
-    is_chat,
-    layout_of,
-    request_of,
-    starts_conversation,
-    updated_rows,
-)
+from tito_audit.formats._columns import as_logged, filled, same_ids
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
+    TEXT_KEYS,
     TOKEN_KEYS,
     Item,
+    Step,
     chat_tools,
     filled_list,
+    input_steps,
     is_response_object,
+    message_wire,
+    steps,
     text_of,
     unread_types,
 )
-from tito_audit.record.arrays import as_ids, empty_ids
+from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_values
+from tito_audit.formats._writer import (
+    Change,
+    Read,
+    changes_of,
+    check_written,
+    lengths_of,
+    recounted,
+    rollouts_before,
+)
+from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.message import Message, as_tools
+from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
+from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread, as_group
 from tito_audit.signature import Signature, keys, way
+
+# The model calls of a NeMo-Gym row, and the row written back.
+
+CALL_KEYS = (*TOKEN_KEYS, *TEXT_KEYS, "routed_experts")
+"""Keys of an item or message that hold a call's tokens and that no template reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class GymCall:
+    """One model call: what it was sent, what it wrote, and the objects that hold it."""
+
+    prompt: tuple[Message, ...]
+    answer: Message
+    token_item: Item | None
+    """The item or message that holds its tokens."""
+    items: tuple[Item, ...]
+    """All items that it wrote, including `token_item`."""
+    transition: int | None = None
+    """The number of the output's inner list that it ends; None if the output is one list."""
+
+
+@dataclass(frozen=True, slots=True)
+class GymLayout:
+    """The messages and calls of a row, before its tokens are read."""
+
+    messages: tuple[Message, ...]
+    calls: tuple[GymCall, ...]
+    has_request: bool
+    """Whether the row holds what came before the output."""
+
+
+def is_chat(row: Row) -> bool:
+    """True for the chat form, whose tokens are on messages."""
+    return "responses_create_params" not in row and "output" not in row
+
+
+def output_path(row: Row) -> Path:
+    """The path of the list that holds the calls."""
+    if is_chat(row):
+        return ("messages",)
+    return ("response", "output") if "responses_create_params" in row else ("output",)
+
+
+def request_of(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The request and the answer of a row that is not in chat form."""
+    response = row["response"] if "responses_create_params" in row else row
+    params = row.get("responses_create_params", row)
+    if not isinstance(params, Mapping):
+        raise RecordError("responses_create_params is not an object, so the request is unknown")
+    return params, response
+
+
+def layout_of(row: Row) -> GymLayout:
+    """All messages of a row and its calls, in order."""
+    if is_chat(row):
+        messages, calls = _chat(row["messages"])
+        return GymLayout(messages, tuple(calls), True)
+    params, response = request_of(row)
+    before, output = _before(params, response), response["output"]
+    if len(output) and isinstance(output[0], list | tuple):
+        messages, calls = _transitions(before, output)
+    else:
+        messages, calls = _conversation([*before, *steps(output, "response.output")], len(before))
+        # The calls from the first one with token fields on; all calls if none has any
+        first = next((i for i, call in enumerate(calls) if call.token_item is not None), 0)
+        calls = calls[first:] if calls and holds_tokens(calls[first].token_item or {}) else calls
+    return GymLayout(messages, tuple(calls), bool(before))
+
+
+def starts_conversation(messages: Sequence[Message]) -> bool:
+    """True if the first message is neither an answer nor a tool's, so that a conversation starts here."""
+    return bool(messages) and messages[0].role not in ("assistant", "tool")
+
+
+def holds_tokens(item: Item) -> bool:
+    """True if an item or message has ids in its token fields."""
+    return filled(item.get("prompt_token_ids")) or filled(item.get("generation_token_ids"))
+
+
+def cut_by_length(response: Mapping[str, Any]) -> bool:
+    """True if the answer says that its last call hit the token limit."""
+    return text_of(object_at(response, "incomplete_details").get("reason")) == "max_output_tokens"
+
+
+def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[GymCall]]:
+    messages = tuple(
+        as_message(message_wire(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
+        for i, wire in enumerate(wires)
+    )
+    calls = [
+        GymCall(messages[:i], messages[i], wire, (wire,))
+        for i, wire in enumerate(wires)
+        if messages[i].role == "assistant" and any(wire.get(key) is not None for key in CALL_KEYS)
+    ]
+    return messages, calls
+
+
+def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step]:
+    """The messages before the output: the request's input, or the agent's own version of it."""
+    agent_input = response.get("agent_input")
+    if isinstance(agent_input, list):
+        return input_steps({**params, "input": agent_input}, "response.agent_input")
+    found = input_steps(params, "responses_create_params")
+    found.extend(steps(filled_list(response.get("seed_obs")), "response.seed_obs"))
+    return found
+
+
+def _conversation(
+    found: Sequence[Step], first: int, transition: int | None = None
+) -> tuple[tuple[Message, ...], list[GymCall]]:
+    """All messages, and the calls from step `first` on; earlier answers are history."""
+    messages = tuple(step.message for step in found)
+    calls = [
+        GymCall(messages[:i], step.message, step.token_item, step.items, transition)
+        for i, step in enumerate(found)
+        if i >= first and step.is_call
+    ]
+    return messages, calls
+
+
+def _transitions(
+    before: Sequence[Step], output: Sequence[Sequence[Item]]
+) -> tuple[tuple[Message, ...], list[GymCall]]:
+    """The messages and calls of an output that is a list of lists, each with the history of its last call."""
+    messages: tuple[Message, ...] = ()
+    calls: list[GymCall] = []
+    for number, inner in enumerate(output):
+        found = steps(inner, f"response.output[{number}]")
+        system = [step for step in before if not step.items and step.message.role == "system"]
+        # A history that starts a conversation already holds the request, but not its instructions.
+        found = [*(system if starts_conversation([step.message for step in found]) else before), *found]
+        messages, own = _conversation(found, 0, number)
+        calls.extend(own[-1:])
+    return messages, calls
+
+
+_INPUT_KEYS = ("responses_create_params", "agent_input", "seed_obs")
+"""The rollout's inputs, which never change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Carrier:
+    """An item or message with token fields, and the calls whose tokens they are."""
+
+    path: Path
+    item: Item
+    turns: tuple[int, ...]
+    """One, unless several calls hold the same tokens; none if no call of the row has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LocatedRow:
+    """A row, its rollout, and where the row stores it."""
+
+    row: Row
+    rollout: Rollout
+    layout: GymLayout
+    output: Path
+    items: tuple[tuple[Path, ...], ...]
+    """For each call the paths of all items that it wrote, in order."""
+    carriers: tuple[_Carrier, ...]
+
+
+def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
+    """The row with its repaired rollout, or a row for each part of a fork; the same object if nothing changed."""
+    (rollout,) = rollouts_before(row, repaired, read)
+    changes = [changes_of(rollout, one) for one in repaired]
+    if len(repaired) == 1 and not changes[0] and len(repaired[0].turns_from) == len(rollout.turns):
+        return (row,)
+    held = _located(row, rollout)
+    rows = []
+    for one, changed in zip(repaired, changes, strict=True):
+        new = _part(held, one, changed)
+        (again,) = read(new, rollout.place)
+        check_written(again, one, rollout)
+        rows.append(new)
+    return tuple(rows)
+
+
+def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    """Where the row stores the columns of its calls."""
+    (rollout,) = rollouts
+    held = _located(row, rollout) if rollout.turns else None
+    return of_calls([[_call_source(held, number) for number in range(len(rollout.turns)) if held is not None]])
+
+
+def _call_source(held: _LocatedRow, number: int) -> CallSource:
+    """Where every item that repeats a call's tokens holds its columns."""
+    own = [carrier for carrier in held.carriers if number in carrier.turns]
+    names = [column.name for column in held.rollout.turns[number].columns]
+    there = {name: [(*one.path, name) for one in own if name in one.item] for name in names}
+    return CallSource(columns={name: plain_sources(paths) for name, paths in there.items()})
+
+
+def _part(held: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, Change]) -> Row:
+    """The row of one part: the turns that it keeps, as repaired."""
+    kept = repaired_rollout.turns_from
+    edits = [*_changed_items(held, changes), *_counts(held, repaired_rollout)]
+    if len(kept) == len(held.rollout.turns):
+        return with_edits(held.row, edits)  # type: ignore[no-any-return]
+    if not kept:
+        raise RecordError("a part of the rollout has no calls, so it has no row")
+    row = with_edits(held.row, [*edits, *_stripped(held, kept)])
+    return with_edits(row, [*_cut(held, row, kept), *_cleared_end(held, kept)])  # type: ignore[no-any-return]
+
+
+def _located(row: Row, rollout: Rollout) -> _LocatedRow:
+    layout, output = layout_of(row), output_path(row)
+    if len(layout.calls) != len(rollout.turns):
+        raise RecordError("the row holds answers without tokens, so there is no place to write them")
+    items = tuple(_places(at(row, output), output, layout))
+    own = {path: number for number, paths in enumerate(items) for path in paths}
+    carriers = [
+        _Carrier(path, item, (own[path],) if path in own else _turns_of(item, rollout.turns))
+        for path, item in _walk(row, ())
+        if path in own or holds_tokens(item)
+    ]
+    return _LocatedRow(row, rollout, layout, output, items, tuple(carriers))
+
+
+def _places(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tuple[Path, ...]]:
+    """For each call the paths of its items, which are in the output in the order of the calls."""
+    at = 0
+    for call in layout.calls:
+        found: list[Path] = []
+        if call.transition is not None:
+            # The last call of a list that repeats the earlier ones.
+            inner = output[call.transition]
+            last = len(inner)
+            for item in reversed(call.items):
+                last = next((i for i in range(last - 1, -1, -1) if inner[i] is item), -1)
+                found.insert(0, (*path, call.transition, last))
+            if last < 0:
+                raise RecordError(f"list {call.transition} of the output holds no call of its own")
+        else:
+            for item in call.items:
+                at = next(i for i in range(at, len(output)) if output[i] is item) + 1
+                found.append((*path, at - 1))
+        yield tuple(found)
+
+
+def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
+    """Every object in the row with its path, except in the rollout's inputs."""
+    if isinstance(value, Mapping):
+        yield path, value
+        for key, inner in value.items():
+            if key not in _INPUT_KEYS and isinstance(inner, Mapping | list | tuple):
+                yield from _walk(inner, (*path, key))
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple):
+        for number, inner in enumerate(value):
+            if isinstance(inner, Mapping | list | tuple):
+                yield from _walk(inner, (*path, number))
+
+
+def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
+    """The calls whose tokens an item repeats."""
+    try:
+        prompt, completion = _ids(item, "prompt_token_ids"), _ids(item, "generation_token_ids")
+    except RecordError:
+        return ()
+    return tuple(
+        number
+        for number, turn in enumerate(turns)
+        if same_ids(prompt, turn.prompt_ids) and same_ids(completion, turn.completion_ids)
+    )
+
+
+def _changed_items(held: _LocatedRow, changes: Mapping[int, Change]) -> Iterator[Edit]:
+    """An edit for each item that holds tokens of a changed call."""
+    for carrier in held.carriers:
+        wanted = [changes.get(number) for number in carrier.turns]
+        change = next((one for one in wanted if one is not None), None)
+        if change is None:
+            continue
+        if not all(one is not None and same_ids(one.prompt_ids, change.prompt_ids) for one in wanted):
+            raise RecordError(
+                f"calls {' and '.join(map(str, carrier.turns))} hold the same tokens and would get different "
+                "ones; the log does not say which of them a copy repeats"
+            )
+        new = with_values(carrier.item, dict(_values(carrier.item, change)))
+        if new is not carrier.item:
+            yield Edit(carrier.path, new)
+
+
+def _values(item: Item, change: Change) -> Iterator[tuple[str, Any]]:
+    """The fields that change in one copy: those that had the call's old values."""
+    before, prompt = change.before, change.prompt_ids
+    if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
+        yield "prompt_token_ids", as_logged(prompt, item["prompt_token_ids"])
+        if item.get("routed_experts") is not None:
+            yield "routed_experts", None
+        usage = item.get("usage")
+        lengths = [lengths_of([before])], [lengths_of([change.after])]
+        if isinstance(usage, Mapping):
+            yield "usage", with_values(usage, recounted(usage, *lengths))
+        yield from recounted(item, *lengths).items()
+    columns: dict[str, Any] = dict(change.columns)
+    if change.logprobs is not None:
+        columns["generation_log_probs"] = change.logprobs
+    was = {column.name: column.values for column in before.columns}
+    for name, values in columns.items():
+        if values is None and item.get(name) is not None:
+            yield name, None
+        elif values is not None and _is_copy(item.get(name), was[name]):
+            yield name, as_logged(values, item[name])
+
+
+def _is_copy(value: Any, column: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray) and as_logged(column, value) is value
+
+
+def _counts(held: _LocatedRow, repaired_rollout: RepairedRollout) -> Iterator[Edit]:
+    """Edits to the counts that the row or its answer has for all calls or for the last one."""
+    before, after = held.rollout.turns, repaired_rollout.rollout.turns
+    ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (before, after)]
+    for path in ((), ("usage",), ("response",), ("response", "usage")):
+        for name, value in recounted(object_at(held.row, *path), *ways).items():
+            yield Edit((*path, name), value)
+
+
+def _stripped(held: _LocatedRow, kept: Collection[int]) -> Iterator[Edit]:
+    """Edits that remove the tokens of other parts' calls; their text stays, because the prompts repeat it."""
+    last = max(kept)
+    for number, call in enumerate(held.layout.calls):
+        between = min(kept) < number < last and number not in kept
+        if between and call.transition is None and not is_chat(held.row):
+            raise RecordError(
+                f"call {number} is between the calls of one part and belongs to another; in one list of items it "
+                "would read as a call that lost its tokens"
+            )
+    for carrier in held.carriers:
+        if carrier.path[: len(held.output)] == held.output and not set(carrier.turns) & set(kept):
+            columns = {c.name for n in carrier.turns for c in held.rollout.turns[n].columns}
+            for name in carrier.item:
+                if name in CALL_KEYS or name in columns:
+                    yield Edit((*carrier.path, name), ABSENT)
+
+
+def _cut(held: _LocatedRow, row: Row, kept: Collection[int]) -> Iterator[Edit]:
+    """Edits that cut the output after the part's last call and keep only the part's transitions."""
+    calls, last = held.layout.calls, max(kept)
+    output = at(row, held.output)
+    ends = last == len(calls) - 1
+    if calls[last].transition is not None:
+        own = {call.transition: number for number, call in enumerate(calls)}
+        stop = len(output) if ends else calls[last].transition + 1  # type: ignore[operator]
+        left = [inner for i, inner in enumerate(output) if (own[i] in kept if i in own else i < stop)]
+        yield Edit(held.output, left)
+    elif not ends:
+        stop = int(held.items[last][-1][-1]) + 1
+        yield Edit(held.output, list(output[:stop]))
+
+
+def _cleared_end(held: _LocatedRow, kept: Collection[int]) -> Iterator[Edit]:
+    """An edit that clears what the answer says about its last call, if the part ends before that call."""
+    if max(kept) == len(held.layout.calls) - 1 or is_chat(held.row):
+        return
+    _, response = request_of(held.row)
+    if cut_by_length(response):
+        yield Edit((*held.output[:-1], "incomplete_details"), None)
+
+
+def _ids(item: Item, name: str) -> Ids | None:
+    value = item.get(name)
+    return None if value is None else as_ids(value, name)
 
 
 def _matches(row: Row) -> bool:

@@ -8,19 +8,194 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.judgement import judgement, restored_mask, row_slide
-from tito_audit.evidence.logprobs import shifts
-from tito_audit.evidence.model import Evidence
-from tito_audit.record.arrays import Mask
+from tito_audit.evidence.fill import IMPOSSIBLE, first_covered
+from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_slide
+from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, shifts
+from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._counts import fillers, fitted_by_mask, fitted_by_null, fitted_by_values, unprovable
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
-from tito_audit.repairs._shift import moved_back
 from tito_audit.settings.model import RepairChoices
+
+# A shifted logprob column, moved back as far as the log proves.
+
+
+@dataclass(frozen=True, slots=True)
+class MovedBack:
+    """Logprobs back on their tokens."""
+
+    logprobs: Logprobs
+    """`[T]`"""
+    lost: Mask
+    """`[T]` sampled tokens whose value fell off an end and is not recorded elsewhere in the log."""
+    offset: int
+    by_calls: bool
+
+
+def moved_back(evidence: Evidence) -> MovedBack | None:
+    """The logprobs of the row back on their tokens; None when they are not shifted.
+
+    RecordError when they are wrong and no offset is proven to put them right.
+    """
+    found, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
+    if not found or row is None or row.logprobs is None:
+        return None
+    offset = found[0].offset
+    if found[0].undecided:
+        raise RecordError("the row alone does not show how far its logprobs are shifted")
+    if not offset:
+        raise RecordError("the row's logprobs do not match the calls' at any offset")
+    judged = judgement(evidence)
+    if not found[0].by_calls and judged is not None:
+        logprobs, lost = restored_logprobs(row, judged)
+        return MovedBack(logprobs, lost, offset, by_calls=False)
+    source = np.arange(len(row.logprobs)) + offset
+    inside = (
+        (source >= first_covered(row)) & (np.arange(len(source)) >= first_covered(row)) & (source < len(source))
+    )
+    source = np.where(inside, source, 0)
+    fill, first = _filler(evidence, row), first_covered(row)
+    whole = np.where(inside, row.logprobs[source], fill)
+    whole[:first] = row.logprobs[:first]
+    assert view is not None
+    assert view.expected_logprobs is not None
+    expected = view.expected_logprobs
+    right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
+    # Whether all turns, and so the whole column, are shifted by the same offset.
+    assert view.expected_logprobs is not None
+    together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
+    together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
+    if not (together & np.isfinite(view.expected_logprobs) & ~right & ~view.drifted).any():
+        # The call supplies a value that fell off an end.
+        values = np.where(np.isfinite(expected) & ~right, expected, whole)
+        lost = ~inside & ~np.isfinite(expected)
+    else:
+        values, lost = _turn_by_turn(row, view, found, source, right, fill)
+    trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
+    lost &= trained
+    return MovedBack(np.where(lost, fill, values), lost, offset, by_calls=True)
+
+
+def _turn_by_turn(
+    row: TrainingRow, view: RowView, found: list[LogprobShift], source: Offsets, right: Mask, fill: float
+) -> tuple[Logprobs, Mask]:
+    """The logprobs with only the shifted turns moved back; the call supplies each value that its turn lost."""
+    assert row.logprobs is not None
+    assert view.expected_logprobs is not None
+    mine = np.isin(view.turn, [shift.turn for shift in found if shift.turn is not None])
+    values = row.logprobs.copy()
+    # A value outside its turn leaves a fill value behind.
+    vacated = source[mine & right]
+    values[vacated[~view.sampled[vacated]]] = fill
+    values[mine] = np.where(right, row.logprobs[source], view.expected_logprobs)[mine]
+    return values, mine & ~right & np.isnan(view.expected_logprobs)
+
+
+def _filler(evidence: Evidence, row: TrainingRow) -> float:
+    """The column's fill value for tokens without a logprob: the sentinel, else the most frequent value there."""
+    if row.sentinel is not None:
+        return row.sentinel
+    judged, view = judgement(evidence), evidence.row
+    if judged is not None and judged.values is not None:
+        return judged.values.fill
+    spoken = view.sampled if view is not None else row.loss_mask
+    if row.logprobs is None or spoken is None or spoken.all():
+        return float("nan")
+    rest = row.logprobs[~spoken][first_covered(row) :]
+    values, counts = np.unique(rest, return_counts=True)
+    most = int(counts.argmax()) if len(counts) else 0
+    return float(values[most]) if len(counts) and counts[most] * 2 > len(rest) else float("nan")
+
+
+# A logprob column with one entry too many or too few: which one is extra, or where one is missing.
+
+_PROOF = 2
+"""This many known values must agree to count as proof."""
+
+
+def fillers(values: Logprobs, sentinel: float | None) -> Mask:
+    """`[N]` True where an entry is a fill value and not a logprob: null, 1.0, -9999, the sentinel.
+
+    0.0 counts if the log has no sentinel of its own.
+    """
+    marks = (*IMPOSSIBLE, 0.0 if sentinel is None else sentinel)
+    return np.asarray(np.isnan(values) | np.isin(values, marks))
+
+
+def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
+    """The column made as long as `known` `[N]`, if its numbers then equal the known ones; else None.
+
+    An extra entry is removed, or a missing entry inserted with its known value, where all other entries then
+    agree. NaN in `known` is not compared.
+    """
+    extra = len(values) - len(known)
+    if np.isfinite(known).sum() < _PROOF or abs(extra) != 1:
+        return None
+    size = min(len(values), len(known))
+    front = _agree(values[:size], known[:size])
+    back = _agree(values[len(values) - size :], known[len(known) - size :])
+    # At place j: everything before j agrees in place, and everything after it one place further on.
+    before = np.concatenate(([True], np.logical_and.accumulate(front)))
+    after = np.concatenate((np.logical_and.accumulate(back[::-1])[::-1], [True]))
+    places = np.flatnonzero(before & after)
+    if not len(places):
+        return None
+    if extra > 0:
+        # If several places are left, take one at an end, else any one if the entries are equal.
+        ends = places[(places == 0) | (places == len(known))]
+        fitted = [np.delete(values, place) for place in (ends if len(ends) else places)]
+        return fitted[0] if all(_alike(fitted[0], one, known) for one in fitted[1:]) else None
+    place = next((int(p) for p in places if np.isfinite(known[p])), None)
+    return None if place is None else np.insert(values, place, known[place])
+
+
+def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> Logprobs | None:
+    """The column without its first or last entry, if that is a fill value and the rest then lie exactly under the
+    mask.
+
+    A fill value is accepted inside a trained run but not at its ends: 0.0 may also be a certain token's logprob.
+    """
+    if len(values) != len(trained) + 1 or not trained.any() or trained.all():
+        return None
+    padded = np.concatenate(([False], trained, [False]))
+    ends = trained & ~(padded[:-2] & padded[2:])
+    found = []
+    for rest, end in ((values[1:], values[:1]), (values[:-1], values[-1:])):
+        real = ~fillers(rest, sentinel)
+        if fillers(end, sentinel)[0] and not (real & ~trained).any() and real[ends].all():
+            found.append(rest)
+    return found[0] if len(found) == 1 else None
+
+
+def fitted_by_null(values: Logprobs, length: int, sentinel: float | None) -> Logprobs | None:
+    """The column without the one entry at an end that cannot be a logprob, if all others can; else None."""
+    if len(values) != length + 1:
+        return None
+    marks: Sequence[float] = (*IMPOSSIBLE, *((sentinel,) if sentinel else ()))
+    impossible = np.flatnonzero(np.isnan(values) | np.isin(values, marks))
+    if len(impossible) != 1 or int(impossible[0]) not in (0, length):
+        return None
+    return np.delete(values, int(impossible[0]))
+
+
+def unprovable(name: str) -> RecordError:
+    """The refusal for a column in which the wrong entry cannot be identified."""
+    return RecordError(f"column {name!r}: this log does not prove which entry is extra or missing")
+
+
+def _agree(values: Logprobs, known: Logprobs) -> Mask:
+    return np.asarray(~np.isfinite(known) | (np.abs(values - known) <= ROUNDING))
+
+
+def _alike(one: Logprobs, other: Logprobs, known: Logprobs) -> bool:
+    """Whether two fits give the same values: up to rounding where values are known, exactly elsewhere."""
+    said = np.isfinite(known)
+    rest = (one[~said], other[~said])
+    return bool((np.abs(one[said] - other[said]) <= 2 * ROUNDING).all() and np.array_equal(*rest, equal_nan=True))
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:

@@ -3,21 +3,214 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import TextIO
+from dataclasses import dataclass, replace
+from typing import Literal, TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._html.overview import facts, headlines, rules, skips, verdict
+from tito_audit.reports import _verdict
 from tito_audit.reports._html.page import block
-from tito_audit.reports._html.page_findings import BOUND, PageFindings
+from tito_audit.reports._html.page_findings import BOUND, PageFindings, headline_name
 from tito_audit.reports._html.views import ViewBlocks
-from tito_audit.reports._verdict import LINES
+from tito_audit.reports._verdict import LINES, skips_by_reason
 from tito_audit.reports._worst import Curable, next_steps
-from tito_audit.summary import Summary
+from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.place import one_tokenizer, with_reading
+from tito_audit.terminal.words import many, share
 from tito_audit.viewer.model import Measures, observed_of
+
+# The top of the page: the verdict, facts about the log, how often each rule found something.
+
+_CAUSES = 12
+"""Maximum causes named of one rule."""
+_FORMATS = 4
+_HEADLINES = 200
+"""Maximum causes in the first chart."""
+
+State = Literal["fail", "warn", "info", "pass", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict as the page shows it."""
+
+    state: State
+    word: str
+    line: str
+    """What was found, in one line."""
+    because: tuple[str, ...] = ()
+    """Why the gate failed, or what a pass leaves open."""
+
+
+def verdict(summary: Summary) -> Verdict:
+    """The verdict of the gate, or on the findings without a gate, in the words of every report."""
+    judged = _verdict.verdict(summary)
+    state: State = _STATES.get(judged.word, "none")
+    if judged.word == "findings":
+        state = _STATES_FOUND.get(summary.worst(), "info")
+    gate = summary.gate
+    because = (
+        gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
+    )  # the line says the rest
+    line = "; ".join(judged.parts)
+    return Verdict(state, judged.word[:1].upper() + judged.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
+
+
+_STATES: dict[str, State] = {"failed": "fail", "passed": "pass", "clean": "pass"}
+_STATES_FOUND: dict[Severity | None, State] = {Severity.ERROR: "fail", Severity.WARNING: "warn"}
+
+
+def facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    """What was audited, as (name, value) pairs."""
+    yield "rollouts", f"{summary.rollouts:,}"
+    if summary.rows_unreadable:
+        yield "unreadable rows", f"{summary.rows_unreadable:,}"
+    yield "turns", f"{summary.turns:,}"
+    yield "tokens", f"{summary.tokens:,}"
+    yield "generated tokens", f"{summary.generated_tokens:,}"
+    if summary.sampled is not None:
+        of = summary.sampled
+        yield "sampled", f"{of.rows:,} of {of.of:,} rows ({100 * of.share:g} %)"
+    ranked = summary.formats.most_common()
+    formats = ", ".join(f"{name} {number:,}" for name, number in ranked[:_FORMATS])
+    more = f" and {many(len(ranked) - _FORMATS, 'other format')}" if len(ranked) > _FORMATS else ""
+    yield "formats", formats + more or "none"
+    yield "tokenizer", summary.tokenizer_words or "none"
+    yield "encoder", summary.encoder or "none"
+    yield "took", f"{summary.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadlineFacts:
+    """One cause, as a bar of the first chart."""
+
+    words: str
+    name: str
+    """The cause without its count, as findings name it."""
+    severity: str
+    bar: str
+    """Its length: `37.50%`."""
+    rollouts: str
+    """`22 rollouts (21 %)`."""
+    findings: int
+    codes: tuple[tuple[str, int], ...]
+
+
+def headlines(summary: Summary) -> list[HeadlineFacts]:
+    """The causes found, as ranked; at most `_HEADLINES`."""
+    ranked = summary.ranked_headlines()
+    most = max((headline.times for headline in ranked), default=1)
+    rows = summary.rollouts + summary.rows_unreadable
+    return [
+        HeadlineFacts(
+            headline.words or ", ".join(sorted(headline.codes)),
+            headline_name(headline.text, headline.unit),
+            headline.severity.word,
+            _length(headline.times, most),
+            _rollouts(headline.rollouts, rows),
+            headline.codes.total(),
+            tuple((code, number) for code, number in sorted(headline.codes.items()) if number),
+        )
+        for headline in ranked[:_HEADLINES]
+    ]
+
+
+def _rollouts(number: int, rows: int) -> str:
+    if not number:
+        return ""
+    return f"{many(number, 'rollout')} ({share(number, rows)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause, and how many findings of a rule have it."""
+
+    name: str
+    findings: int
+    share: str
+    """Its share of the rule's findings, as the length of a bar: `37.5%`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFacts:
+    """One row of the rules table."""
+
+    code: str
+    title: str
+    worst: str
+    counts: RuleCount
+    """Counts by severity of findings that are not in the baseline."""
+    findings: int
+    bars: tuple[tuple[str, str, str], ...]
+    """Severity, start and length of its part of the bar: `("error", "0%", "37.5%")`."""
+    per_token: str
+    """Findings per generated token, as for `--max-rate`."""
+    per_rollout: str
+    """Share of rollouts with at least one."""
+    causes: tuple[Cause, ...]
+    more_causes: int
+    manual: tuple[tuple[str, list[list[str]]], ...]
+    """Its headings, each with paragraphs (one line) and examples (several lines); () if none was given."""
+
+
+def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
+    """Every rule that found something, by code."""
+    totals = {code: count.new.total() for code, count in summary.findings.items()}
+    most = max(totals.values(), default=1)
+    return [_rule(summary, code, totals[code], most, options) for code in sorted(totals)]
+
+
+def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOptions) -> RuleFacts:
+    counts = summary.findings[code]
+    new = {severity.word: counts.new[severity] for severity in Severity}
+    every = counts.error + counts.warning + counts.note
+    bars, start = [], 0
+    present = [word for word in ("error", "warning", "note") if new[word]]
+    for word in present:
+        number = new[word]
+        bars.append((word, _length(start, most), _length(number, most)))
+        start += number
+    named = Counter({cause: number for cause, number in summary.causes.get(code, {}).items() if cause})
+    ranked = sorted(named.items(), key=lambda item: (-item[1], item[0]))
+    rows = summary.rollouts + summary.rows_unreadable
+    return RuleFacts(
+        code,
+        options.titles.get(code, ""),
+        present[0] if present else "note",
+        replace(counts, error=new["error"], warning=new["warning"], note=new["note"]),
+        total,
+        tuple(bars),
+        share(total, summary.generated_tokens),
+        share(counts.rollouts, rows),
+        tuple(Cause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
+        max(len(ranked) - _CAUSES, 0),
+        tuple(_manual(options.docs.get(code, ""))),
+    )
+
+
+def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """Each heading of a manual in Markdown with its paragraphs; fenced examples keep their lines."""
+    for part in doc.split("\n## ")[1:]:
+        heading, _, text = part.partition("\n")
+        paragraphs: list[list[str]] = []
+        for at, section in enumerate(text.split("```")):
+            if at % 2:
+                paragraphs.append([*section.partition("\n")[2].rstrip().splitlines(), ""])
+            else:
+                paragraphs += [[" ".join(words.split())] for words in section.split("\n\n") if words.strip()]
+        yield heading.strip(), paragraphs
+
+
+def skips(summary: Summary) -> list[tuple[str, str, str]]:
+    """`("no logprobs", "LPR501-LPR506", "40 rollouts")`, the most common reason first."""
+    return [(because, codes, many(number, "rollout")) for because, codes, number in skips_by_reason(summary)]
+
+
+def _length(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.2f}%"
+
 
 _NOTICES = 50
 _FIXED = 200

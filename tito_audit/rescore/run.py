@@ -5,26 +5,42 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import EncodeError, ProviderError, RecordError
 from tito_audit.evidence.gather import gather
+from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.model import Evidence
-from tito_audit.provider import TokenProvider
-from tito_audit.record.arrays import Logprobs
+from tito_audit.evidence.needs import Needs
+from tito_audit.provider import ScoredTokens, TokenProvider
+from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.by_name import RESCORED, TRAINERS
+from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
+from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.rescore.compare import agreement, compared, explained, is_logprob, used
+from tito_audit.rescore.compare import agreement, compared, explained, is_above, is_logprob, used
 from tito_audit.rescore.journal import Journal
-from tito_audit.rescore.judged import judged_by_model
-from tito_audit.rescore.model import BOUND, RescoredRollout, Unscored
-from tito_audit.rescore.plan import Part, Plan, plan_of
-from tito_audit.rescore.prices import PairScores, priced
+from tito_audit.rescore.model import (
+    BOUND,
+    FEWEST,
+    NEAR,
+    Behind,
+    Changed,
+    Compared,
+    Price,
+    RescoredRollout,
+    Segment,
+    Unscored,
+)
+from tito_audit.rescore.plan import Cut, Pair, Part, Plan, plan_of
 from tito_audit.rescore.scoring import Scorer, Scores
 from tito_audit.rescore.summary import RescoreSummary
-from tito_audit.rescore.temperature import Temperature
+from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.guard import LEAVE_OUT, guarded
@@ -32,7 +48,312 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, paths_of
+from tito_audit.terminal.words import decimal
 from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.viewer.replacements import SAMPLED, SEEN
+
+# Whether recorded logprobs are the model's at another temperature, proved from its top tokens.
+
+_TOPS = (1000, 20)
+"""Alternatives requested: many servers give no more than 20."""
+_ROLLOUTS = 4
+"""Rollouts examined per run."""
+_COARSE = np.arange(0.1, 2.55, 0.05)
+_FINE = np.arange(-0.05, 0.055, 0.01)
+_VOCABULARY = 2**18
+"""More tokens than any model has."""
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tops:
+    """The recorded logprob of some tokens, and what the model says at temperature 1."""
+
+    recorded: _Floats
+    """`[N]`"""
+    model: _Floats
+    """`[N]`"""
+    top: _Floats
+    """`[N, K]` the likeliest tokens' logprobs, -inf where there are fewer."""
+
+
+class Temperature:
+    """Looks for the temperature of recorded logprobs, in the first rollouts that disagree."""
+
+    def __init__(self, provider: TokenProvider, tolerance: float) -> None:
+        self.provider = provider
+        self.tolerance = tolerance
+        self._asked = 0
+
+    async def explained(self, scored: Sequence[tuple[Part, Logprobs]], found: Sequence[Compared]) -> str:
+        """The temperature in words, if proved; else ""."""
+        if self._asked >= _ROLLOUTS or not found:
+            return ""
+        one = max(found, key=lambda compared: len(compared.at))
+        part = next(part for part, _ in scored if (part.where, part.turn) == (one.where, one.turn))
+        self._asked += 1
+        said = await self._tops(part)
+        tops = None if said is None else _tops_of(said, part, one)
+        temperature = None if tops is None else fitted(tops.recorded, tops.model, tops.top, self.tolerance)
+        return (
+            "" if temperature is None else f"the recorded logprobs are those at temperature {decimal(temperature)}"
+        )
+
+    async def _tops(self, part: Part) -> ScoredTokens | None:
+        want = part.want
+        for top in _TOPS:
+            try:
+                return await self.provider.score(want.ids.tolist(), start=want.start, top=top)
+            except ProviderError:
+                continue
+        return None
+
+
+def fitted(recorded: _Floats, model: _Floats, top: _Floats, tolerance: float) -> float | None:
+    """The temperature at which the model gives the recorded values within the tolerance; None if none is proved.
+
+    The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
+    these bounds are within the tolerance and temperature 1 does not fit.
+    """
+    if len(recorded) < FEWEST or not is_above(np.abs(model - recorded), tolerance):
+        return None
+    coarse = min(_COARSE.tolist(), key=lambda t: _error(recorded, model, top, t)[0])
+    best = min((coarse + _FINE).tolist(), key=lambda t: _error(recorded, model, top, t)[0])
+    error, width = _error(recorded, model, top, best)
+    return round(best, 2) if error <= tolerance and width <= tolerance else None
+
+
+def _error(recorded: _Floats, model: _Floats, top: _Floats, temperature: float) -> tuple[float, float]:
+    """The mean |difference| from the middle of the possible values at a temperature, and the mean width of their
+    range.
+    """
+    power = 1 / temperature
+    rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
+    inside = np.exp(top * power).sum(axis=1)
+    if power >= 1:
+        least, most = (
+            np.zeros_like(rest),
+            rest * np.exp(top.min(axis=1, initial=0, where=np.isfinite(top))) ** (power - 1),
+        )
+    else:
+        least, most = rest**power, rest**power * _VOCABULARY ** (1 - power)
+    low, high = model * power - np.log(inside + most), model * power - np.log(inside + least)
+    return float(np.abs(recorded - (low + high) / 2).mean()), float((high - low).mean())
+
+
+def _tops_of(said: ScoredTokens, part: Part, one: Compared) -> _Tops | None:
+    """The compared tokens with their alternatives; None where the provider gave none."""
+    if not said.top_logprobs:
+        return None
+    width = max(len(each) for each in said.top_logprobs)
+    if not width:
+        return None
+    at = one.at[~one.drifted] + part.offset - said.start
+    top = np.full((len(at), width), -np.inf)
+    for row, place in enumerate(at.tolist()):
+        values = [value for _, value in said.top_logprobs[place]]
+        top[row, : len(values)] = values
+    return _Tops(one.recorded[~one.drifted], one.model[~one.drifted], top)
+
+
+# What each drift finding costs: the logprobs of both sides, each in its own context.
+
+PairScores: TypeAlias = tuple[Logprobs, Logprobs]
+"""`[T]` and `[U]` the logprobs of a pair's sequences; NaN where nothing was scored."""
+_AGAINST = {SAMPLED: "training row", SEEN: "next prompt"}
+
+
+@dataclass(slots=True)
+class Priced:
+    """The prices of one rollout."""
+
+    prices: list[Price] = field(default_factory=list)
+    changed: list[Changed] = field(default_factory=list)
+    near: list[Behind] = field(default_factory=lambda: [Behind() for _ in NEAR])
+    unpriced: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One cut of a pair, priced."""
+
+    finding: Finding
+    against: str
+    segment: Segment
+    behind: Behind
+    pair: Pair
+    total: float
+    """What the whole pair changes, in absolute differences."""
+
+
+def priced(pairs: Iterable[tuple[Pair, PairScores | None]], drift: Sequence[Finding]) -> Priced:
+    """The price of every drift finding; findings with a side that could not be scored are counted as unpriced."""
+    out = Priced()
+    pieces: list[_Piece] = []
+    failed: set[int] = set()
+    for pair, scores in pairs:
+        if scores is None:
+            failed.update(id(cut.finding) for cut in pair.cuts)
+        else:
+            pieces += _pieces(pair, scores, out)
+    found = _by_finding(pieces)
+    for finding in drift:
+        mine = found.get(id(finding))
+        if mine is not None:
+            out.prices.append(_price(finding, mine))
+        else:
+            why = "could not be scored" if id(finding) in failed else "the log does not hold the other tokens"
+            out.unpriced[why] = out.unpriced.get(why, 0) + 1
+    return out
+
+
+def _by_finding(pieces: Sequence[_Piece]) -> Mapping[int, list[_Piece]]:
+    """The pieces of each finding: those of the row in which its tokens were trained, if there are any."""
+    found: dict[int, list[_Piece]] = {}
+    for piece in pieces:
+        found.setdefault(id(piece.finding), []).append(piece)
+    return {key: _in_own_context(mine) for key, mine in found.items()}
+
+
+def _in_own_context(pieces: list[_Piece]) -> list[_Piece]:
+    """The pieces as the training row holds them, with what was sampled scored in its call."""
+    row = [one for one in pieces if one.pair.key[0] is Where.ROW]
+    call = [one for one in pieces if one.pair.key[0] is not Where.ROW]
+    if len(row) != 1 or len(call) != 1:
+        return row or call
+    trained, said = row[0], call[0].segment
+    return [replace(trained, segment=replace(trained.segment, sampled=said.sampled))]
+
+
+def _price(finding: Finding, pieces: Sequence[_Piece]) -> Price:
+    behind = sum((one.behind for one in pieces), Behind())
+    total = sum({id(one.pair): one.total for one in pieces}.values())
+    mine = float(np.nansum([abs(one.segment.difference) for one in pieces]))
+    share = mine / total if total else float("nan")
+    segments = tuple(one.segment for one in pieces)
+    return Price(finding, pieces[0].against, segments, behind, share)
+
+
+def _pieces(pair: Pair, scores: PairScores, out: Priced) -> Iterator[_Piece]:
+    recorded, other = scores
+    moved = pair.positions
+    change = np.full(len(pair.ids), np.nan)
+    same = pair.same & (moved < len(other))
+    change[same] = other[moved[same]] - recorded[same]
+    if pair.swapped:
+        change = -change
+    equal = np.isfinite(change)
+    segments = [_segment(pair, cut, recorded, other) for cut in pair.cuts]
+    apart = [abs(one.difference) for one in segments]
+    total = float(np.nansum(apart) + np.abs(change[equal]).sum())
+    _note_whole(pair, segments, recorded, other, equal, out)
+    for number, (cut, segment) in enumerate(zip(pair.cuts, segments, strict=True)):
+        end = pair.cuts[number + 1].start if number + 1 < len(pair.cuts) else len(pair.ids)
+        behind = change[cut.end : end]
+        if pair.key[0] is not Where.PROMPT:  # its completion comes much later, and changes with the whole history
+            _note_near(behind, out.near)
+        if cut.finding is not None:
+            against = _AGAINST.get(cut.replaced.against, cut.replaced.against)
+            yield _Piece(cut.finding, against, segment, Behind.of(behind[np.isfinite(behind)]), pair, total)
+
+
+def _segment(pair: Pair, cut: Cut, recorded: Logprobs, other: Logprobs) -> Segment:
+    """Both sides of a cut, what was sampled first; NaN for tokens that were given."""
+    mine, theirs = pair.ids[cut.start : cut.end], pair.other[cut.other_start : cut.other_end]
+    sums = (_sum(recorded, cut.start, cut.end), _sum(other, cut.other_start, cut.other_end))
+    if not cut.sampled:
+        sums = (float("nan"), float("nan"))
+    if pair.swapped:
+        return Segment(_tuple(theirs), _tuple(mine), sums[1], sums[0])
+    return Segment(_tuple(mine), _tuple(theirs), *sums)
+
+
+def _sum(scores: Logprobs, start: int, end: int) -> float:
+    """The summed logprob; the first token of a sequence has none."""
+    return float(scores[max(start, 1) : end].sum())
+
+
+def _tuple(ids: Ids) -> tuple[int, ...]:
+    return tuple(ids.tolist())
+
+
+def _note_whole(
+    pair: Pair,
+    segments: Sequence[Segment],
+    recorded: Logprobs,
+    other: Logprobs,
+    equal: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    out: Priced,
+) -> None:
+    """Note what the whole turn or row changes."""
+    where, turn = pair.key
+    if where is Where.PROMPT:
+        return
+    sides = float(recorded[equal].sum()), float(other[pair.positions[equal]].sum())
+    sampled, instead = sides[::-1] if pair.swapped else sides
+    sampled += float(np.nansum([one.sampled for one in segments]))
+    instead += float(np.nansum([one.other for one in segments]))
+    out.changed.append(Changed(where, turn, sampled, instead))
+
+
+def _note_near(behind: Logprobs, near: list[Behind]) -> None:
+    for number, first in enumerate(NEAR):
+        last = NEAR[number + 1] if number + 1 < len(NEAR) else len(behind)
+        mine = behind[first:last]
+        near[number] += Behind.of(mine[np.isfinite(mine)])
+
+
+# The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values.
+
+CODES = frozenset(("LPR507", "LPR509"))
+"""Rules that compare a second engine's logprobs with the sampler's."""
+
+
+def judged_by_model(
+    evidence: Evidence, scored: Sequence[tuple[Part, Logprobs]], rules: Sequence[Rule], codes: frozenset[str]
+) -> tuple[Finding, ...]:
+    """What these rules find with the model's values as the second engine's; each message names
+    `rescored_logprobs`.
+
+    Columns of a trainer in the log are left out: a scan judges those.
+    """
+    asked = codes & CODES
+    if not asked or not scored:
+        return ()
+    memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
+    seen = replace(
+        evidence,
+        rollout=with_model(evidence.rollout, scored),
+        present=evidence.present | Needs.TRAINER_LOGPROBS,
+        memo=memo,
+    )
+    mine = [rule for rule in rules if rule.code in CODES]
+    findings, _ = check_explained(replace(seen, explained=()), mine, asked)
+    return tuple(one for one in findings if f"`{RESCORED}`" in one.hit.message)
+
+
+def with_model(rollout: Rollout, scored: Sequence[tuple[Part, Logprobs]]) -> Rollout:
+    """The rollout with the model's logprobs as the trainer's column."""
+    row, turns = rollout.training_row, list(rollout.turns)
+    if row is not None:
+        row = replace(row, columns=_others(row.columns))
+    turns = [replace(turn, columns=_others(turn.columns)) for turn in turns]
+    for part, scores in scored:
+        values = np.where(part.sampled, scores[part.offset :], np.nan)
+        if part.where is Where.ROW and row is not None:
+            row = replace(row, columns=(*row.columns, _column(values, Alignment.FULL)))
+        elif part.turn is not None:
+            turn = turns[part.turn]
+            turns[part.turn] = replace(turn, columns=(*turn.columns, _column(values, Alignment.CALL)))
+    return replace(rollout, training_row=row, turns=tuple(turns))
+
+
+def _column(values: Logprobs, alignment: Alignment) -> Column:
+    return Column(RESCORED, ColumnRole.OTHER, values, alignment, MovePolicy.STALE)
+
+
+def _others(columns: Sequence[Column]) -> tuple[Column, ...]:
+    return tuple(one for one in columns if one.role is not ColumnRole.OTHER or one.name not in TRAINERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,142 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, in_answer
-from tito_audit.rules._toolcalls import compare_calls
+
+# How two spellings of a tool call differ.
+
+_WRAPPERS = re.compile(
+    r"</?tool_calls?>|```\w*|<\|tool_call(?:s_begin|_begin|_end)?\|>|\[/?TOOL_CALLS?\]|<function=|</function>|<\|python_tag\|>"
+)
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call found in text: its spelling, its value, and whether it is Python rather than JSON."""
+
+    text: str
+    value: dict[str, Any]
+    python: bool = False
+
+
+def compare_calls(recorded: str, canonical: str) -> str | None:
+    """What changed between two texts that hold tool calls; None when neither holds one or nothing changed.
+
+    Calls are JSON objects with a `name` and `arguments` or `parameters`; a Python literal is read too.
+    """
+    left, right = _calls(recorded), _calls(canonical)
+    if not left and not right:
+        return None
+    if len(left) != len(right):
+        return "only one side has it" if not left or not right else "another number of calls"
+    aspects = ["wrapped in other markers"] if _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical) else []
+    aspects += [how for a, b in zip(left, right, strict=True) if (how := _difference(a, b)) is not None]
+    return ", ".join(dict.fromkeys(aspects)) or None
+
+
+def _calls(text: str) -> list[_Call]:
+    """Every tool call in a text, in order."""
+    found, at = [], text.find("{")
+    while at >= 0:
+        call = _call_at(text, at)
+        if call is not None:
+            found.append(call)
+        at = text.find("{", at + (len(call.text) if call else 1))
+    return found
+
+
+def _call_at(text: str, at: int) -> _Call | None:
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return _python_call(text, at)
+    is_call = isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
+    return _Call(text[at:end], value) if is_call else None
+
+
+def _python_call(text: str, at: int) -> _Call | None:
+    """A call written as a Python literal on one line: `{'name': 'f', 'arguments': {'x': True}}`."""
+    line = text[at:].split("\n", 1)[0]
+    end = line.rfind("}") + 1
+    if not 0 < end <= 20_000 or "name" not in line:
+        return None
+    try:
+        value = ast.literal_eval(line[:end])
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    is_call = isinstance(value, dict) and "name" in value and "arguments" in value
+    return _Call(line[:end], value, python=True) if is_call else None
+
+
+def _difference(a: _Call, b: _Call) -> str | None:
+    """How the spelling of one call differs from the other's; None when they are equal."""
+    if a.text == b.text:
+        return None
+    try:
+        return _spelling(a, b) if a.value == b.value else _other_value(a.value, b.value)
+    except RecursionError:
+        return "other keys or values"  # nested too deep to be worth comparing
+
+
+def _spelling(a: _Call, b: _Call) -> str:
+    """How two spellings of equal calls differ."""
+    if a.python != b.python:
+        return "Python literal instead of JSON"
+    if re.sub(r"\s+", "", a.text) == re.sub(r"\s+", "", b.text):
+        return "spacing"
+    if _ordered(a.value) != _ordered(b.value):
+        return "number spelling"  # 1 and 1.0 are equal, and so are 1 and True
+    if str(a.value) != str(b.value):
+        return "key order"
+    return "escapes" if "\\" in a.text + b.text else "number or string spelling"
+
+
+def _other_value(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """What differs between two calls whose values differ."""
+    x, y = (value.get("arguments", value.get("parameters")) for value in (a, b))
+    if a.get("name") != b.get("name"):
+        return "another name"
+    if not x and not y and x != y:
+        return "empty arguments written otherwise"
+    if isinstance(x, str) != isinstance(y, str):
+        return "arguments as a string instead of an object"
+    if x == y:
+        return "`parameters` instead of `arguments`" if _keys(a) == _keys(b) else "fields beside the arguments"
+    if _as_strings(x) == _as_strings(y):
+        return "booleans or numbers as strings"
+    return "letter case" if _ordered(x).lower() == _ordered(y).lower() else "other keys or values"
+
+
+def _keys(call: dict[str, Any]) -> set[str]:
+    """The fields of a call, with `parameters` counted as `arguments`."""
+    return {"arguments" if key == "parameters" else key for key in call}
+
+
+def _as_strings(value: Any) -> str:
+    """A value as text in which `true`, `"true"` and `"True"` are the same."""
+    return (
+        _ordered(value).replace("'", "").replace("True", "true").replace("False", "false").replace("None", "null")
+    )
+
+
+def _ordered(value: Any) -> str:
+    """A value as text, independent of the order of keys."""
+    if isinstance(value, dict):
+        return "{" + ",".join(sorted(f"{key!r}:{_ordered(each)}" for key, each in value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_ordered, value)) + "]"
+    return repr(value)
 
 
 @cause(

@@ -3,22 +3,228 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 from aiohttp import web
 
-from tito_audit.provider import count_waits
-from tito_audit.serve.answers import chat_answer, chat_stream, text_answer, text_stream
+from tito_audit.provider import GenerationChunk, GenerationResult, count_waits
 from tito_audit.serve.errors import Refused, error_object
 from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.request import Asked, chat_asked, text_asked
-from tito_audit.serve.rollouts import rollout_of, session_line
-from tito_audit.serve.sse import LOGGER, send_stream
+from tito_audit.sessions.model import Node
+from tito_audit.sessions.session import Session
+from tito_audit.sessions.shapes import Head, Tokens, usage
+
+# Streamed answers, as server-sent events.
+
+LOGGER = logging.getLogger("tito_audit.serve")
+_DONE = b"data: [DONE]\n\n"
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+async def send_stream(
+    request: web.Request, headers: Mapping[str, str], pieces: AsyncGenerator[dict[str, Any], None]
+) -> web.StreamResponse:
+    """Sends all pieces; the response.
+
+    Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
+    event, without `[DONE]`.
+    """
+    async with aclosing(pieces):
+        first = await anext(pieces)
+        response = web.StreamResponse(headers={**_HEADERS, **headers})
+        await response.prepare(request)
+        await response.write(_event(first))
+        try:
+            async for piece in pieces:
+                await response.write(_event(piece))
+        except Refused as error:
+            await response.write(_event(error_object(str(error), error.status, error.param, error.code)))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
+            await response.write(_event(error_object(f"the gateway failed: {type(error).__name__}", 500)))
+        else:
+            await response.write(_DONE)
+        await response.write_eof()
+        return response
+
+
+def _event(piece: Any) -> bytes:
+    return b"data: " + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+
+
+# Sessions as JSON: a summary of each, and the training rows of its threads.
+
+
+def session_line(gateway: Gateway, session: Session) -> dict[str, Any]:
+    """The summary of a session."""
+    kept = gateway.kept(session)
+    return {
+        "session_id": session.id,
+        "answers": len(session.nodes),
+        "used": session.used,
+        "closed": kept.closed,
+        "reward": kept.reward,
+    }
+
+
+def rollout_of(gateway: Gateway, session: Session) -> dict[str, Any]:
+    """A session with a training row for each of its threads; each answer is trained in one of them."""
+    threads: dict[str, list[Node]] = {}
+    of = gateway.kept(session).threads
+    for node in session.nodes:
+        threads.setdefault(of.of(node), []).append(node)
+    rows = [_row(thread, nodes) for thread, nodes in threads.items()]
+    return {**session_line(gateway, session), "rollouts": rows}
+
+
+def _row(thread: str, nodes: Sequence[Node]) -> dict[str, Any]:
+    """The last call holds the whole thread, since each prompt starts with the call before it."""
+    last = nodes[-1]
+    ids = last.seen_ids
+    mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids))
+    for node in nodes:
+        start = node.prompt.length
+        mask[start : start + len(node.output_ids)] = 1
+        logprobs[start : start + len(node.output_ids)] = node.logprobs
+    given = () if last.prompt.written is None else last.prompt.written.messages
+    return {
+        "thread_id": thread,
+        "call_ids": [node.call_id for node in nodes],
+        "token_ids": ids,
+        "loss_mask": mask,
+        "logprobs": logprobs,
+        "messages": [*(message.wire for message in given), last.message.wire] if given else None,
+        "finish_reason": last.finish_reason,
+    }
+
+
+# Answers to clients: completions and chat completions, whole or streamed.
+
+
+def chat_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """A whole chat completion."""
+    choices = []
+    for index, (one, result) in enumerate(zip(call.answers, results, strict=True)):
+        choice = {
+            "index": index,
+            "message": {"refusal": None, **one.reading.message()},
+            "logprobs": _chat_logprobs(gateway, call, result),
+            "finish_reason": one.reading.why(result.finish_reason),
+            "stop_reason": result.stop_reason,
+        }
+        choices.append({**choice, "token_ids": result.output_ids} if call.asked.token_ids else choice)
+    more = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if call.asked.token_ids else {}
+    return _head(gateway, call).chat(choices, usage=_usage(call), **more)
+
+
+def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """A whole completion."""
+    choices = []
+    for index, (one, result) in enumerate(zip(call.answers, results, strict=True)):
+        choice = {
+            "index": index,
+            "text": one.reading.text,
+            "logprobs": _text_logprobs(gateway, call, result, 0),
+            "finish_reason": result.finish_reason,
+            "stop_reason": result.stop_reason,
+        }
+        if call.asked.token_ids:
+            choice |= {"prompt_token_ids": orjson.Fragment(call.ids.json), "token_ids": result.output_ids}
+        choices.append(choice)
+    return _head(gateway, call).text(choices, usage=_usage(call))
+
+
+async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
+    """The chunks of a streamed chat completion. The last ones are sent once it is in the log."""
+    head, asked = _head(gateway, call), call.asked
+    ids: dict[str, Any] = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if asked.token_ids else {}
+    begin = {"role": "assistant", "content": ""}
+    started = False
+    async with aclosing(gateway.stream(call)) as pieces:
+        async for chunk, deltas in pieces:
+            if not started:
+                started = True
+                for index in range(len(call.answers)):
+                    yield head.chat_chunk([_choice(index, delta=begin)], **ids)
+            shown = _shown(gateway, call, chunk)
+            # Tokens are sent once, with the first of their deltas.
+            for number, delta in enumerate(deltas or ([{}] if shown else [])):
+                yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
+    for index, one in enumerate(call.answers):
+        choice = _choice(index, delta={}, stop_reason=one.stop_reason)
+        yield head.chat_chunk([{**choice, "finish_reason": one.reading.why(one.finish_reason)}])
+    if asked.include_usage:
+        yield head.chat_chunk([], usage=_usage(call))
+
+
+async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
+    """The chunks of a streamed completion. The last ones are sent once it is in the log."""
+    head, asked = _head(gateway, call), call.asked
+    offsets = [0] * len(call.answers)
+    told: set[int] = set()
+    async with aclosing(gateway.stream(call)) as pieces:
+        async for chunk, deltas in pieces:
+            index = chunk.index
+            text = "".join(delta.get("content", "") for delta in deltas)
+            more: dict[str, Any] = {"token_ids": chunk.output_ids} if asked.token_ids else {}
+            if asked.token_ids and index not in told:
+                more["prompt_token_ids"] = orjson.Fragment(call.ids.json)
+                told.add(index)
+            if asked.logprobs:
+                more["logprobs"] = _text_logprobs(gateway, call, chunk, offsets[index])
+            offsets[index] += len(text)
+            if text or more:
+                yield head.text([_choice(index, text=text, **more)])
+    for index, one in enumerate(call.answers):
+        choice = _choice(index, text="", stop_reason=one.stop_reason)
+        yield head.text([{**choice, "finish_reason": one.finish_reason}])
+    if asked.include_usage:
+        yield head.text([], usage=_usage(call))
+
+
+def _head(gateway: Gateway, call: Call) -> Head:
+    return Head(call.call_id, int(call.created), call.asked.model or gateway.model)
+
+
+def _choice(index: int, **said: Any) -> dict[str, Any]:
+    return {"index": index, "logprobs": None, "finish_reason": None, **said}
+
+
+def _usage(call: Call) -> dict[str, int]:
+    return usage(len(call.ids), sum(len(one.ids) for one in call.answers))
+
+
+def _shown(gateway: Gateway, call: Call, chunk: GenerationChunk) -> dict[str, Any]:
+    """The tokens of a chunk, as far as the client asked to see them."""
+    if not chunk.output_ids:
+        return {}
+    shown: dict[str, Any] = {"token_ids": chunk.output_ids} if call.asked.token_ids else {}
+    if call.asked.logprobs:
+        shown["logprobs"] = _chat_logprobs(gateway, call, chunk)
+    return shown
+
+
+def _chat_logprobs(gateway: Gateway, call: Call, one: GenerationResult | GenerationChunk) -> Any:
+    if not call.asked.logprobs:
+        return None
+    return Tokens(gateway.tokenizer.vocabulary).chat_logprobs(one)
+
+
+def _text_logprobs(gateway: Gateway, call: Call, one: GenerationResult | GenerationChunk, offset: int) -> Any:
+    if not call.asked.logprobs:
+        return None
+    return Tokens(gateway.tokenizer.vocabulary).text_logprobs(one, offset)
+
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 SESSION_HEADER = "X-Session-ID"

@@ -3,32 +3,300 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
 from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageError
-from tito_audit.parser import Parsed, ParseOptions, ParserRun
-from tito_audit.parsers import PlainRun, start_answer
+from tito_audit.parser import Delta, Parsed, ParseOptions, ParserRun
+from tito_audit.parsers import PlainRun, collected, finish_reason, start_answer, to_delta, to_message
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
+from tito_audit.record.message import Message
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.serve.apart import Apart
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider
-from tito_audit.serve.lines import Answered, Sampled, Status, answer_lines, closed_line
-from tito_audit.serve.metrics import Metrics
-from tito_audit.serve.reading import Reading
 from tito_audit.serve.request import Asked, ChatAsked, TextAsked
 from tito_audit.serve.server_parser import ParsingProvider, SilentRun, chat_request, deltas_of
-from tito_audit.serve.threads import Threads, new_thread
 from tito_audit.sessions.engine import Conversations
-from tito_audit.sessions.model import Branch, Prompt
+from tito_audit.sessions.model import Branch, Node, Prompt
 from tito_audit.sessions.session import Session
 from tito_audit.tokens.text_stream import TextStream
 from tito_audit.tokens.tokenizer import Tokenizer
+
+# Which thread of calls an answer belongs to; each answer is in exactly one.
+
+Answer = tuple[str, int]
+"""A call by its id, and which of its answers."""
+
+
+@dataclass(slots=True)
+class Threads:
+    """The threads of one session.
+
+    The first answer to the first call that continues an answer stays in its thread; every other answer, start or
+    fork begins a new one. So in a thread each prompt starts with everything before it.
+    """
+
+    _of: dict[Answer, str] = field(default_factory=dict)
+    _continued: set[Answer] = field(default_factory=set)
+
+    def begin(self, call_id: str, prompt: Prompt, answers: int) -> tuple[str, ...]:
+        """The thread of each answer to a prompt."""
+        names = [new_thread(call_id, choice) for choice in range(answers)]
+        parent = prompt.parent if prompt.branch is Branch.CONTINUES else None
+        if parent is not None:
+            before = (parent.call_id, parent.choice)
+            if before in self._of and before not in self._continued:
+                names[0] = self._of[before]
+                self._continued.add(before)
+        self._of |= {(call_id, choice): name for choice, name in enumerate(names)}
+        return tuple(names)
+
+    def of(self, node: Node) -> str:
+        """The thread of an answer."""
+        return self._of[node.call_id, node.choice]
+
+
+def new_thread(call_id: str, choice: int) -> str:
+    """The name of a thread that an answer begins."""
+    return f"{call_id}/{choice}"
+
+
+# One sampled answer as its client gets it: text, reasoning and tool calls. Its ids do not change.
+
+
+class Reading:
+    """Reads the ids of one answer; its deltas add up to `message`."""
+
+    def __init__(self, text: TextStream, run: ParserRun) -> None:
+        self._text, self._run = text, run
+        self._deltas: list[Delta] = []
+        self._ids: list[str] = []
+        self._parsed: Parsed | None = None
+
+    def feed(self, ids: Iterable[int]) -> list[dict[str, Any]]:
+        """The deltas that the next ids add, as OpenAI writes them."""
+        return self._taken(self._run.feed(self._text.feed(ids)))
+
+    def close(self) -> list[dict[str, Any]]:
+        """The deltas that were held back, at the end of the answer."""
+        return self._taken((*self._run.feed(self._text.close()), *self._run.close()))
+
+    def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+        """Deltas parsed elsewhere, as OpenAI writes them."""
+        return self._taken(deltas)
+
+    @property
+    def parsed(self) -> Parsed:
+        """The parsed answer so far."""
+        self._parsed = self._parsed or collected(self._deltas)
+        return self._parsed
+
+    @property
+    def text(self) -> str:
+        """The content so far."""
+        return self.parsed.content or ""
+
+    def message(self) -> dict[str, Any]:
+        """The assistant message so far."""
+        return to_message(self.parsed, self._call_id)
+
+    def why(self, sampled: str | None) -> str | None:
+        """The finish reason that the client gets."""
+        return finish_reason(self.parsed, sampled)
+
+    def _taken(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+        self._deltas += deltas
+        self._parsed = None
+        return [said for delta in deltas if (said := to_delta(delta, self._call_id))]
+
+    def _call_id(self, number: int) -> str:
+        """The id of a tool call; always the same for one number."""
+        while len(self._ids) <= number:
+            self._ids.append(f"call_{uuid4().hex[:24]}")
+        return self._ids[number]
+
+
+# The gateway's metrics for Prometheus. No label holds anything of a session or a prompt.
+
+_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OVERHEAD = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """The numbers of one gateway."""
+
+    def __init__(self) -> None:
+        self._registry = own = CollectorRegistry()
+        self.requests = Counter("tito_audit_requests", "Answered requests", ("endpoint", "status"), registry=own)
+        self.in_flight = Gauge("tito_audit_in_flight", "Requests in progress", registry=own)
+        self.seconds = Histogram(
+            "tito_audit_request_seconds", "Time to answer a request", ("endpoint",), registry=own, buckets=_SECONDS
+        )
+        self.prompt_seconds = Histogram(
+            "tito_audit_prompt_seconds", "Time to make a prompt", registry=own, buckets=_OVERHEAD
+        )
+        self.overhead = Histogram(
+            "tito_audit_overhead_seconds",
+            "Time that the gateway itself takes for a request that does not stream",
+            ("branch",),
+            registry=own,
+            buckets=_OVERHEAD,
+        )
+        self.prompt_tokens = Counter("tito_audit_prompt_tokens", "Prompt tokens", registry=own)
+        self.kept_tokens = Counter(
+            "tito_audit_kept_tokens", "Prompt tokens that came from stored answers", registry=own
+        )
+        self.sampled_tokens = Counter("tito_audit_sampled_tokens", "Sampled tokens", registry=own)
+        self.branches = Counter(
+            "tito_audit_prompts", "Prompts by branch: start, continues or fork", ("branch",), registry=own
+        )
+        self.forks = Counter("tito_audit_forks", "Forks by reason", ("reason",), registry=own)
+        self.unfinished = Counter("tito_audit_unfinished", "Answers that were cut off", ("status",), registry=own)
+        self.sessions = Gauge("tito_audit_sessions", "Sessions in memory", registry=own)
+        self.log_errors = Counter("tito_audit_log_errors", "Calls that could not be logged", registry=own)
+
+    def text(self) -> bytes:
+        """All numbers in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+
+# The lines of the log: one for each answer, and one for the end of a session.
+
+VERSION = 1
+
+
+class Status(StrEnum):
+    """What became of an answer."""
+
+    ANSWERED = "answered"
+    CLIENT_GONE = "client_gone"
+    """The client left while it was being sampled. The line holds what was sampled until then; no later prompt
+    continues it.
+    """
+    BROKEN_OFF = "broken_off"
+    """The provider failed while it was being sampled; the same holds."""
+    DUMMY = "dummy"
+    """Its ids are placeholders, never sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One answer, as sampled and as the client got it."""
+
+    choice: int
+    thread_id: str
+    message: Mapping[str, Any]
+    """In OpenAI chat form; `{"text": …}` for a completion."""
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    weight_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What all lines of one call share."""
+
+    session_id: str
+    call_id: str
+    created: float
+    model: str
+    asked: Asked
+    prompt: Prompt
+    prompt_ids: PromptIds
+    """`[P]`"""
+    status: Status = Status.ANSWERED
+
+
+def answer_lines(call: Answered, answers: Sequence[Sampled]) -> list[dict[str, Any]]:
+    """One line for each answer of a call."""
+    prompt = call.prompt
+    parent, fork = prompt.parent, prompt.fork
+    said: dict[str, Any] = {
+        "parent": None if parent is None else {"call_id": parent.call_id, "choice": parent.choice},
+        "branch": prompt.branch,
+        "fork": None if fork is None else {"reason": fork.reason, "detail": fork.detail, "message": fork.message},
+        "kept": prompt.kept,
+        "proof": prompt.proof,
+    }
+    shared = {
+        **(
+            {
+                "tito_audit_gateway": VERSION,
+                "session_id": call.session_id,
+                "call_id": call.call_id,
+                "thread_id": "",
+                "choice": 0,
+                "n": call.asked.sampling.n,
+            }
+        ),
+        **({**said, "alike": prompt.alike} if prompt.alike else said),
+        **_request(call),
+    }
+    return [
+        {
+            **shared,
+            "thread_id": one.thread_id,
+            "choice": one.choice,
+            "weight_version": one.weight_version,
+            "response_message": one.message if "role" in one.message else None,
+            **({"text": one.message["text"]} if "text" in one.message else {}),
+            "prompt_token_ids": orjson.Fragment(call.prompt_ids.json),
+            "completion_token_ids": one.ids,
+            "logprobs": one.logprobs,
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason,
+            "status": call.status,
+        }
+        for one in answers
+    ]
+
+
+def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, Any]:
+    """The line that ends a session."""
+    return {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
+
+
+def _request(call: Answered) -> dict[str, Any]:
+    asked = call.asked
+    said: dict[str, Any] = {
+        "endpoint": "chat.completions" if isinstance(asked, ChatAsked) else "completions",
+        "model": call.model,
+        "created": call.created,
+        "weight_version": None,
+        "sampling": asked.told,
+    }
+    if isinstance(asked, ChatAsked):
+        said |= {
+            "chat_template_kwargs": asked.call.template_kwargs,
+            "tools": list(asked.call.tools),
+            "messages": asked.messages,
+        }
+        given = _given_to_template(asked.call.messages, call.prompt)
+        return said if given is None else {**said, "template_messages": given}
+    if isinstance(asked, TextAsked) and isinstance(asked.prompt, str):
+        said["prompt"] = asked.prompt
+    return {**said, "messages": None}
+
+
+def _given_to_template(sent: Sequence[Message], prompt: Prompt) -> list[Mapping[str, Any]] | None:
+    """The messages given to the template, if they differ from those that the client sent."""
+    given = None if prompt.written is None else prompt.written.messages
+    if given is None or given is sent:
+        return None
+    wires = [one.wire for one in given]
+    return None if wires == [one.wire for one in sent] else wires
+
 
 StartParser = Callable[[ParseOptions], ParserRun]
 _PROMPT_END = 64

@@ -2,19 +2,342 @@
 
 from __future__ import annotations
 
-from tito_audit.storage.atomic import allow_open_files, make_folder, refuse_taken, same_place, target_paths
+import contextlib
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.format import Row
+from tito_audit.record.edits import Edit
+from tito_audit.record.json_text import rewrite_json
+from tito_audit.record.rollout import Place
+from tito_audit.storage._arrow_edit import changes_between
+from tito_audit.storage._table_edit import Copies, TableEdit, as_text
+from tito_audit.storage.atomic import (
+    Sealed,
+    allow_open_files,
+    make_folder,
+    new_file,
+    refuse_taken,
+    refuse_target,
+    same_place,
+    target_paths,
+)
 from tito_audit.storage.datasets import dataset_metadata, write_dataset_metadata
 from tito_audit.storage.find import LOG_SUFFIXES, few, find_logs, skipped_files
-from tito_audit.storage.given import Given, Logs, Name, given, names_of, paths_of
-from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
+from tito_audit.storage.given import (
+    Given,
+    Logs,
+    Name,
+    arrow_rows,
+    content_of,
+    given,
+    is_a,
+    names_of,
+    paths_of,
+    table_of_pandas,
+)
+from tito_audit.storage.in_memory import ArrowRows, Objects, OnceRead, RowsInMemory, batch_of, is_in_memory, spans
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
-from tito_audit.storage.memory_output import MemoryOutput, memory_targets, open_memory_output
-from tito_audit.storage.output import Output, open_output
-from tito_audit.storage.quarantine import Quarantine
+from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, writer_of
+from tito_audit.storage.output import Output, nested_output, open_output
+from tito_audit.storage.plain import edited
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.remote_output import output_path, place_key
-from tito_audit.storage.row import RawRow
+from tito_audit.storage.row import RawRow, dump_row, json_form
 from tito_audit.storage.standard_input import path_of
+
+# Quarantine: rows removed from a log, with where they were and why, as JSONL that can be audited again.
+
+
+class Quarantine:
+    """One file for the rows of all logs of a run."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.rows = 0
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, *, overwrite: bool, sealed: Sealed | None = None) -> Iterator[Quarantine]:
+        """A quarantine whose file appears when the run is over; StorageError if it cannot be written."""
+        with new_file(path, overwrite=overwrite, sealed=sealed) as out:
+            yield cls(out)
+
+    def add(self, raw: RawRow, place: Place, columns: Mapping[str, Mapping[str, Any]]) -> bytes:
+        """Write a row as it was, plus one column; a row that is not an object goes into that column as `text`,
+        and as `base64` if it is not UTF-8.
+
+        Returns what was written.
+        """
+        (column, about), *_ = columns.items()
+        about = {**about, "file": place.file, "row": place.row}
+        if raw.value is None:
+            line = orjson.dumps({column: {**about, **_as_text(raw.text or b"")}})
+        elif raw.text is not None:
+            # A row of a document may span lines; here each row is one line.
+            text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
+            line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
+        elif raw.of_text:
+            # As Python writes it, NaN and lone surrogates included.
+            line = json.dumps({**raw.value, column: about}, default=json_form).encode("ascii")
+        else:
+            line = dump_row({**raw.value, column: about})
+        self.write(line)
+        return line
+
+    def write(self, line: bytes) -> None:
+        """Write a row as `add` returned it."""
+        self._out.write(line + b"\n")
+        self.rows += 1
+
+
+def _as_text(data: bytes) -> dict[str, str]:
+    """The text of a row that is no object; with its bytes in base64 if it is not UTF-8."""
+    try:
+        return {"text": data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"text": data.decode("utf-8", "backslashreplace"), "base64": b64encode(data).decode("ascii")}
+
+
+# MemoryOutput: rows in memory with some of them changed, as the caller had them, and in a new file if wanted.
+
+
+class MemoryOutput:
+    """Collects the changes of rows in memory; `result` is set by `finish`."""
+
+    def __init__(
+        self, path: RowsInMemory, added: tuple[str, ...], target: Path | None, *, stack: ExitStack, overwrite: bool
+    ) -> None:
+        """`added` names text columns that a table may get; a file that is written appears when `stack` ends."""
+        self.changed = False
+        self.result = path
+        """The repaired rows, as a path."""
+        self.target = target
+        """The file to write; None: the rows stay in memory."""
+        self._path = path
+        self._added = added
+        self._stack = stack
+        self._overwrite = overwrite
+        self._rows: dict[int, Copies] = {}
+
+    def keep(self, raw: RawRow) -> None:
+        """Keep the row as it is."""
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Put these rows in the place of one: none drops it, several are a fork."""
+        copies = [changes_between(raw.value, row) for row in rows]
+        if copies != [[]]:
+            self.changed = True
+            self._rows[raw.index] = copies
+
+    def finish(self, log: Log) -> None:
+        """Make the repaired rows, and write them to the target if there is one; StorageError if a column cannot
+        hold a repaired value. What no repair changed is shared with what the caller gave."""
+        value, content = self._path.value, self._path.content
+        once = isinstance(content, OnceRead)
+        if isinstance(content, OnceRead):
+            content = content.rows
+        if isinstance(content, Objects):
+            rows = self._objects(content)
+            content = Objects(rows, content.kind, lean=content.lean)
+            if content.kind == "frame":
+                value = self._frame(value, lambda name: [row.get(name, np.nan) for row in rows])
+            elif once and is_a(value, "datasets", "IterableDataset"):
+                value = type(value).from_generator(lambda: iter(rows))
+            else:
+                value = tuple(rows) if isinstance(value, tuple) else rows
+        elif self.changed or once:
+            assert isinstance(content, ArrowRows), "what is no objects is read as Arrow"
+            table = self._table(content)
+            content = arrow_rows(table)
+            if is_a(value, "datasets", "Dataset", "IterableDataset"):
+                value = _dataset(value, table)
+            elif is_a(value, "pandas", "DataFrame"):
+                value = self._frame(value, lambda name: table.column(str(name)).to_pandas().array)
+            elif is_a(value, "polars", "DataFrame"):
+                value = _polars(value, table)
+            elif once:
+                value = table.to_reader()
+            else:
+                value = batch_of(table) if is_a(value, "pyarrow", "RecordBatch") else table
+        elif is_a(value, "pandas", "DataFrame"):
+            value = value.copy()
+        if is_a(value, "pandas", "DataFrame") or is_a(value, "polars", "DataFrame"):
+            content = content_of(value) or content
+        self.result = RowsInMemory.of(str(self._path), content, value)
+        if self.target is not None:
+            _write(self.result, self.target, self._stack, overwrite=self._overwrite)
+
+    def _objects(self, content: Objects) -> list[Any]:
+        rows: list[Any] = []
+        for number in range(len(content)):
+            row, copies = content.values[number], self._rows.get(number)
+            if copies is None:
+                rows.append(row)
+                continue
+            for changes in copies:
+                now = row
+                for change in changes:
+                    text = content.kind == "frame" and change.path[0] in self._added
+                    now = edited(now, change.path, as_text(change.new) if text else change.new, change.old)
+                rows.append(now)
+        return rows
+
+    def _table(self, content: ArrowRows) -> Any:
+        """An Arrow table with the changes; parts without any are shared."""
+        import pyarrow as pa
+
+        edit, pieces = TableEdit(self._path, "a table", self._added if self._rows else ()), []
+        for start, stop in spans(content):
+            here = {row: copies for row, copies in self._rows.items() if start <= row < stop}
+            pieces.append(edit.table(content.table(start, stop), start, here))
+        return pa.concat_tables(pieces) if pieces else content.table(0, 0)
+
+    def _frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
+        """A pandas frame with `cells(name)` in the columns that change; the others keep type and values, and rows
+        their label.
+        """
+        import pandas as pd
+
+        if not self._rows:
+            return frame.copy()
+        result = frame.iloc[self._positions(len(frame))].copy()
+        places = {str(name): number for number, name in enumerate(frame.columns)}
+        changed = (change for copies in self._rows.values() for copy in copies for change in copy)
+        touched = dict.fromkeys(str(change.path[0]) for change in changed)
+        for name in (*touched, *(name for name in self._added if name not in touched and name not in places)):
+            place = places.get(name)
+            if place is None:
+                result[name] = [None if isinstance(cell, float) else cell for cell in cells(name)]
+            else:
+                dtype = frame.dtypes.iloc[place]
+                try:
+                    column = pd.Series(cells(frame.columns[place]), index=result.index).astype(dtype)
+                except (ArithmeticError, TypeError, ValueError) as error:
+                    raise StorageError(
+                        f"{self._path}: column {name!r}: a repaired value does not fit its type {dtype} "
+                        f"({error}).\nThe types of a frame are kept, so there is no repaired frame. Pass one with "
+                        "a type that can hold the value, or a list of dicts."
+                    ) from error
+                result.isetitem(place, column)
+        return result
+
+    def _positions(self, count: int) -> NDArray[np.int64]:
+        """`[N]` for each row of the result, the row that it is made from."""
+        times = np.ones(count, np.int64)
+        for row, copies in self._rows.items():
+            times[row] = len(copies)
+        return np.repeat(np.arange(count), times)
+
+
+def _dataset(dataset: Any, table: Any) -> Any:
+    """A data set of a table with the features of another, its split and, if it can be indexed, its format."""
+    from datasets import Dataset, Features, Value  # imported already: the caller has one of its objects
+
+    features, info = dict(dataset.features), dataset.info.copy()
+    new = [name for name in table.column_names if name not in features]
+    info.features = Features({**features, **{name: Value("string") for name in new}})
+    made = Dataset(table.replace_schema_metadata(None), info=info, split=dataset.split)
+    if is_a(dataset, "datasets", "IterableDataset"):
+        return made.to_iterable_dataset()
+    form = dataset.format
+    if form["type"] is not None:
+        options = {"output_all_columns": form["output_all_columns"], **form["format_kwargs"]}
+        made.set_format(form["type"], columns=[*form["columns"], *new], **options)
+    return made
+
+
+def _polars(frame: Any, table: Any) -> Any:
+    import polars as pl
+
+    types = {**dict.fromkeys(table.column_names, pl.String), **frame.schema}
+    return pl.from_arrow(table).cast(types)
+
+
+@contextmanager
+def open_memory_output(
+    log: Log, path: RowsInMemory, target: Path | None, *, overwrite: bool, added: tuple[str, ...]
+) -> Iterator[tuple[MemoryOutput, Output]]:
+    """An output for rows in memory, and the output to give its rows to.
+
+    With a `target`, a file of the kind that its suffix names appears when the block ends, or never.
+    """
+    if target is not None and not isinstance(target, RemoteFile):
+        refuse_target(target, overwrite=overwrite)
+    with contextlib.ExitStack() as stack:
+        whole = MemoryOutput(path, added, target, stack=stack, overwrite=overwrite)
+        moved = added if log.kind == "frame" else ()
+        yield whole, whole if log.inside is None else nested_output(whole, moved)
+
+
+def memory_targets(files: Sequence[RowsInMemory], out: Path) -> Mapping[Path, Path]:
+    """The file to write for each log in memory: `out` itself for a single one, else a file in the folder `out`.
+
+    SetupError if the suffix of a file is not one that can be written.
+    """
+    if len(files) == 1 and not out.is_dir():
+        kind_of_name(out)
+        return {files[0]: out}
+    if out.exists() and not out.is_dir():
+        raise SetupError(f"-o {out}: {len(files)} logs go into a folder, and this is a file.\nName a folder.")
+    return {file: out / _file_name(file) for file in files}
+
+
+def _file_name(file: RowsInMemory) -> str:
+    """The name of the file for a log in memory; objects go into JSONL, tables into Parquet."""
+    name = str(file.name).strip("<>").replace(" ", "-")
+    with contextlib.suppress(SetupError):
+        kind_of_name(Path(name))
+        return name
+    return name + (".jsonl" if file.content.kind == "objects" else ".parquet")
+
+
+def _write(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: bool) -> None:
+    """Write rows as the kind of file that the suffix names."""
+    content, to_table = rows.content, kind_of_name(target)[0] == "table"
+    if to_table and is_a(rows.value, "pandas", "DataFrame"):
+        table = table_of_pandas(rows.value)
+        content = content if table is None else ArrowRows.of(table)
+    if to_table and isinstance(content, ArrowRows):
+        out = stack.enter_context(new_file(target, overwrite=overwrite))
+        writer = writer_of(out, content.table(0, 0).schema, target.suffix.lower())
+        for start, stop in spans(content):
+            writer.write_table(content.table(start, stop))
+        writer.close()
+        return
+    shapes = ColumnTypes()
+    for row in _plain_rows(rows) if to_table else ():
+        shapes.learn(row)
+    log = stack.enter_context(new_log(target, overwrite=overwrite, shapes=shapes))
+    for row in _plain_rows(rows):
+        try:
+            log.add(row)
+        except TypeError as error:
+            raise StorageError(
+                f"{rows}: the rows cannot be written to {target} ({error}), so nothing was written.\n"
+                "Name it .parquet, or convert that column first."
+            ) from error
+    log.finish()
+
+
+def _plain_rows(rows: RowsInMemory) -> Iterator[Row]:
+    for start, stop in spans(rows.content):
+        for raw in rows.content.part(start, stop).rows(range(start, stop), 1 << 62):
+            if raw.value is None:
+                raise StorageError(
+                    f"{rows}: row {raw.index} cannot be written, so nothing was written: {raw.error}."
+                )
+            yield raw.value
+
 
 __all__ = [
     "LOG_SUFFIXES",
