@@ -41,7 +41,7 @@ def test_every_operator_and_constant_within_functions_is_changed_once() -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["run/workers.py", "align/prefix.py", "rules/rec003_id_outside_vocabulary.py"])
+@pytest.mark.parametrize("module", ["run/workers.py", "record/prefix.py", "rules/rec003_id_outside_vocabulary.py"])
 def test_a_mutant_differs_in_one_statement(module: str) -> None:
     text = (ROOT / "tito_audit" / module).read_text(encoding="utf-8")
     plain = ast.unparse(ast.parse(text)).splitlines()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import common_byte_prefix, common_ends, common_prefix, starts_with
 from tito_audit.align.runs import Gap, Run, equal_runs, gaps, nearest_run, paired_runs
+from tito_audit.record.prefix import common_byte_prefix, common_ends, common_prefix, starts_with
 
 some = settings(max_examples=100, deadline=None, derandomize=True)
 TYPES = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)

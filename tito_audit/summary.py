@@ -286,17 +286,21 @@ class Summary:
         self.uncompared += result.counts.get("uncompared", 0)
         of_rollout = not result.of_log or result.between_rows
         for code in {finding.code for finding in result.findings}:
-            self.findings.setdefault(code, RuleCount()).rollouts += of_rollout
+            if code not in self.findings:
+                self.findings[code], self.causes[code] = RuleCount(), Counter()
+            self.findings[code].rollouts += of_rollout
         for finding in result.findings:
             count = self.findings[finding.code]
             word = finding.severity.word
             setattr(count, word, getattr(count, word) + finding.times)
             count.tokens += finding.tokens
             count.known += finding.known and finding.times
-            self.causes.setdefault(finding.code, Counter())[finding.hit.cause] += finding.times
+            self.causes[finding.code][finding.hit.cause] += finding.times
         self.count_new(result)
         for skip in result.skips:
-            skipped = self.skipped.setdefault(skip.code, Skipped())
+            if skip.code not in self.skipped:
+                self.skipped[skip.code] = Skipped()
+            skipped = self.skipped[skip.code]
             skipped.rollouts += 1
             skipped.because[skip.because] += 1
 
@@ -312,7 +316,9 @@ class Summary:
         for finding in new:
             numbers[finding.severity] += finding.times
         for severity, number in numbers.items():
-            count = self.new.setdefault(severity, New())
+            if severity not in self.new:
+                self.new[severity] = New()
+            count = self.new[severity]
             count.findings += by * number
             count.between += by * result.between_rows
             count.of_logs += by * number * (result.of_log and not result.between_rows)
@@ -328,7 +334,10 @@ class Summary:
         for finding in new:
             own = finding.because_of or prints[id(finding)]
             root = roots.get(own, finding)
-            headline = self.headlines.setdefault((root.headline, root.unit), Headline(root.headline, root.unit))
+            key = root.headline, root.unit
+            if key not in self.headlines:
+                self.headlines[key] = Headline(*key)
+            headline = self.headlines[key]
             headline.codes[finding.code] += by * finding.times
             severity = max(finding.severity, worst[own][0]) if own in worst else finding.severity
             worst[own] = severity, headline, root.units

@@ -9,8 +9,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import same_ids
 from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.prefix import same_ids
 
 
 class BlockKind(IntEnum):
@@ -30,6 +30,8 @@ _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
 """`[kinds]` Whether a block of the kind has tokens on that side."""
 
 
+_SAME, _MISSING, _EXTRA = BlockKind.SAME, BlockKind.MISSING, BlockKind.EXTRA
+_KINDS = list(BlockKind)
 _EQUAL_OR_NOT = np.array([BlockKind.RESPLIT, BlockKind.SAME], np.int8)
 
 
@@ -63,11 +65,11 @@ class Blocks:
 
     def differing(self) -> list[tuple[BlockKind, int, int, int, int]]:
         """(kind, recorded start, end, canonical start, end) of every block that is not SAME."""
-        return [(BlockKind(kind), r, r_end, c, c_end) for kind, r, r_end, c, c_end in self.columns().tolist()]
+        return [(_KINDS[kind], r, r_end, c, c_end) for kind, r, r_end, c, c_end in self.columns().tolist()]
 
     def columns(self) -> NDArray[np.int64]:
         """`[D, 5]` the same as columns."""
-        where = (self.kind != BlockKind.SAME).nonzero()[0]
+        where = (self.kind != _SAME).nonzero()[0]
         columns = (
             self.kind[where],
             _starts(self.recorded_end, where),
@@ -80,7 +82,7 @@ class Blocks:
     def matched(self) -> tuple[Offsets, Offsets]:
         """Positions of the tokens in SAME blocks, recorded and canonical, `[N]` each."""
         recorded, canonical = self.lengths()
-        same = (self.kind == BlockKind.SAME).nonzero()[0]
+        same = (self.kind == _SAME).nonzero()[0]
         if not len(same):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         counts = recorded[same]
@@ -101,9 +103,9 @@ class GrowingBlocks:
         if not recorded and not canonical:
             return
         if not recorded:
-            kind = BlockKind.MISSING
+            kind = _MISSING
         elif not canonical:
-            kind = BlockKind.EXTRA
+            kind = _EXTRA
         self.extend(np.array([recorded], np.int64), np.array([canonical], np.int64), np.array([kind], np.int8))
 
     def between(self, recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets) -> None:
@@ -123,7 +125,7 @@ class GrowingBlocks:
         for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
             r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
             if same_ids(recorded[r - n : r], canonical[c - n : c]):
-                kind[b] = BlockKind.SAME
+                kind[b] = _SAME
         self.extend(recorded_end, canonical_end, kind)
 
     def extend(self, recorded_end: Offsets, canonical_end: Offsets, kind: NDArray[np.int8]) -> None:
@@ -142,7 +144,7 @@ class GrowingBlocks:
             ends, others, kinds = zip(*self._parts, strict=True)
             recorded_end, canonical_end = np.concatenate(ends), np.concatenate(others)
             kind = np.concatenate(kinds)
-        same = kind == BlockKind.SAME
+        same = kind == _SAME
         inside = same[:-1] & same[1:]
         if inside.any():
             last = np.append(~inside, True)

@@ -14,9 +14,9 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, one_block
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import common_byte_prefix, same_ids
 from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
+from tito_audit.record.prefix import common_byte_prefix, same_ids
 
 # Which units of two sequences are equal, as opcodes of `difflib`, in bounded time.
 
@@ -253,11 +253,11 @@ def _add_trimmed(out: GrowingBlocks, a: Pieces, b: Pieces) -> None:
         return
     i, j = _cut(a.end, b.end, common_byte_prefix(a.data, b.data))
     _add_equal(out, a, (0, i), b, (0, j))
-    rest_a, rest_b = a.part(i, len(a)), b.part(j, len(b))
+    rest_a, rest_b = a.part(i, len(a.ids)), b.part(j, len(b.ids))
     # The same from the end: how many tokens of each side lie after the first common cut.
     length = common_byte_prefix(rest_a.data[::-1], rest_b.data[::-1])
     m, n = _cut(_from_back(rest_a), _from_back(rest_b), length)
-    x, y = len(rest_a) - m, len(rest_b) - n
+    x, y = len(rest_a.ids) - m, len(rest_b.ids) - n
     _add_refined(out, rest_a.part(0, x), rest_b.part(0, y))
     _add_equal(out, rest_a, (x, x + m), rest_b, (y, y + n))
 
@@ -285,17 +285,18 @@ def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
 
 def _add_refined(out: GrowingBlocks, a: Pieces, b: Pieces) -> None:
     """Add the blocks of a drifted gap, split at long runs of equal tokens unless it is too long."""
-    if not len(a) or not len(b) or max(len(a), len(b)) > _REFINE_LIMIT:
-        out.block(BlockKind.DRIFT, len(a), len(b))
+    size, other_size = len(a.ids), len(b.ids)
+    if not size or not other_size or max(size, other_size) > _REFINE_LIMIT:
+        out.block(BlockKind.DRIFT, size, other_size)
         return
     i = j = 0
     runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= _REFINE_RUN]
-    for start, other, size in [*runs, Run(len(a), len(b), 0)]:
+    for start, other, equal in [*runs, Run(size, other_size, 0)]:
         # Between two equal runs: paired where the bytes agree, else one DRIFT block.
         gap, other_gap = a.part(i, start), b.part(j, other)
         if gap.data == other_gap.data:
             add_cuts(out, gap, other_gap)
         else:
             out.block(BlockKind.DRIFT, len(gap), len(other_gap))
-        out.block(BlockKind.SAME, size, size)
-        i, j = start + size, other + size
+        out.block(BlockKind.SAME, equal, equal)
+        i, j = start + equal, other + equal

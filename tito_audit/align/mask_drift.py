@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import common_ends, common_prefix
 from tito_audit.align.runs import Run, equal_runs, gaps, nearest_run
 from tito_audit.record.arrays import Ids, Mask, as_ids
+from tito_audit.record.prefix import common_ends, common_prefix
 
 MaskBy: TypeAlias = Literal["span", "turn", "first-divergence"]
 """What leaves the loss: the drifted tokens, their turns, or everything from the first of them on."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import common_ends, same_ids
+from tito_audit.record.prefix import common_ends, same_ids
 
 Array: TypeAlias = NDArray[Any]
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import common_prefix, starts_with
 from tito_audit.align.runs import HASH_BASE
 from tito_audit.record.arrays import Ids
+from tito_audit.record.prefix import common_prefix, starts_with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class Histories:
         lengths, hashes = np.frombuffer(self._lengths, np.int64), np.frombuffer(self._hashes, np.uint64)
         fits = lengths <= len(prompt)
         fits &= self._hash_at(prompt)[np.minimum(lengths, len(prompt))] == hashes
-        places = np.flatnonzero(fits)
+        places = fits.nonzero()[0]
         longest_first = places[np.argsort(lengths[places], kind="stable")][::-1]
         candidates = (self._all[at] for at in longest_first.tolist())
         return next((candidate for candidate in candidates if starts_with(prompt, candidate.seen)), None)

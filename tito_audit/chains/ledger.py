@@ -90,9 +90,12 @@ class Ledger:
             number = len(self._counts)
             self._counts.append(spans)
             self._rows.append(place.row)
-            self._turns.set(number, turn + 1)
-            self._items.set(number, place.item)
-            self._ids.set(number, answer_id)
+            if turn >= 0:
+                self._turns.set(number, turn + 1)
+            if place.item:
+                self._items.set(number, place.item)
+            if answer_id:
+                self._ids.set(number, answer_id)
             if trainings.calls_at and turn >= 0:
                 file, row = trainings.calls_at[turn]
                 self._call_rows.set(number, row + 1)
@@ -136,7 +139,7 @@ class Ledger:
 
     def sequences(self, file: str, rows: Sequence[int]) -> Iterator[int]:
         """The sequences of some rows of a file, in order."""
-        for number in np.flatnonzero(np.array(self.files) == file).tolist():
+        for number in (np.array(self.files) == file).nonzero()[0].tolist():
             start = self._starts[number]
             end = self._starts[number + 1] if number + 1 < len(self._starts) else len(self)
             for row in rows:
@@ -207,7 +210,7 @@ class Ledger:
         for at in range(0, len(hashes), BLOCK):
             part[at : at + BLOCK] = hashes[at : at + BLOCK] >> np.uint64(64 - bits) if bits else 0
         for number in range(1 << bits):
-            own_places = np.flatnonzero(part == number)
+            own_places = (part == number).nonzero()[0]
             own_hashes = hashes[own_places]
             order = np.argsort(own_hashes, kind="stable")
             own_hashes = own_hashes[order]

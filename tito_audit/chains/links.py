@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tito_audit.align.prefix import common_prefix, starts_with
 from tito_audit.chains.histories import Histories, History
 from tito_audit.record.arrays import Ids
+from tito_audit.record.prefix import common_prefix, starts_with
 
 Chain: TypeAlias = tuple[int, ...]
 """Numbers of calls, each continuing the one before."""

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import common_ends, common_prefix, starts_with
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.prefix import common_ends, common_prefix, starts_with
 
 _PAIRS = 250_000
 """Up to this many pairs of turns, all are compared; beyond it, only turns near the diagonal."""
@@ -141,7 +141,7 @@ class _Turns:
 
 
 def _cut(ids: Ids, stops: frozenset[int]) -> _Turns:
-    ends = np.flatnonzero(np.isin(ids, np.fromiter(stops, np.int64)))
+    ends = np.isin(ids, np.fromiter(stops, np.int64)).nonzero()[0]
     return _Turns(ids, ends.tolist())
 
 

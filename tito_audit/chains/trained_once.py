@@ -71,7 +71,7 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
     for start, end in ledger.file_ranges():
         met_calls, count = calls[start:end], int(np.count_nonzero(met[start:end]))
         if 2 * count > np.count_nonzero(met_calls):
-            never.append(np.flatnonzero(met_calls & ~met[start:end]) + start)
+            never.append((met_calls & ~met[start:end]).nonzero()[0] + start)
         met_calls &= count > 0
     numbers = np.concatenate(never)
     hashes = ledger.spans["hash"][ledger.first_spans[numbers + 1].astype(np.int64) - 1]
@@ -89,7 +89,7 @@ def _links(ledger: Ledger, start: int, end: int) -> tuple[int, int]:
     hashes, links, total = ledger.spans["hash"], 0, 0
     for at in range(start, end, BLOCK):
         last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
-        later = np.flatnonzero(several[1:]) + 1
+        later = several[1:].nonzero()[0] + 1
         before, whole = last[later], hashes[last[later - 1]]
         # The end of the span before, or the token after it.
         links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
@@ -107,7 +107,7 @@ class _Families:
         numbers, place = np.unique(of, return_inverse=True)
         labels = _labels(len(numbers), place, nodes)
         self._numbers = numbers[np.argsort(labels, kind="stable")]
-        self._cuts = np.flatnonzero(np.diff(np.sort(labels), prepend=-1, append=len(numbers)))
+        self._cuts = np.diff(np.sort(labels), prepend=-1, append=len(numbers)).nonzero()[0]
 
     def __iter__(self) -> Iterator[_Family]:
         for start, end in zip(self._cuts[:-1].tolist(), self._cuts[1:].tolist(), strict=True):

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tito_audit.align.prefix import common_prefix
 from tito_audit.cli._places import Spots
 from tito_audit.errors import SetupError
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity, Where
+from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.report_objects import fields, finding_object

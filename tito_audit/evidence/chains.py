@@ -12,7 +12,6 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import common_byte_prefix, common_prefix, starts_with
 from tito_audit.chains.histories import Histories, History
 from tito_audit.chains.links import (
     Link,
@@ -41,6 +40,7 @@ from tito_audit.evidence.rewritten import (
 from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
+from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_with
 from tito_audit.record.rollout import Rollout, Turn
 
 _LOOKED_BACK = 32

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.align.drift import align
-from tito_audit.align.prefix import same_ids, starts_with
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.many import many_of
 from tito_audit.evidence.model import Against, Difference
@@ -16,6 +15,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.stretches import Stretch, stretches
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
+from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.segments import Cuts
 

@@ -384,31 +384,27 @@ def _present(
     images = states_images(rollout)
     messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
     return _needs(
-        (Needs.MESSAGES, messages),
-        (Needs.PROMPTS, any(turn.prompt_ids is not None for turn in turns)),
-        (Needs.COMPLETIONS, any(turn.completion_ids is not None for turn in turns)),
         (
-            Needs.COMPLETION_LOGPROBS,
-            any(_has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in turns),
-        ),
-        (Needs.SEVERAL_CALLS, len(turns) > 1),
-        (Needs.ROW, line is not None and len(line.token_ids) > 0),
-        (Needs.MASK, line is not None and line.loss_mask is not None),
-        (Needs.ROW_LOGPROBS, line is not None and _has_logprobs(line.columns)),
-        (Needs.TOKENIZER, reference is not None),
-        (Needs.RENDERING, rendered),
-        (Needs.SAMPLED, row is not None),
-        (Needs.WEIGHT_VERSIONS, versions),
-        (Needs.HIDDEN, hidden_and_trained(line) is not None),
-        (Needs.TRAINER_LOGPROBS, trainers),
-        (Needs.IMAGES, images),
-        (
-            Needs.IMAGE_TOKENS,
+            messages,
+            any(turn.prompt_ids is not None for turn in turns),
+            any(turn.completion_ids is not None for turn in turns),
+            any(turn.completion_logprobs is not None or _has_logprobs(turn.columns) for turn in turns),
+            len(turns) > 1,
+            line is not None and len(line.token_ids) > 0,
+            line is not None and line.loss_mask is not None,
+            line is not None and _has_logprobs(line.columns),
+            reference is not None,
+            rendered,
+            row is not None,
+            versions,
+            hidden_and_trained(line) is not None,
+            trainers,
+            images,
             (messages and not images)
             or (reference is not None and image_tokens(reference.vocabulary) is not None),
-        ),
-        (Needs.HISTORY, len(turns) > 1 or rendered),
-        (Needs.TEMPLATE, renderer is not None),
+            len(turns) > 1 or rendered,
+            renderer is not None,
+        )
     )
 
 
@@ -417,14 +413,30 @@ def partly_recorded(rollout: Rollout) -> Needs:
     calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
     prompts = {turn.prompt_ids is not None for turn in calls}
     logprobs = {_has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in calls}
-    return _needs((Needs.PROMPTS, len(prompts) > 1), (Needs.COMPLETION_LOGPROBS, len(logprobs) > 1))
+    if len(prompts) <= 1 and len(logprobs) <= 1:
+        return Needs.NOTHING
+    return (Needs.PROMPTS if len(prompts) > 1 else Needs.NOTHING) | (
+        Needs.COMPLETION_LOGPROBS if len(logprobs) > 1 else Needs.NOTHING
+    )
+
+
+_ASKED = (
+    *(Needs.MESSAGES, Needs.PROMPTS, Needs.COMPLETIONS, Needs.COMPLETION_LOGPROBS, Needs.SEVERAL_CALLS),
+    *(Needs.ROW, Needs.MASK, Needs.ROW_LOGPROBS, Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED),
+    *(Needs.WEIGHT_VERSIONS, Needs.HIDDEN, Needs.TRAINER_LOGPROBS, Needs.IMAGES, Needs.IMAGE_TOKENS),
+    *(Needs.HISTORY, Needs.TEMPLATE),
+)
+"""What `_present` asks for, in its order."""
 
 
 @lru_cache(maxsize=256)
-def _needs(*has: tuple[Needs, bool]) -> Needs:
-    """The needs that are met."""
-    return reduce(or_, (need for need, there in has if there), Needs.NOTHING)
+def _needs(met: tuple[bool, ...]) -> Needs:
+    """The needs that are met, of those asked for."""
+    return reduce(or_, (need for need, there in zip(_ASKED, met, strict=True) if there), Needs.NOTHING)
+
+
+_LOGPROBS = ColumnRole.LOGPROBS
 
 
 def _has_logprobs(columns: tuple[object, ...]) -> bool:
-    return any(getattr(column, "role", None) is ColumnRole.LOGPROBS for column in columns)
+    return _LOGPROBS in [getattr(column, "role", None) for column in columns]

@@ -104,7 +104,7 @@ def _against_calls(
     offset = _offset(logprobs, expected, spans)
     shifted = []
     for turn, stretch in turns:
-        marked = np.concatenate([np.flatnonzero(wrong[a:b]) + a for a, b in stretch])
+        marked = np.concatenate([wrong[a:b].nonzero()[0] + a for a, b in stretch])
         start, end = (stretch[0][0], stretch[-1][1]) if offset else (int(marked[0]), int(marked[-1]) + 1)
         shifted.append(LogprobShift(start, end, turn, offset, True, len(marked)))
     return shifted

@@ -97,7 +97,7 @@ def perhaps_inverted(evidence: Evidence) -> bool:
     context = ~sampled & ~view.drifted[first:]
 
     def beside_ends(tokens: Mask) -> bool:
-        places = np.flatnonzero(tokens) + first
+        places = tokens.nonzero()[0] + first
         return any(not is_end(int(at), row.token_ids, view, evidence.end_ids) for at in places)
 
     if beside_ends(context & ~trained) or not beside_ends(context):
@@ -206,7 +206,7 @@ def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:
     trained, sampled = row.loss_mask[first:], view.sampled[first:]
 
     def ends_only(places: Mask) -> bool:
-        return all(is_end(first + int(place), row.token_ids, view, end_ids) for place in np.flatnonzero(places))
+        return all(is_end(first + int(place), row.token_ids, view, end_ids) for place in places.nonzero()[0])
 
     if ends_only(trained & ~sampled) or not (sampled & ~trained).any():
         return False

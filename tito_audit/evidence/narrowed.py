@@ -7,8 +7,8 @@ import unicodedata
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import common_ends
 from tito_audit.align.runs import equal_runs, gaps
+from tito_audit.record.prefix import common_ends
 
 Block = tuple[BlockKind, int, int, int, int]
 """Kind, recorded start and end, canonical start and end."""

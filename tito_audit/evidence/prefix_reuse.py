@@ -12,10 +12,10 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import common_prefix, same_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.stretches import Stretch, equal_around, stretches
 from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
 
 _KEPT = 4

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tito_audit.align.prefix import starts_with
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message
+from tito_audit.record.prefix import starts_with
 from tito_audit.render.facts import LookedFor
 from tito_audit.render.renderer import Forms
 from tito_audit.render.template import Template
@@ -67,8 +67,10 @@ class Shapes:
         """The shape of a message, and what a template sees of it while it writes another one: the same without the
         details of its calls.
         """
-        found = self._object(message)
-        return found, (bool(message.get("tool_calls")), *[pair for pair in found if pair[0] not in _DETAILS])
+        shape = self._object(message)
+        if _DETAILS.isdisjoint(message):
+            return shape, (False, *shape)
+        return shape, (bool(message.get("tool_calls")), *[pair for pair in shape if pair[0] not in _DETAILS])
 
     def of(self, value: Any) -> Shape:
         """The shape of a value of plain JSON types, such as a message; TypeError for any other."""
@@ -78,12 +80,13 @@ class Shapes:
         return type(value), read(value)
 
     def _object(self, value: dict[str, Any]) -> tuple[tuple[str, Shape], ...]:
-        return tuple(
-            [
-                (key, inner if key == _ROLE and type(inner) is str else self.of(inner))
-                for key, inner in value.items()
-            ]
-        )
+        pairs: list[tuple[str, Shape]] = []
+        for key, inner in value.items():
+            if type(inner) is not str:
+                pairs.append((key, self.of(inner)))
+            else:
+                pairs.append((key, inner if key == _ROLE else (str, self._text(inner))))
+        return tuple(pairs)
 
     def _number(self, value: float) -> Shape:
         return value if value in self._sizes else "number"
@@ -91,11 +94,17 @@ class Shapes:
     def _text(self, text: str) -> Shape:
         if text in self._whole or text.isspace() or not text:
             return "", text
-        sizes = tuple([(len(text) > size) - (len(text) < size) for size in self._measured])
-        if self._split is None or self._begin not in text or not any(marker in text for marker in self._inside):
+        sizes: tuple[int, ...] = ()
+        if self._measured:
+            sizes = tuple([(len(text) > size) - (len(text) < size) for size in self._measured])
+        if (
+            self._split is None
+            or self._begin not in text
+            or True not in [marker in text for marker in self._inside]
+        ):
             return sizes, self._part(text)
-        held = tuple((text.startswith(one), text.endswith(one), text.count(one)) for one in self._inside)
-        return sizes, held, tuple(map(self._part, self._split(text)))
+        held = [(text.startswith(marker), text.endswith(marker), text.count(marker)) for marker in self._inside]
+        return sizes, tuple(held), tuple(map(self._part, self._split(text)))
 
     def _part(self, part: str) -> str | None:
         """What a template can tell about a part of a text between markers."""
@@ -335,10 +344,10 @@ class PromptStarts:
             return None
         shapes, around = self._shapes, self._around
         try:
-            found = [self._read.message(forms.of(one, parsed=True, no_content="absent")) for one in messages]
+            pairs = list(map(self._read.message, forms.chat(messages, parsed=True, no_content="absent")))
             return (
-                [shapes.setdefault(shape, len(shapes)) for shape, _ in found],
-                [around.setdefault(shape, len(around)) for _, shape in found],
+                [shapes.setdefault(shape, len(shapes)) for shape, _ in pairs],
+                [around.setdefault(seen, len(around)) for _, seen in pairs],
             )
         except (TypeError, RecursionError):  # values that are not JSON, or nested too deep
             return None

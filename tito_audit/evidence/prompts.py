@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
-from tito_audit.align.prefix import same_ids
 from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
@@ -31,6 +30,7 @@ from tito_audit.evidence.stretches import Stretch, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
 
@@ -44,8 +44,8 @@ _MARKERS = 32
 """How many characters of markers a template may write before an answer."""
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _LACKING = "the sampler was not given what the template writes for these messages"
-_WORTH_KNOWING = 8192
-"""From this many recorded prompt ids on, it is cheaper to know most prompts than to render them."""
+_WORTH_KNOWING, _MANY = 8192, 5
+"""From this many recorded prompt ids, or prompts, on it is cheaper to know most prompts than to render them."""
 _KEPT_TEXTS = 4
 """How many texts are kept that prompts may be the start of: a rollout's calls may alternate between several
 chains."""
@@ -116,7 +116,7 @@ def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Rend
     if last is not None and last.message_index is not None and last.prompt_messages is None:
         prompts.append(_Prompt(None, rollout.messages[: last.message_index + 1], chains.seen[-1]))
     ids = sum(len(prompt.recorded) for prompt in prompts if prompt.recorded is not None)
-    return _Writer(rollout, reference, may_know=ids >= _WORTH_KNOWING).written(prompts)
+    return _Writer(rollout, reference, may_know=ids >= _WORTH_KNOWING or len(prompts) >= _MANY).written(prompts)
 
 
 class _Writer:

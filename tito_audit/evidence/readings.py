@@ -255,7 +255,7 @@ class Readings:
         # Slides that differ only in answers of which nothing is trained are the same, unless they move only those.
         shown = (mask.entries > 0) | (column.entries > 0)
         of_trained = bool((trains & chosen).any())
-        moved = np.flatnonzero(mask.entries > 0 if of_trained else shown)
+        moved = (mask.entries > 0 if of_trained else shown).nonzero()[0]
         inside = moved[chosen[moved]]
         if not len(inside) or (far and not of_trained):
             return None
@@ -275,7 +275,7 @@ class Readings:
         if self.values is not None and not self.certain:
             certain_first = trains & (self._valued(self.starts + shifts, mask.starts + shifts + 1) == 0)
         departures += sum(bool(flags.any()) for flags in (mask.departs, kept_ends, certain_first))
-        inside = np.flatnonzero(chosen & shown)
+        inside = (chosen & shown).nonzero()[0]
         answers = range(int(inside[0]), int(inside[-1]) + 1)
         return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
 

@@ -9,10 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import same_ids
 from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.tokenizer import Tokenizer

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.drift import align
-from tito_audit.align.prefix import same_ids
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import (
@@ -27,6 +26,7 @@ from tito_audit.evidence.roles import (
 )
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
 from tito_audit.record.message import Message
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.sentinels import SpanKind

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import common_byte_prefix
 from tito_audit.evidence.headers import HARMONY, HARMONY_END, SAMPLED_HEADERS, TOOL_END, Headers, Speaker
 from tito_audit.record.arrays import Mask, Offsets
+from tito_audit.record.prefix import common_byte_prefix
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 
 TEMPLATE, UNKNOWN = "template", "unknown"

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import same_ids
 from tito_audit.evidence.belonging import (
     MESSAGES,
     Unrelated,
@@ -40,6 +39,7 @@ from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.evidence.unmatched import holds_marker
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name

@@ -168,7 +168,7 @@ def _start_inside(seen: Ids, ids: Ids) -> int | None:
     """
     if not 0 < len(ids) < len(seen) or np.array_equal(seen[: len(ids)], ids):
         return None
-    starts = np.flatnonzero(seen[: len(seen) - len(ids) + 1] == ids[0]).tolist()
+    starts = (seen[: len(seen) - len(ids) + 1] == ids[0]).nonzero()[0].tolist()
     return next((at for at in reversed(starts) if np.array_equal(seen[at : at + len(ids)], ids)), None)
 
 
@@ -212,7 +212,7 @@ class _RowColumns:
         unclaimed = self.turn[pieces] < 0
         bounds = recorded.searchsorted([(region.start, region.end) for region in regions])
         for region, (first, last) in zip(regions, bounds.tolist(), strict=True):
-            inside = np.flatnonzero(unclaimed[first:last]) + first
+            inside = unclaimed[first:last].nonzero()[0] + first
             where, offset = pieces[inside], recorded[inside] - region.start
             self.turn[where] = region.turn
             self.offset[where] = offset

@@ -116,7 +116,7 @@ def _runs(mask: Mask) -> _Runs:
     """The trained runs, without a copy of the mask."""
     if not len(mask):
         return []
-    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
     if len(edges) > 2 * MANY:
         return ManyRuns.of(mask)
     bounds = [*([0] if mask[0] else []), *edges.tolist(), *([len(mask)] if mask[-1] else [])]
@@ -163,7 +163,7 @@ def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
             out = np.where(two, head + tail, head)
             real = (np.minimum(head, tail) > _LEAST) & (np.maximum(head, tail) < 0)
             out[~real | (two & (head == tail))] = np.nan
-            for number in np.flatnonzero(ends - starts > 2):
+            for number in (ends - starts > 2).nonzero()[0]:
                 out[number] = _sum(logprobs[starts[number] : ends[number]])
             found["logprob"][::2] = np.asarray(out)
         if first + len(starts) == len(runs):  # what follows the last run is one span

@@ -10,12 +10,12 @@ from functools import cached_property
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.align.prefix import same_ids
 from tito_audit.errors import RenderError
 from tito_audit.evidence.model import Construction
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 
 SAME_BYTES = frozenset((BlockKind.SAME, BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))

@@ -87,7 +87,7 @@ def call_turn(
     prompt_name = first_filled(entry, _ENTRY_PROMPT)
     completion_name = first_filled(entry, _ENTRY_COMPLETION)
     logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
-        (name for name in CALL_LOGPROBS if isinstance(entry.get(name), dict | Mapping)), None
+        (name for name in CALL_LOGPROBS if name in entry and isinstance(entry[name], dict | Mapping)), None
     )
     taken = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
@@ -118,8 +118,10 @@ def call_turn(
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry),
         weight_spans=version_spans(
-            entry.get("weight_versions"), 0 if turn.completion_ids is None else len(turn.completion_ids)
-        ),
+            entry["weight_versions"], 0 if turn.completion_ids is None else len(turn.completion_ids)
+        )
+        if "weight_versions" in entry
+        else (),
         alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
 
@@ -195,10 +197,11 @@ def written_once(turns: Sequence[Turn], messages: Sequence[Message]) -> tuple[Tu
 def finish_reason(entry: Mapping[str, Any]) -> str | None:
     """Why a call ended, in the words of the log; SGLang wraps it in an object."""
     value = entry.get("finish_reason", entry.get("stop_reason"))
-    if isinstance(value, dict | Mapping):
-        value = value.get("type")
     if isinstance(value, str):
         return value
+    if value is not None and isinstance(value, dict | Mapping) and isinstance(value.get("type"), str):
+        kind: str = value["type"]
+        return kind
     return "length" if entry.get("is_truncated") is True else None
 
 
@@ -208,7 +211,9 @@ def stop_string(entry: Mapping[str, Any]) -> str | None:
     Ids of stop tokens are no strings; without a finish reason, `stop_reason` is one.
     """
     reason = entry.get("finish_reason")
-    if isinstance(reason, dict | Mapping):
+    if reason is None:
+        return None
+    if not isinstance(reason, str) and isinstance(reason, dict | Mapping):
         found = reason.get("matched")
     else:
         found = entry.get("stop_reason") or entry.get("matched_stop")
@@ -218,11 +223,11 @@ def stop_string(entry: Mapping[str, Any]) -> str | None:
 def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
     """The weight versions that a call names; () if it names none."""
     value = entry.get("weight_versions", entry.get("weight_version"))
+    if value is None:
+        return ()
     spans = version_spans(value)
     if spans:
         return tuple(dict.fromkeys(version for version, _, _ in spans))
-    if value is None:
-        return ()
     return tuple(str(version) for version in value) if is_list(value) else (str(value),)
 
 
@@ -360,6 +365,8 @@ def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
 
 def real_name(value: object) -> str | None:
     """The name of a model or tokenizer; None for anything else, and for a placeholder."""
+    if value is None:
+        return None
     if isinstance(value, dict | Mapping):
         value = value.get("name")
     if not isinstance(value, str) or value.strip().lower() in _STAND_INS:

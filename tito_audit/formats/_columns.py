@@ -282,7 +282,7 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
     Equal values count once: some servers repeat the sampled token.
     """
     tokens: Any = logged
-    if isinstance(logged, dict | Mapping):
+    if not isinstance(logged, _LISTS) and isinstance(logged, dict | Mapping):
         tokens = logged.get("content")
         if is_list(tokens):
             tokens = [one.get("top_logprobs") if isinstance(one, Mapping) else None for one in tokens[:_FIRST]]

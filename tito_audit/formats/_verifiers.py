@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import (
@@ -42,6 +41,7 @@ from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
 from tito_audit.record.nesting import parsed_json
+from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.sources import CallSource, Sources

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import same_messages, written_once
@@ -23,6 +22,7 @@ from tito_audit.formats._update import object_at, of_calls, with_list, with_valu
 from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
+from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import Sources

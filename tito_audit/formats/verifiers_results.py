@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, turn_of_tokens, with_finishes, written_once
@@ -26,6 +25,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import Message
+from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources

@@ -10,9 +10,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import starts_with
 from tito_audit.inspect.columns import Item, Look, NumberFacts, Numbers
 from tito_audit.record.column import MaskEncoding, trained_of
+from tito_audit.record.prefix import starts_with
 
 _MOST = 64
 """Maximum lists compared per object."""

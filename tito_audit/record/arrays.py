@@ -58,7 +58,11 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
         if len(array):
             raise RecordError(f"column {name!r} holds {array.dtype} values, not token ids")
         return empty_ids()
-    if array.dtype != np.int32 and len(array) and (array.max() > _MOST or array.min() < _LEAST):
+    if (
+        array.dtype != np.int32
+        and len(array)
+        and not _LEAST <= np.minimum.reduce(array) <= np.maximum.reduce(array) <= _MOST
+    ):
         position = int(((array > _MOST) | (array < _LEAST)).nonzero()[0][0])
         raise RecordError(
             f"column {name!r} holds id {array[position]} at position {position}, "

@@ -25,12 +25,15 @@ class Severity(IntEnum):
     @property
     def word(self) -> str:
         """`note`, `warning` or `error`, as reports write it."""
-        return self.name.lower()
+        return _WORDS[self]
 
     @classmethod
     def bar(cls, word: str) -> Severity | None:
         """The lowest severity that counts for this `fail_on` value; None for `never`."""
         return None if word == "never" else cls[word.upper()]
+
+
+_WORDS = tuple(severity.name.lower() for severity in sorted(Severity))
 
 
 class Where(StrEnum):

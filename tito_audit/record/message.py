@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, speaker_of
+from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, USUAL_SPEAKERS, speaker_of
 
 ToolSpec = Mapping[str, Any]
 """One tool definition as logged, in OpenAI chat form: `{"type": "function", "function": {...}}`."""
@@ -57,7 +57,8 @@ class Message:
     @property
     def sampled(self) -> bool:
         """Whether the model under training wrote the message, judging by its role."""
-        return (self.stated_speaker or speaker_of(self.role)) == ASSISTANT
+        speaker = self.stated_speaker or USUAL_SPEAKERS.get(self.role)
+        return (speaker or speaker_of(self.role)) == ASSISTANT
 
     @property
     def given(self) -> bool:

@@ -29,7 +29,7 @@ _LONGEST = 40
 def speaker_of(role: str) -> str:
     """Who speaks in a role, if sampled roles are not stated: `assistant`, `user`, `system`, `tool`, or an unknown
     role's name with a prefix."""
-    return _USUAL.get(role) or DEFAULT.speaker(role)
+    return USUAL_SPEAKERS.get(role) or DEFAULT.speaker(role)
 
 
 def _unknown_speaker(role: str) -> str:
@@ -63,4 +63,5 @@ class Speakers:
 
 
 DEFAULT = Speakers()
-_USUAL = DEFAULT._known
+USUAL_SPEAKERS = DEFAULT._known
+"""By role, who speaks in it if sampled roles are not stated."""

@@ -260,6 +260,21 @@ class Forms:
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
+        self._plain: dict[int, tuple[Message, dict[str, Any]]] = {}
+        """Messages that have one form only; a message is kept alive, so no other can get its id."""
+
+    def chat(self, messages: Sequence[Message], *, parsed: bool, no_content: str) -> Chat:
+        """Messages in a form for templates; none is to be modified."""
+        plain = self._plain
+        for message in messages:
+            if id(message) not in plain and is_plain_text(message.wire):
+                plain[id(message)] = message, dict(message.wire)
+        return [
+            plain[id(message)][1]
+            if id(message) in plain
+            else self.of(message, parsed=parsed, no_content=no_content)
+            for message in messages
+        ]
 
     def of(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
         """One message in a form for templates, not to be modified."""
@@ -283,7 +298,7 @@ def _forms(
     seen: list[Chat] = []
     for no_content in _NO_CONTENT:
         for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[tool_arguments]:
-            chat = [forms.of(message, parsed=parsed, no_content=no_content) for message in messages]
+            chat = forms.chat(messages, parsed=parsed, no_content=no_content)
             if chat not in seen:
                 seen.append(chat)
                 yield chat

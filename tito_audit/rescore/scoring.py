@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tito_audit.align.prefix import starts_with
 from tito_audit.errors import ProviderError
 from tito_audit.provider import TokenProvider
 from tito_audit.record.arrays import Logprobs
+from tito_audit.record.prefix import starts_with
 from tito_audit.rescore.journal import Journal, key_of
 from tito_audit.rescore.model import Want
 from tito_audit.rescore.plan import Part

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tito_audit.align.prefix import common_prefix, same_ids
 from tito_audit.chains.links import TEXT_UNKNOWN, Link, LinkKind
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import NEXT_PROMPT, PREVIOUS_CALL, PROMPT, SAMPLED, Hit, Side, Where
+from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.rule import SHOWN_TOKENS
 from tito_audit.rules._words import listed
 

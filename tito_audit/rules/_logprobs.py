@@ -217,7 +217,7 @@ def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
     if end - start > 1 and values.logprobs[start] != values.logprobs[start + 1]:
         return False  # the quick exit: most runs differ at once
     if isinstance(parts, ManyRuns):
-        where = np.flatnonzero(parts.moved(0, len(values.logprobs)))
+        where = parts.moved(0, len(values.logprobs)).nonzero()[0]
     else:
         where = np.concatenate([np.arange(start, end) for start, end in parts])
     mine = values.logprobs[where]

@@ -78,7 +78,10 @@ def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
     vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
     if vocabulary is None or ids is None:
         return []
-    whole = evidence.once(f"decodings {number}", lambda evidence: _decodings(evidence, vocabulary, ids))
+    key = f"decodings {number}"
+    whole: list[Decoding] = evidence.memo.get(key) or evidence.once(
+        key, lambda evidence: _decodings(evidence, vocabulary, ids)
+    )
     if _BROKEN not in text and _BROKEN not in whole[0].text:
         return whole
     return whole + evidence.once(

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.align.prefix import common_prefix
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Mask, empty_ids
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.prefix import common_prefix
 from tito_audit.record.runs import each_run
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, listed, shown

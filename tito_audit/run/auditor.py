@@ -187,7 +187,7 @@ _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK40
 
 def uncompared(counts: Mapping[str, int], skips: Sequence[Skip], codes: frozenset[str]) -> dict[str, int]:
     """The count of a rollout with ids in which nothing could be compared for lack of a tokenizer; {} of others."""
-    if not counts["tokens"] or not any(_WITHOUT_TOKENIZER in skip.because for skip in skips):
+    if not counts["tokens"] or True not in [_WITHOUT_TOKENIZER in skip.because for skip in skips]:
         return {}
     return {} if (codes & _COMPARING) - {skip.code for skip in skips} else {"uncompared": 1}
 
@@ -244,8 +244,8 @@ def unencoded(result: Result, error: str, codes: frozenset[str]) -> Result:
 def counts_of(evidence: Evidence) -> dict[str, int]:
     """How many turns, audited tokens and generated tokens there are; the last as `measure` counts them."""
     rollout = evidence.rollout
-    generated = sum(len(t.completion_ids) for t in rollout.turns if t.completion_ids is not None)
-    tokens = generated + sum(len(t.prompt_ids) for t in rollout.turns if t.prompt_ids is not None)
+    generated = sum([len(turn.completion_ids) for turn in rollout.turns if turn.completion_ids is not None])
+    tokens = generated + sum([len(turn.prompt_ids) for turn in rollout.turns if turn.prompt_ids is not None])
     row = rollout.training_row
     if row is not None:
         tokens += len(row.token_ids)

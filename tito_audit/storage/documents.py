@@ -170,9 +170,9 @@ def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, i
         return position, depth
     steps = np.where(outside, _STEPS[read], 0)
     depths = depth + np.cumsum(steps, dtype=np.int64)
-    low = np.flatnonzero(depths <= least)[:1]
+    low = (depths <= least).nonzero()[0][:1]
     ends = (steps != 0) | (quotes & outside)
-    passed = np.flatnonzero(ends[: low[0]] if len(low) else ends)
+    passed = (ends[: low[0]] if len(low) else ends).nonzero()[0]
     if not len(passed):
         return position, depth
     last = int(passed[-1])

@@ -233,7 +233,7 @@ def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64]
     # Padded to whole words plus one, which is shifted in if a number begins inside a word.
     padded = data[start:stop] + bytes(2 * _WORD - (stop - start) % _WORD)
     text = np.frombuffer(padded, np.uint8, stop - start)
-    commas = np.flatnonzero(text == _COMMA)
+    commas = (text == _COMMA).nonzero()[0]
     if gap == 2 and not (text.take(commas + 1, mode="clip") == _SPACE).all():
         return None
     starts = np.zeros(len(commas) + 1, np.int64)

@@ -48,7 +48,7 @@ class Sample:
         rows = (rows ^ (rows >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         rows = (rows ^ (rows >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         rows ^= rows >> np.uint64(31)
-        return np.flatnonzero(rows < np.uint64(min(self._bound, _SPACE - 1))).astype(np.int64)
+        return (rows < np.uint64(min(self._bound, _SPACE - 1))).nonzero()[0].astype(np.int64)
 
     def skip(self, index: int, count: int) -> None:
         """Count `count` rows as left out; the last has this index."""

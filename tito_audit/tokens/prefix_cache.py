@@ -107,11 +107,11 @@ class KnownTexts:
 
     def find(self, text: str) -> tuple[KnownText | None, int]:
         """The known text that shares the most with this one, and how many cuts; None and 0 if none shares any."""
-        best, most = None, 0
+        best, most, longest = None, 0, (0, 0)
         for text_known in reversed(self._known):
             shared = text_known.shared(text)
-            if text_known.up_to(shared) > (best.up_to(most) if best is not None else (0, 0)):
-                best, most = text_known, shared
+            if shared and text_known.up_to(shared) > longest:
+                best, most, longest = text_known, shared, text_known.up_to(shared)
         return best, most
 
     def ids_of(self, text: str) -> Ids | None:

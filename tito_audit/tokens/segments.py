@@ -111,12 +111,12 @@ class Cuts:
         """The ranges between control tokens, including empty ones."""
         at = self.positions(ids).tolist()
         around = [-1, *ids[at].tolist(), -1]
-        starts, ends = [0, *(i + 1 for i in at)], [*at, len(ids)]
         data = ids.astype(np.int32, copy=False).tobytes()
-        return [
-            (before, after, data[4 * start : 4 * end])
-            for before, after, start, end in zip(around, around[1:], starts, ends, strict=False)
-        ]
+        stretches, start = [], 0
+        for before, after, end in zip(around, around[1:], [*at, len(ids)], strict=False):
+            stretches.append((before, after, data[4 * start : 4 * end]))
+            start = end + 1
+        return stretches
 
     def some_parts(self, text: str, ids: Ids, numbers: Offsets) -> list[tuple[str, bytes]] | None:
         """The segments with these numbers, `[N]` ascending, and those without ids, each with its ids as bytes.
@@ -174,6 +174,9 @@ class SegmentEncoder:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
+        if len(texts) == 1:
+            pieces = self.cuts.split(texts[0])
+            return [self.cuts.join(pieces, self._look_up(pieces[::2]))]
         cut = {text: self.cuts.split(text) for text in dict.fromkeys(texts)}
         ids_by_segment = self._look_up([piece for pieces in cut.values() for piece in pieces[::2]])
         whole = {text: self.cuts.join(pieces, ids_by_segment) for text, pieces in cut.items()}

@@ -95,7 +95,7 @@ class SafeCuts:
         safe = self._flat.take(key)
         if len(spans):
             self._around(spans, safe)
-        return np.flatnonzero(safe) + 1
+        return safe.nonzero()[0] + 1
 
     def parts(self, text: str, size: int) -> list[str]:
         """A text in order, cut at the first safe cut after each `size` characters."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.record.prefix import same_ids
 from tito_audit.tokens.cache import LazyBackend, Store, Tables, definition_of
 from tito_audit.tokens.encoders import (
     Building,
@@ -246,12 +247,12 @@ class Tokenizer:
         base, shared = self._known.find(text)
         characters, first = base.up_to(shared) if base is not None else (0, 0)
         begun = base.ids[:first] if base is not None else empty_ids()
-        if not np.array_equal(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
+        if not same_ids(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
             return False
         rest, left = text[characters:], recorded_ids[first:]
         if rest or not base:  # an empty text may have ids too
             (fast,) = self.encode_fast_batch([rest])
-            if not np.array_equal(fast[: len(left)] if goes_on else fast, left):
+            if not same_ids(fast[: len(left)] if goes_on else fast, left):
                 return False
             if not self.sampled_check([rest], [fast], one_in):
                 return False

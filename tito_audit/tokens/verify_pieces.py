@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.tokens.segments import Cuts
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -55,7 +55,7 @@ def pieces_to_prove(
     at = token_at[ends]
     same = recorded[at] == fast
     same &= at >= 0
-    differing = np.flatnonzero(~same)
+    differing = (~same).nonzero()[0]
     whole = recorded_ends[-1] == len(data)
     if not whole and ends[np.searchsorted(ends, recorded_ends[-1])] != recorded_ends[-1]:
         return None
@@ -97,8 +97,8 @@ def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
     ends = ids.take([starts, np.minimum(starts + 1, lasts), np.maximum(lasts - 1, starts), lasts], mode="clip")
     sign = (_MIXED @ ends.astype(np.uint64) + (lasts - starts).astype(np.uint64)) * _MIX
     sign ^= sign >> np.uint64(32)
-    picked: Offsets = np.flatnonzero(((sign * _MIX >> np.uint64(33)) % np.uint64(one_in) == 0) & (starts <= lasts))
-    return picked
+    chosen: Mask = ((sign * _MIX >> np.uint64(33)) % np.uint64(one_in) == 0) & (starts <= lasts)
+    return chosen.nonzero()[0]
 
 
 def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
@@ -131,12 +131,12 @@ def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts
     cuts = safe.within(text)
     if len(text) != len(data):
         # The bytes at which characters start, `[characters]`.
-        starts: Offsets = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
+        starts: Offsets = ((np.frombuffer(data, np.uint8) & 0xC0) != 0x80).nonzero()[0]
         cuts = starts[cuts]
     is_cut = np.zeros(len(data) + 1, np.bool_)
     is_cut[cuts] = True
     is_cut[-1] = True
-    stops = np.flatnonzero(is_cut[ends]) + 1  # tokens up to each cut
+    stops = is_cut[ends].nonzero()[0] + 1  # tokens up to each cut
     numbers = np.unique(np.searchsorted(stops, tokens, side="right"))
     bounds = np.concatenate(([0], stops))
     at = np.concatenate(([0], ends[stops - 1]))

@@ -305,12 +305,12 @@ def _spelled(
         table[printable] = printable
         table[256:-1] = others
         values = table.take(codes, mode="clip")
-        odd = set(ends.searchsorted(np.flatnonzero(values < 0), "right").tolist())
+        odd = set(ends.searchsorted((values < 0).nonzero()[0], "right").tolist())
         # Entries in plain text; some vocabularies write their control tokens that way.
         other = {at: plain[at].encode("utf-8") for at in odd}
         data, byte_ends = values.astype(np.uint8).tobytes(), ends
     else:
-        at_six = np.flatnonzero(np.diff(ends, prepend=0) == len("<0x0A>")).tolist()
+        at_six = (np.diff(ends, prepend=0) == len("<0x0A>")).nonzero()[0].tolist()
         bytes_of = {at: _single_byte(plain[at]) for at in at_six if plain[at].startswith("<0x")}
         other = {at: data for at, data in bytes_of.items() if data is not None}
         codes = np.where(codes == ord(_METASPACE), ord(" "), codes)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.prefix import starts_with
 from tito_audit.align.runs import HASH_BASE, gaps, paired_runs
 from tito_audit.join.history._columns import Columns
 from tito_audit.join.history._holders import Array, Calls, Holders, components
@@ -22,6 +21,7 @@ from tito_audit.join.history._trace import Has, Trace, Tracer, as_bytes, salt
 from tito_audit.join.history._traits import CallTraits, Conversations, Decode, JoinedBy, Reread
 from tito_audit.join.history._trie import AT_ONCE, Hashes
 from tito_audit.record.arrays import Ids
+from tito_audit.record.prefix import starts_with
 
 # Continuations whose prompt holds an earlier answer in other ids, proven from the rows themselves.
 

@@ -8,6 +8,7 @@ imports minijinja and is itself imported late; jinja2 it imports only for templa
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -30,8 +31,8 @@ _SLOW = 2.0
 """A template that takes longer than this many seconds is never run here again."""
 _REPLACED = "\ufffd"
 """What minijinja writes for half of a surrogate pair."""
-_BLANKS = "\x1c\x1d\x1e\x1f"
-"""Characters that are white space only to Python, which trims them; minijinja does not."""
+_ANY_BLANK = re.compile("[\x1c\x1d\x1e\x1f]").search
+"""Finds characters that are white space only to Python, which trims them; minijinja does not."""
 _REFUSALS = {"InvalidOperation", "UndefinedError", "UnknownMethod"}
 """Errors that the reference environment raises too."""
 
@@ -116,7 +117,7 @@ class FastTemplate:
             raise GivenUp
         if _REPLACED in text and any(map(_has_surrogate, variables.values())):
             raise GivenUp
-        if any(blank in text for blank in _BLANKS):
+        if _ANY_BLANK(text):
             raise GivenUp
         return text
 
@@ -125,7 +126,9 @@ class FastTemplate:
     def _written(self, value: Any) -> Any:
         """Count what is written; minijinja then writes it."""
         if type(value) is str:
-            self._spend(len(value))
+            self._left -= len(value)
+            if self._left < 0:
+                self._spend(0)
         elif value is not None:
             self._show(value)
         return NotImplemented
