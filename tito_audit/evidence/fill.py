@@ -114,7 +114,7 @@ def values_on_mask(
     mask, logprobs = row.loss_mask, row.logprobs
     if mask is None or logprobs is None or not _covers_row(row) or first_covered(row):
         return None
-    if len(logprobs) <= sum(span.ends[-1] - span.start + 2 * reach for span in spans):
+    if len(logprobs) <= sum([span.ends[-1] - span.start + 2 * reach for span in spans]):
         return None
     if not inside and (
         not mask.any()

@@ -323,10 +323,11 @@ def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | No
     if row.loss_mask is None or row.hidden is not None or spans[0].start < first + (len(spans) == 1):
         return None
     runs = trained_runs(row.loss_mask)
-    if len(runs) != len(spans) or any(
-        start != span.start or end not in span.ends for (start, end), span in zip(runs, spans, strict=True)
-    ):
+    if len(runs) != len(spans):
         return None
+    for (start, end), span in zip(runs, spans, strict=True):
+        if start != span.start or end not in span.ends:
+            return None
     values = values_on_mask(row, spans, FARTHEST, inside=True)
     if values is None:
         return None

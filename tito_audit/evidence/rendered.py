@@ -71,14 +71,16 @@ class TurnReader:
         """
         # What lets templates tell conversations apart: who speaks, and what there is besides plain text.
         shapes = frozenset(
-            (
-                one.role,
-                bool(one.tool_calls),
-                one.reasoning is None,
-                type(one.content),
-                "</think>" in one.text if one.role == ASSISTANT else None,
-            )
-            for one in rollout.messages
+            {
+                (
+                    message.role,
+                    bool(message.tool_calls),
+                    message.reasoning is None,
+                    type(message.content),
+                    "</think>" in message.text if message.role == ASSISTANT else None,
+                )
+                for message in rollout.messages
+            }
         )
         kind = (shapes, rollout.messages[0].role, bool(rollout.tools), repr(rollout.template_kwargs))
         seen = self._seen.get(kind, 0)
@@ -283,7 +285,7 @@ class RenderedConversation:
 
 def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
     """All messages as the template writes them today, or None and why it cannot."""
-    if all(message.role in COMMON_ROLES for message in rollout.messages):
+    if COMMON_ROLES.issuperset([message.role for message in rollout.messages]):
         return _render(rollout, reference)
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
     first: tuple[RenderedConversation | None, str | None] | None = None

@@ -287,7 +287,7 @@ def _are_of_others(
 
 def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
     """What was sampled in a rendered conversation whose turns control tokens show."""
-    spans = tuple(SampledSpan(start, (closer, closer + 1)) for start, closer in turns_read.turns)
+    spans = tuple([SampledSpan(start, (closer, closer + 1)) for start, closer in turns_read.turns])
     sound = Sound.NOTHING if rollout.turns else Sound.IDS
     return replace(_view(*turns_read.of_tokens()), spans=spans, sound=sound)
 

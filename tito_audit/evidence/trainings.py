@@ -140,7 +140,7 @@ def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> _Found:
     for start, end in ends:
         hasher.update(data[4 * at : 4 * end])
         at = end
-        known = np.nan if logprobs is None else _sum(logprobs[start:end])
+        known = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])
         found.append((int.from_bytes(hasher.digest(), "little"), end, end - start, known))
     return found
 

@@ -436,14 +436,17 @@ def with_finishes(
         return replace(trained, finish_reasons=of_turns)
     reasons = _named_reasons(row)
     for name in _HOLDERS:
-        reasons = reasons or _named_reasons(row.get(name))
+        if not reasons and row.get(name) is not None:
+            reasons = _named_reasons(row[name])
     reasons = reasons or _reason_by_status(row)
     return replace(trained, finish_reasons=reasons) if reasons else trained
 
 
 def _finish_word(value: object) -> str | None:
     """`stop`, `length` or `tool_calls` for the frameworks' words for them, else the log's own; None if unset."""
-    if isinstance(value, dict | Mapping):
+    if value is None:
+        return None
+    if not isinstance(value, str) and isinstance(value, dict | Mapping):
         value = value.get("type")
     if not isinstance(value, str) or not value:
         return None

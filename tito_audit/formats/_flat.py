@@ -135,7 +135,9 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     ids = ids_or_none(row.get(name or ""), name or "")
     if ids is None:
         return None
-    names = tuple(n for n in ROW_LOGPROBS if not has_calls or n not in CALL_LOGPROBS[:6])
+    names: tuple[str, ...] = ROW_LOGPROBS
+    if has_calls:
+        names = tuple([name for name in ROW_LOGPROBS if name not in CALL_LOGPROBS[:6]])
     logprobs, mask = first_filled(row, names), first_filled(row, MASKS)
     prompt_length, stated = _prompt_length(row, len(ids))
     trained = training_row(

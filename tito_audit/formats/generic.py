@@ -163,11 +163,17 @@ def _written(original: Any, old: Any, new: Any) -> Any:
     return rewritten_string(original, old, new) if isinstance(original, str) else new
 
 
+_COMPLETION = frozenset(COMPLETION_IDS)
+_LISTS_OF_CALLS = frozenset(CALL_LISTS)
+
+
 def _holds_a_call(row: Row) -> bool:
     """Whether columns of completion ids mean a call.
 
     In a table every row has the columns of all others, so next to a training row null columns do not count.
     """
+    if _COMPLETION.isdisjoint(row):
+        return False
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
     return any(name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS)
 
@@ -204,6 +210,8 @@ def _single_turn(row: Row, conversation: _Conversation) -> Turn:
 
 def _calls_name(row: Row) -> str | None:
     """The column that lists the row's calls: objects, one of the first of which has a column of ids."""
+    if _LISTS_OF_CALLS.isdisjoint(row):
+        return None
     for name in CALL_LISTS:
         entries = parsed(row, name)
         if isinstance(entries, list | tuple) and any(

@@ -62,6 +62,11 @@ class Tally:
     def add(self, rows: int, places: Iterable[Place]) -> None:
         """Count further rows."""
         self.rows += rows
+        if len(self.places) == PLACES:  # rows mostly come in order
+            last = self.places[-1]
+            places = [place for place in places if (place.row, place.item) < (last.row, last.item)]
+            if not places:
+                return
         every = sorted({*self.places, *places}, key=lambda place: (place.row, place.item))
         self.places = tuple(every[:PLACES])
 
