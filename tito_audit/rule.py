@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound, TextSide
 from tito_audit.evidence.needs import Needs, words_for
@@ -142,8 +142,8 @@ def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
         turn=difference.turn,
         cause=explained.cause,
         severity=severity,
-        recorded=replace(evidence.side(difference.recorded.ids[:SHOWN_TOKENS]), label=own),
-        canonical=replace(evidence.side(difference.canonical.ids[:SHOWN_TOKENS]), label=label),
+        recorded=evidence.side(difference.recorded.ids[:SHOWN_TOKENS], own),
+        canonical=evidence.side(difference.canonical.ids[:SHOWN_TOKENS], label),
         before=evidence.side(before),
         after=evidence.side(after),
         later_turn=difference.later_turn,
@@ -178,7 +178,10 @@ def _pieces(side: TextSide, evidence: Evidence) -> str:
     if not len(side.ids):
         return "nothing"
     vocabulary, ids = evidence.vocabulary, side.ids[:_NAMED_TOKENS]
-    named = [str(int(i)) if vocabulary is None else repr(vocabulary.piece(int(i))) for i in ids]
+    if vocabulary is None:
+        named = [str(number) for number in ids.tolist()]
+    else:
+        named = [repr(piece) for piece in evidence.side(ids).pieces]
     more = len(side.ids) - len(named)
     return "+".join(named) + (f" and {more} more token{'s' * (more > 1)}" if more else "")
 

@@ -30,7 +30,7 @@ _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
 """`[kinds]` Whether a block of the kind has tokens on that side."""
 
 
-_SAME, _MISSING, _EXTRA = BlockKind.SAME, BlockKind.MISSING, BlockKind.EXTRA
+_SAME, _MISSING, _EXTRA = int(BlockKind.SAME), BlockKind.MISSING, BlockKind.EXTRA
 _KINDS = list(BlockKind)
 _EQUAL_OR_NOT = np.array([BlockKind.RESPLIT, BlockKind.SAME], np.int8)
 
@@ -70,14 +70,11 @@ class Blocks:
     def columns(self) -> NDArray[np.int64]:
         """`[D, 5]` the same as columns."""
         where = (self.kind != _SAME).nonzero()[0]
-        columns = (
-            self.kind[where],
-            _starts(self.recorded_end, where),
-            self.recorded_end[where],
-            _starts(self.canonical_end, where),
-            self.canonical_end[where],
-        )
-        return np.column_stack(columns).astype(np.int64, copy=False)
+        columns = np.empty((len(where), 5), np.int64)
+        columns[:, 0] = self.kind[where]
+        columns[:, 1], columns[:, 2] = _starts(self.recorded_end, where), self.recorded_end[where]
+        columns[:, 3], columns[:, 4] = _starts(self.canonical_end, where), self.canonical_end[where]
+        return columns
 
     def matched(self) -> tuple[Offsets, Offsets]:
         """Positions of the tokens in SAME blocks, recorded and canonical, `[N]` each."""

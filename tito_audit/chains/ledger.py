@@ -107,7 +107,7 @@ class Ledger:
 
     def order(self, number: int) -> tuple[int, ...]:
         """A key that sorts sequences by their rollouts, and the calls of one by their rows."""
-        file = int(np.searchsorted(self.file_starts, number, "right"))
+        file = int(self.file_starts.searchsorted(number, "right"))
         own = self._call_files[number], self._call_rows[number]
         return file, self._rows[number], self._items[number], *own, number
 
@@ -120,7 +120,7 @@ class Ledger:
 
     def place(self, number: int) -> Place:
         """Where the rollout of a sequence is."""
-        file = self.files[int(np.searchsorted(self.file_starts, number, "right")) - 1]
+        file = self.files[int(self.file_starts.searchsorted(number, "right")) - 1]
         return Place(file, self._rows[number], self._items[number])
 
     def turn(self, number: int) -> int | None:
@@ -135,7 +135,7 @@ class Ledger:
     def sequences_of(self, spans: Numbers) -> Numbers:
         """`[K]` the sequence that each of these spans is in."""
         # The same type, or the whole index would be converted.
-        return np.searchsorted(self.first_spans, spans.astype(np.uint32), "right").astype(np.int64) - 1
+        return self.first_spans.searchsorted(spans.astype(np.uint32), "right").astype(np.int64) - 1
 
     def sequences(self, file: str, rows: Sequence[int]) -> Iterator[int]:
         """The sequences of some rows of a file, in order."""
@@ -165,7 +165,7 @@ class Ledger:
         """`[N+1]` the first span of each sequence, and the end of the last; call it once all are in."""
         counts = np.frombuffer(self._counts, np.uint32)
         first = np.zeros(len(counts) + 1, np.uint32)
-        np.cumsum(counts, out=first[1:], dtype=np.uint32)
+        counts.cumsum(out=first[1:], dtype=np.uint32)
         return first
 
     def file_ranges(self) -> list[tuple[int, int]]:

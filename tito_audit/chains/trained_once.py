@@ -115,10 +115,10 @@ class _Families:
 
     def _member(self, number: int) -> _Member:
         first, end = int(self._first[number]), int(self._first[number + 1])
-        low, high = np.searchsorted(self._shared, (first, end)).tolist()
+        low, high = self._shared.searchsorted((first, end)).tolist()
         nodes = dict(zip((self._shared[low:high] - first).tolist(), self._nodes[low:high].tolist(), strict=True))
         spans = self._ledger.spans[first:end]
-        file = int(np.searchsorted(self._ledger.file_starts, number, "right")) - 1
+        file = int(self._ledger.file_starts.searchsorted(number, "right")) - 1
         return _Member(
             number,
             file if self._stepwise[file] else -1,

@@ -141,7 +141,7 @@ class GrowingDifferences:
 
     def extend(self, every: Iterable[Difference]) -> None:
         """Add several."""
-        if isinstance(every, ManyDifferences):
+        if type(every) is ManyDifferences:
             if self._few is not None:
                 self._to_columns()
             numbers = np.array([self._shared.number(one) for one in every.shared], np.int32)

@@ -262,11 +262,11 @@ class Evidence:
         call = self.rollout.turns[turn]
         return call.prompt_ids if where is Where.PROMPT else call.completion_ids
 
-    def side(self, ids: Ids) -> Side:
-        """Ids and their pieces, for a finding; pieces are empty without a tokenizer."""
+    def side(self, ids: Ids, label: str = "") -> Side:
+        """Ids and their pieces, for a finding, and what holds them; pieces are empty without a tokenizer."""
         numbers = ids.tolist()
         pieces = () if self.vocabulary is None else tuple([_piece(self.vocabulary, number) for number in numbers])
-        return Side(tuple(numbers), pieces)
+        return Side(tuple(numbers), pieces, label)
 
 
 @lru_cache(maxsize=1 << 12)

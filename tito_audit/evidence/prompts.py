@@ -88,11 +88,8 @@ class _Prompt:
     """None: the conversation with its last answer."""
     messages: Sequence[Message]
     recorded: Ids | None
-
-    @property
-    def opens(self) -> bool:
-        """Whether a generation prompt ends it."""
-        return self.turn is not None
+    opens: bool = True
+    """Whether a generation prompt ends it."""
 
 
 def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
@@ -114,7 +111,8 @@ def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Rend
             prompts.append(_Prompt(k, sent, call.prompt_ids))
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
-        prompts.append(_Prompt(None, rollout.messages[: last.message_index + 1], chains.seen[-1]))
+        whole = rollout.messages[: last.message_index + 1]
+        prompts.append(_Prompt(None, whole, chains.seen[-1], opens=False))
     ids = sum(len(prompt.recorded) for prompt in prompts if prompt.recorded is not None)
     return _Writer(rollout, reference, may_know=ids >= _WORTH_KNOWING or len(prompts) >= _MANY).written(prompts)
 

@@ -80,14 +80,14 @@ class Readings:
         self.size = len(real)
         runs = trained_runs(mask) if mask is not None else ()
         self.runs = runs.bounds if isinstance(runs, ManyRuns) else np.array(runs, np.int64).reshape(-1, 2)
-        self.counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(real)))
+        self.counts = np.concatenate((np.zeros(1, np.int64), real.cumsum()))
         self.certain = values is not None and values.certain
         # The mask as it lies: parts of answers may be left out.
         if not len(self.runs):
             mask_in_place = self._nothing()
         else:
-            before = np.searchsorted(self.runs[:, 0], self.starts)
-            after = np.maximum(np.searchsorted(self.runs[:, 1], self.last, side="right"), before)
+            before = self.runs[:, 0].searchsorted(self.starts)
+            after = np.maximum(self.runs[:, 1].searchsorted(self.last, side="right"), before)
             some, most = after > before, len(self.runs) - 1
             starts = np.where(some, self.runs[np.minimum(before, most), 0], self.starts)
             ends = np.where(some, self.runs[np.maximum(after - 1, 0), 1], self.starts)
@@ -195,7 +195,7 @@ class Readings:
         """The mask if it is `far` off, and leaves out the first tokens of each answer."""
         starts = np.minimum(self.starts + first, self.shut)
         moved = np.clip(starts + far, self.first_covered[0], self.size)
-        at = np.minimum(np.searchsorted(self.runs[:, 0], moved), len(self.runs) - 1)
+        at = np.minimum(self.runs[:, 0].searchsorted(moved), len(self.runs) - 1)
         hit, run_ends = self.runs[at, 0] == moved, self.runs[at, 1]
         # What slid past the end of the row is lost, so the answer may have ended later.
         ends = np.where(run_ends == self.size, np.maximum(self.shut, self.size - far), run_ends - far)
@@ -290,8 +290,8 @@ def _shapes(rest: _Column, moved: _Column, entries: int) -> _Flags:
     lies = np.concatenate((np.ones(1, np.bool_), np.logical_and.accumulate(rest.fits)))
     lies_after = np.concatenate((np.logical_and.accumulate(rest.fits[::-1])[::-1], np.ones(1, np.bool_)))
     moves_after = np.logical_and.accumulate(moved.fits[::-1])[::-1]
-    resting = np.concatenate((np.zeros(1, np.int64), np.cumsum(rest.entries)))
-    moving = np.concatenate((np.zeros(1, np.int64), np.cumsum(moved.entries)))
+    resting = np.concatenate((np.zeros(1, np.int64), rest.entries.cumsum()))
+    moving = np.concatenate((np.zeros(1, np.int64), moved.entries.cumsum()))
     onwards = lies[:-1] & moves_after & (resting[:-1] + moving[-1] - moving[:-1] == entries)
     alone = lies[:-1] & moved.fits & lies_after[1:] & (resting[-1] - rest.entries + moved.entries == entries)
     return np.stack((onwards, alone))

@@ -56,7 +56,7 @@ class Reference:
 
     def pieces(self, ids: Ids, data: bytes | None = None) -> Pieces:
         """Token ids with their bytes (`data`, if given); ids outside the vocabulary have none."""
-        return pieces_of(ids, self.vocabulary, data)
+        return pieces_of(ids, self.tokenizer.vocabulary, data)
 
     def has_bytes_of(self, ids: Ids, text: str) -> bool:
         """Whether a text, encoded as these ids, has their bytes."""

@@ -20,6 +20,7 @@ MANY = 1_000
 """From this many differences of one sequence on, they are columns."""
 AT_ONCE = 1 << 12
 """How many rows of columns are made objects at a time."""
+_SAME = int(BlockKind.SAME)
 _WINDOW = 4 * AROUND
 """About how many bytes the text around one difference takes."""
 
@@ -108,7 +109,7 @@ class ManyStretches(Sequence[Stretch]):
 
 def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> Sequence[Stretch]:
     """The tokens that differ in every block that is not SAME, in order."""
-    if np.count_nonzero(blocks.kind != BlockKind.SAME) >= MANY:
+    if np.count_nonzero(blocks.kind != _SAME) >= MANY:
         return ManyStretches.of(recorded, canonical, blocks)
     differing = blocks.differing()
     few = len(differing) * _WINDOW < len(recorded.data)

@@ -80,7 +80,7 @@ def as_message(value: object, where: str) -> Message:
     `reasoning` and `thinking` are also passed to the template as `reasoning_content`, the name that chat templates
     read.
     """
-    if _holds_array(value):
+    if not (type(value) is dict and _SCALARS.issuperset(map(type, value.values()))) and _holds_array(value):
         value = _plain(value)
     if not (type(value) is dict or _is_object(value)) or not isinstance(value.get("role"), str):
         raise RecordError(f"{where} is not a message: an object with a `role` is expected")

@@ -75,9 +75,9 @@ def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
         message = f"turn {link.turn}: {what}"
     end = min(start + 1, size)
     hit = Hit(Where.PROMPT, start, end, message, turn=link.turn, cause=cause, later_turn=link.turn)
-    identity = tuple(int(i) for i in prompt[start : start + _SHOWN]), ()
+    identity = tuple(prompt[start : start + _SHOWN].tolist()), ()
     if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
-        return replace(hit, recorded=replace(evidence.side(prompt[start : start + _SHOWN]), label=PROMPT))
+        return replace(hit, recorded=evidence.side(prompt[start : start + _SHOWN], PROMPT))
     recorded, canonical, before, after = _sides(link, evidence, prompt, start)
     return replace(hit, identity=identity, recorded=recorded, canonical=canonical, before=before, after=after)
 
@@ -87,7 +87,7 @@ def _sides(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Sid
     parent = evidence.rollout.turns[link.parent] if link.parent is not None else None
     seen = parent.seen_ids if parent is not None else None
     if parent is None or seen is None or parent.prompt_ids is None:
-        return replace(evidence.side(prompt[start : start + _SHOWN]), label=NEXT_PROMPT), Side(), Side(), Side()
+        return evidence.side(prompt[start : start + _SHOWN], NEXT_PROMPT), Side(), Side(), Side()
     at = min(link.seen_at, len(seen))
     ends, whole = _stretch(link, evidence, prompt, seen, len(parent.prompt_ids)), True
     if ends is None:
@@ -99,8 +99,8 @@ def _sides(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Sid
         equal = common_prefix(tail, seen_tail)
     label = SAMPLED if at >= len(parent.prompt_ids) else PREVIOUS_CALL
     return (
-        replace(evidence.side(prompt[start:stop]), label=NEXT_PROMPT),
-        replace(evidence.side(seen[at:seen_stop]), label=label),
+        evidence.side(prompt[start:stop], NEXT_PROMPT),
+        evidence.side(seen[at:seen_stop], label),
         evidence.side(prompt[max(start - CONTEXT_TOKENS, 0) : start]),
         evidence.side(prompt[stop : stop + equal]),
     )

@@ -165,11 +165,11 @@ def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, i
     text = _ESCAPED.sub(b"  ", window) if _BACKSLASH in window else window
     read = np.frombuffer(text, np.uint8)
     quotes = read == _QUOTE
-    outside = np.cumsum(quotes, dtype=np.uint8) & 1 == 0
+    outside = quotes.cumsum(dtype=np.uint8) & 1 == 0
     if text is not window and outside[np.frombuffer(window, np.uint8) == _BACKSLASH].any():
         return position, depth
     steps = np.where(outside, _STEPS[read], 0)
-    depths = depth + np.cumsum(steps, dtype=np.int64)
+    depths = depth + steps.cumsum(dtype=np.int64)
     low = (depths <= least).nonzero()[0][:1]
     ends = (steps != 0) | (quotes & outside)
     passed = (ends[: low[0]] if len(low) else ends).nonzero()[0]

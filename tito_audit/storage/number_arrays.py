@@ -33,7 +33,7 @@ _Read: TypeAlias = tuple[int, int, NDArray[Any]]
 _MARK = secrets.token_hex(16)
 """Random in every process, so that no log can contain it."""
 
-_COMMA, _MINUS, _SPACE, _ZERO, _POINT = b",- 0."
+_COMMA, _MINUS, _SPACE, _ZERO = b",- 0"
 _WORD = 8
 """Characters in a word, and the maximum digits of an integer parsed as one."""
 _RUNS = (4096, 512, 64, 8)
@@ -310,8 +310,15 @@ def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) ->
     if fill is None or fill.dtype != values.dtype:
         return None
     # Every piece but the last ends with a comma or is empty.
-    ends = np.cumsum([np.count_nonzero(np.frombuffer(piece, np.uint8) == _COMMA) for piece in pieces[:-1]])
-    return np.insert(values, np.repeat(ends, sizes), fill[0])
+    out = np.empty(len(values) + sum(sizes), values.dtype)
+    out.fill(fill[0])
+    at = taken = 0
+    for piece, size in zip(pieces, sizes, strict=False):
+        count = piece.count(b",")
+        out[at : at + count] = values[taken : taken + count]
+        at, taken = at + count + size, taken + count
+    out[at:] = values[taken:]
+    return out
 
 
 def _parsed_by_json(text: bytes) -> NDArray[Any] | None:
@@ -321,7 +328,7 @@ def _parsed_by_json(text: bytes) -> NDArray[Any] | None:
     except orjson.JSONDecodeError:
         return None
     # As many points as numbers means that each is a float.
-    if b'"' in text or np.count_nonzero(np.frombuffer(text, np.uint8) == _POINT) != len(values):
+    if b'"' in text or text.count(b".") != len(values):
         kinds = {*map(type, values)}
         if kinds != {float}:
             return np.fromiter(values, np.bool_, len(values)) if kinds == {bool} else None

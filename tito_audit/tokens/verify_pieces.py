@@ -50,21 +50,22 @@ def pieces_to_prove(
     ends, recorded_ends = _ends(fast, vocabulary), _ends(recorded, vocabulary)
     if ends is None or recorded_ends is None or ends[-1] != len(data) or recorded_ends[-1] > len(data):
         return None
-    token_at = np.full(len(data) + 1, -1, np.int32)  # the recorded token that ends at each byte
+    token_at = np.empty(len(data) + 1, np.int32)  # the recorded token that ends at each byte
+    token_at.fill(-1)
     token_at[recorded_ends] = np.arange(len(recorded), dtype=np.int32)
     at = token_at[ends]
     same = recorded[at] == fast
     same &= at >= 0
     differing = (~same).nonzero()[0]
     whole = recorded_ends[-1] == len(data)
-    if not whole and ends[np.searchsorted(ends, recorded_ends[-1])] != recorded_ends[-1]:
+    if not whole and ends[ends.searchsorted(recorded_ends[-1])] != recorded_ends[-1]:
         return None
     between = controls.positions(fast)
     between = between[same[between]]
     starts, stops = np.concatenate(([0], between + 1)), np.concatenate((between, [len(fast)]))
-    stretch_of = np.searchsorted(between, differing)
+    stretch_of = between.searchsorted(differing)
     pieces: list[_Cells] = []
-    for number in np.unique(stretch_of).tolist():
+    for number in sorted(set(stretch_of.tolist())):
         start, stop = int(starts[number]), int(stops[number])
         first, last = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
         # The control tokens around it must be in the text too: it may only be cut there.
@@ -106,7 +107,7 @@ def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
     lengths = vocabulary.byte_lengths(ids)
     if not len(ids) or lengths.min() < 1:
         return None
-    ends: Offsets = np.cumsum(lengths)
+    ends: Offsets = lengths.cumsum()
     return ends
 
 
@@ -137,7 +138,10 @@ def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts
     is_cut[cuts] = True
     is_cut[-1] = True
     stops = is_cut[ends].nonzero()[0] + 1  # tokens up to each cut
-    numbers = np.unique(np.searchsorted(stops, tokens, side="right"))
+    numbers = np.array(sorted(set(stops.searchsorted(tokens, side="right").tolist())), np.int64)
     bounds = np.concatenate(([0], stops))
     at = np.concatenate(([0], ends[stops - 1]))
-    return _Cells(data, ids, np.column_stack((at[numbers], at[numbers + 1], bounds[numbers], bounds[numbers + 1])))
+    places = np.empty((len(numbers), 4), np.int64)
+    places[:, 0], places[:, 1] = at[numbers], at[numbers + 1]
+    places[:, 2], places[:, 3] = bounds[numbers], bounds[numbers + 1]
+    return _Cells(data, ids, places)

@@ -117,7 +117,7 @@ class Vocabulary:
         self._data = entries.data
         self._known = entries.known
         self._lengths = entries.lengths.astype(np.int64)
-        self._starts: Offsets = np.cumsum(self._lengths) - self._lengths
+        self._starts: Offsets = self._lengths.cumsum() - self._lengths
         self._far = entries.far_ids if len(entries.far_ids) else None
         self._spelled: dict[bytes, tuple[int, ...]] | None = None
 
@@ -316,7 +316,7 @@ def _spelled(
         codes = np.where(codes == ord(_METASPACE), ord(" "), codes)
         data = text.replace(_METASPACE, " ").encode("utf-8")
         widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
-        byte_ends = np.append(0, np.cumsum(widths))[ends]
+        byte_ends = np.append(0, widths.cumsum())[ends]
     if other:
         return _spelled(tokens, {**literal, **other}, byte_level)
     return _inserted(data, byte_ends, literal)
