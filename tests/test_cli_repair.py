@@ -18,10 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run, written
-from tito_audit.cli._compare import REPORTS, Repaired
-from tito_audit.cli._diff import diff_lines
-from tito_audit.cli._regions import Columns, changed_regions
-from tito_audit.cli._tally import Sayings, Tally
+from tito_audit.cli._diff import Columns, changed_regions, diff_lines
+from tito_audit.cli._repaired import REPORTS, Repaired, Sayings, Tally
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.outcome import Outcome

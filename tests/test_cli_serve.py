@@ -167,9 +167,9 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tito_audit.cli import _served
+    from tito_audit.cli import serve
 
-    monkeypatch.setattr(_served, "_NEEDED", ("aiohttp", "prometheus_client_that_nobody_has"))
+    monkeypatch.setattr(serve, "_NEEDED", ("aiohttp", "prometheus_client_that_nobody_has"))
     code, _, err = run("serve", "--provider", "vllm=http://x", "--log", tmp_path / "log.jsonl", "-t", TOY)
     assert code == 2
     assert "pip install 'tito-audit[serve]'" in err

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tito_audit.cli import _complete
-from tito_audit.cli._compare import REPORTS
+from tito_audit.cli._repaired import REPORTS
 from tito_audit.convert.rows import all_makers
 from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
-from tito_audit.cli import _complete, _configured, app
+from tito_audit.cli import _complete, _given, app
 from tito_audit.settings.model import GateSettings, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, options_of
@@ -206,7 +206,7 @@ def test_functions_that_options_name_are_there() -> None:
     for name in completing:
         assert list(inspect.signature(getattr(_complete, name)).parameters) == ["incomplete"]
     called_first = [option.calls for option in OPTIONS if option.calls]
-    assert all(callable(getattr(_configured, name)) for name in called_first)
+    assert all(callable(getattr(_given, name)) for name in called_first)
     assert called_first == ["read_no_file", "read_file"], "a file is looked for once --no-config is known"
 
 

@@ -449,7 +449,7 @@ def test_a_run_that_is_ended_leaves_no_process(long: Path, ended_by: signal.Sign
 
 
 def test_a_model_scores_without_a_cluster() -> None:
-    from tito_audit.cli._scored import scored
+    from tito_audit.cli.repair import scored
 
     how = RepairSettings(strategies=("rescore",))
     with pytest.raises(SetupError, match=r"--engine ray: .*\n.*tito-audit rescore LOG"):

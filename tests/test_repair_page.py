@@ -12,8 +12,7 @@ import pytest
 
 from tests.command import run
 from tests.toy import ROOT, rollout_of
-from tito_audit.cli._compare import REPORTS, Repaired
-from tito_audit.cli._tally import Tally
+from tito_audit.cli._repaired import REPORTS, Repaired, Tally
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import RepairSettings, Settings

@@ -36,8 +36,7 @@ from tito_audit.cli import (
 from tito_audit.cli import list as list_command
 from tito_audit.cli._ends import complain, give_up_stdout, ready_streams, refusal
 from tito_audit.cli._exits import HUNG_UP, INTERRUPTED, READER_GONE, TERMINATED, UNMADE, epilog
-from tito_audit.cli._help import SUMMARIES, Command, UsageError
-from tito_audit.cli._usage import mistake, refuse_unknown_command
+from tito_audit.cli._help import SUMMARIES, Command, UsageError, mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
 from tito_audit.signals import end_by_signals
 
@@ -185,7 +184,7 @@ def _complain_of(error: Exception, ctx: Any) -> NoReturn:
 
 
 def _complain(error: TitoAuditError, ctx: Any) -> None:
-    from tito_audit.cli._configured import blamed_file
+    from tito_audit.cli._given import blamed_file
     from tito_audit.terminal.escape import inert, visible
 
     blamed = blamed_file(ctx, error) if ctx is not None else []

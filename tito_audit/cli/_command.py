@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from tito_audit.cli import _complete, _configured
+from tito_audit.cli import _complete, _given
 from tito_audit.cli._given import Given
 from tito_audit.errors import SetupError
 from tito_audit.settings.option import Option
@@ -78,7 +78,7 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
 def _callback_of(option: Option) -> Callable[..., Any] | None:
     """What Typer calls with the parsed value."""
     if option.calls:
-        called: Callable[..., Any] = getattr(_configured, option.calls)
+        called: Callable[..., Any] = getattr(_given, option.calls)
         return called
     return _number if option.takes is float else None
 

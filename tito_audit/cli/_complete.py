@@ -19,7 +19,7 @@ def reports(incomplete: str) -> list[str]:
 
 def repair_reports(incomplete: str) -> list[str]:
     """Names for `--report` of `repair`."""
-    from tito_audit.cli._compare import REPORTS
+    from tito_audit.cli._repaired import REPORTS
 
     return _starting(REPORTS, incomplete)
 

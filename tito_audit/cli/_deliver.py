@@ -6,15 +6,14 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from tito_audit.cli._ends import complain, give_up_stdout, reader_gone
-from tito_audit.cli._inputs import files_of, key_of, read_as
-from tito_audit.cli._outs import is_stdout, is_url, opened
+from tito_audit.cli._outs import files_of, is_stdout, is_url, key_of, opened, read_as
 from tito_audit.errors import PluginError, SetupError, StorageError
 from tito_audit.unknown import unknown
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from tito_audit.report import Report, ReportOptions
     from tito_audit.summary import Summary
 
+_Run = TypeVar("_Run")
 _WAITING = 32
 """How many results a slow report may lag behind."""
 
@@ -210,6 +210,19 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted
         # Flush all before any file gets its name: if one cannot be written, none appears.
         for out in outs:
             out.flush()
+
+
+def deliver_finished(
+    run: _Run,
+    reports: Mapping[str, Callable[[_Run, TextIO, ReportOptions], None]],
+    wanted: Sequence[tuple[str, Path | None]],
+    options: ReportOptions,
+) -> None:
+    """Write every report of a finished run, of a command that has its own reports."""
+    for name, path in wanted:
+        with opened(path) as file:
+            reports[name](run, file, options if path is None else replace(options, color=False))
+    sys.stdout.flush()
 
 
 def _write(

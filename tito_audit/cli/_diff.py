@@ -1,20 +1,201 @@
-"""`tito-audit repair --diff`: the changes of one row, old tokens above new ones."""
+"""`tito-audit repair --diff`: the changes of one row, old tokens above new ones, with a few unchanged ones around.
+
+    at  token   id  mask  logprob
+   190  │·it│  310     1  -0.2500
+-  191  │·and│ 306     1  -0.7500
++  191  │·an│  274     1  -1.5000
++  192  │d│     67     1  -0.1250
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from rich.cells import cell_len
 from rich.text import Text
 
-from tito_audit.cli._changes import Changes, extent
-from tito_audit.cli._regions import Columns
-from tito_audit.record.arrays import Ids
+from tito_audit.align.runs import gaps, paired_runs
+from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.words import many
+
+_PAIRED = 8192
+"""The most tokens between the first and the last difference to align; more count as one change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A sequence with its per-token columns."""
+
+    ids: Ids
+    loss_mask: Mask | None = None
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Tokens `old_start:old_end`, replaced by `new_start:new_end`."""
+
+    old_start: int
+    old_end: int
+    new_start: int
+    new_end: int
+
+
+def changed_regions(old: Columns, new: Columns) -> list[Region]:
+    """The spans that differ, in order: different tokens, or equal tokens with a different mask or logprob."""
+    # If every token could begin a run, a long run of one token (padding) would take quadratic time.
+    runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
+    regions = [Region(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
+    for run in runs:
+        regions += _columns_differ(old, new, *run)
+    return _joined(sorted(regions, key=lambda region: (region.old_start, region.new_start)))
+
+
+def _columns_differ(old: Columns, new: Columns, i: int, j: int, size: int) -> Iterator[Region]:
+    """Spans of equal tokens with a different mask or logprob."""
+    differs = np.zeros(size, np.bool_)
+    for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
+        if before is not None and after is not None:
+            a, b = before[i : i + size], after[j : j + size]
+            both_unknown = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
+            differs |= (a != b) & ~both_unknown
+        elif before is not after:
+            differs |= True
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8)))
+    for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        yield Region(i + start, i + end, j + start, j + end)
+
+
+def _joined(regions: list[Region]) -> list[Region]:
+    """The regions, with adjacent ones joined."""
+    out: list[Region] = []
+    for region in regions:
+        if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
+            region = Region(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
+            out.pop()
+        out.append(region)
+    return out
+
+
+_CONTEXT = 3
+"""How many unchanged tokens are shown before and after a change."""
+_HEAD, _TAIL = 5, 2
+"""How many tokens are shown at each end of a long run."""
+_PLACES = 12
+"""How many changes of a sequence are shown."""
+_STYLES = {"-": "red", "+": "green", " ": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One token, or, without cells, `left_out` tokens that are not shown."""
+
+    sign: str
+    cells: tuple[str, ...] = ()
+    left_out: int = 0
+
+
+@dataclass(slots=True)
+class Changes:
+    """Draws the changes of one row; a change that later prompts repeat is drawn once."""
+
+    piece: Callable[[int], str] | None
+    """The text of an id; None: only ids are shown."""
+    _drawn: set[tuple[object, ...]] = field(default_factory=set)
+
+    def lines(self, title: str, old: Columns, new: Columns) -> Iterator[Text]:
+        """A title with both lengths, then the changes; no lines if there are none."""
+        regions = changed_regions(old, new)
+        if not regions:
+            return
+        fresh = [region for region in regions if _mark(region, old, new) not in self._drawn]
+        self._drawn.update(_mark(region, old, new) for region in fresh)
+        repeated = len(regions) - len(fresh)
+        again = f" · {repeated:,} change{'s' if repeated > 1 else ''} as above" if repeated else ""
+        yield Text(f"  {title} · {extent(old)} → {extent(new)}{again}", style="bold")
+        yield from _table(list(self._tokens(fresh[:_PLACES], old, new)), self.piece is not None)
+        if len(fresh) > _PLACES:
+            yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
+
+    def _tokens(self, regions: Sequence[Region], old: Columns, new: Columns) -> Iterator[_Line]:
+        """Every change with the tokens around it, each of them once."""
+        at = 0
+        for number, region in enumerate(regions):
+            start = max(region.new_start - _CONTEXT, at)
+            if number and start > at:
+                yield _Line(" ")
+            yield from self._run(" ", new, start, region.new_start)
+            yield from self._run("-", old, region.old_start, region.old_end)
+            yield from self._run("+", new, region.new_start, region.new_end)
+            after = regions[number + 1].new_start if number + 1 < len(regions) else len(new.ids)
+            at = min(region.new_end + _CONTEXT, after)
+            yield from self._run(" ", new, region.new_end, at)
+
+    def _run(self, sign: str, side: Columns, start: int, end: int) -> Iterator[_Line]:
+        """The tokens of one run, without the middle of a long one."""
+        hidden = end - start - _HEAD - _TAIL
+        if hidden <= 1:
+            yield from (_Line(sign, self._cells(side, position)) for position in range(start, end))
+            return
+        yield from self._run(sign, side, start, start + _HEAD)
+        yield _Line(sign, left_out=hidden)
+        yield from self._run(sign, side, end - _TAIL, end)
+
+    def _cells(self, side: Columns, at: int) -> tuple[str, ...]:
+        token = int(side.ids[at])
+        mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
+        logprob = "" if side.logprobs is None else _number(float(side.logprobs[at]))
+        text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
+        return str(at), text, str(token), mask, logprob
+
+
+def extent(side: Columns) -> str:
+    """`197 tokens, 54 trained`."""
+    trained = "" if side.loss_mask is None else f", {int(side.loss_mask.sum()):,} trained"
+    return f"{many(len(side.ids), 'token')}{trained}"
+
+
+def _mark(region: Region, old: Columns, new: Columns) -> tuple[object, ...]:
+    """A key that is equal for repeated changes: tokens, position, and which columns the sequence has."""
+    was, now = old.ids[region.old_start : region.old_end], new.ids[region.new_start : region.new_end]
+    return was.tobytes(), now.tobytes(), region.new_start, old.loss_mask is None, old.logprobs is None
+
+
+def _number(value: float) -> str:
+    return "null" if np.isnan(value) else f"{value:.4f}"
+
+
+def _table(lines: Sequence[_Line], with_text: bool) -> Iterator[Text]:
+    """The lines under one head, without columns that the sequence lacks."""
+    names = ("at", "token" if with_text else "", "id", "mask", "logprob")
+    full = [line.cells for line in lines if line.cells]
+    widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
+    widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
+    if full:
+        yield Text("      " + _row(names, widths), style="dim")
+    for line in lines:
+        words = _row(line.cells, widths) if line.cells else "…"
+        if line.left_out:
+            words += f" {line.left_out:,} more"
+        yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells in their columns: the token aligned left, numbers aligned right."""
+    out = []
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        pad = " " * (width - cell_len(cell))
+        if width:
+            out.append(cell + pad if number == 1 else pad + cell)
+    return "  ".join(out).rstrip()
 
 
 def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator[Text]:
@@ -84,7 +265,7 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: Changes) -> Iterator[T
         if number is not None:
             yield from _turn(old.turns[number], turn, number, changes)
     if old.training_row is not None and new.training_row is not None:
-        yield from _row(old.training_row, new.training_row, changes)
+        yield from _training_row(old.training_row, new.training_row, changes)
 
 
 def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
@@ -137,7 +318,7 @@ def _turn(old: Turn, new: Turn, number: int, changes: Changes) -> Iterator[Text]
         yield from changes.lines(f"turn {number} completion", before, after)
 
 
-def _row(old: TrainingRow, new: TrainingRow, changes: Changes) -> Iterator[Text]:
+def _training_row(old: TrainingRow, new: TrainingRow, changes: Changes) -> Iterator[Text]:
     """The changes of the training row, in its tokens and in how it is written."""
     sides = zip(_facts(old), _facts(new), strict=True)
     facts = [f"{what} {before} → {after}" for (what, before), (_, after) in sides if before != after]

@@ -1,12 +1,22 @@
-"""The layout of `--help`: a line per command, flags under headings, bounds in words, each default once."""
+"""The layout of `--help`, and one-line messages for mistakes in a command line.
+
+A page has a line per command, flags under headings, bounds in words, and each default once. A message says what
+was typed, what may have been meant, and what exists.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from tito_audit.errors import SetupError
+from tito_audit.settings.options import COMMANDS, options_of
+from tito_audit.unknown import did_you_mean, unknown
 
 SUMMARIES = {
     "scan": "Audit logs: what drifted, where and why. Exit 1 if the gate fails.",
@@ -86,3 +96,156 @@ def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     facts += ["required"] if parameter.required else []
     said = re.sub(r"\s*\[default: [^][]*\]", "", said)
     return names, f"{said} [{'; '.join(facts)}]" if facts else said
+
+
+_HABITS = {
+    "--json": "-f json",
+    "--markdown": "-f markdown",
+    "--html": "-r html=FILE",
+    "--output": "-o OUT",
+    "--fix": "tito-audit repair",
+    "--rules": "--select CODES",
+    "--exclude": "--ignore CODES",
+    "--disable": "--ignore CODES",
+    "--column": "--map OURS=THEIRS",
+    "--workers": "--jobs",
+    "--template": "--chat-template",
+    "--verbose": "--worst N",
+}
+"""Our names for common flags of other tools."""
+_KINDS = {"int": "a whole number", "float": "a number", "boolean": "true or false"}
+
+
+def mistake(error: Any, ctx: Any) -> SetupError | None:
+    """Our message for a mistake in a command line; None for a request for help."""
+    here = getattr(error, "ctx", None) or ctx
+    kind = type(error).__name__
+    if kind == "NoArgsIsHelpError":
+        return None
+    if kind == "NoSuchOption":
+        return SetupError(_about_flag(error.option_name, here))
+    if kind == "BadOptionUsage":
+        return SetupError(_about_use(error, here))
+    if kind == "MissingParameter":
+        return SetupError(_about_missing(error.param, here))
+    if getattr(error, "message", "").startswith("Got unexpected extra argument"):
+        return SetupError(_about_extra(error.message, here))
+    parameter = getattr(error, "param", None)
+    if parameter is not None:
+        return _about_value(error, parameter, here)
+    return SetupError(f"{_command(here)}: {error.format_message()}\n{_try_help(here)}")
+
+
+def refuse_unknown_command(name: str, commands: Sequence[str]) -> None:
+    """SetupError for an unknown command, with a hint if it is a file or a misspelt name."""
+    if Path(name).exists():
+        raise SetupError(f"{name}: this is a file, not a command.\nTo audit it: tito-audit scan {name}")
+    raise unknown("command", name, commands)
+
+
+def _about_flag(flag: str, ctx: Any) -> str:
+    others = [command for command in COMMANDS if flag in _spellings(command)]
+    if flag in ("-o", "--out", "--output") and ctx.info_name == "scan":
+        hint = "a report is written with -r NAME=FILE, such as -r json=audit.json"
+    elif others:
+        hint = f"{ctx.info_name} has no such flag, {_some(others)} has"
+    else:
+        hint = _habit(flag, ctx) or did_you_mean(flag, _flags(ctx), 2)
+    return f'Unknown flag "{flag}"' + (f": {hint} ({_try_help(ctx)})" if hint else f". ({_try_help(ctx)})")
+
+
+def _some(commands: Sequence[str]) -> str:
+    """The first of the commands, and how many more there are."""
+    return commands[0] + (f" (and {len(commands) - 1} more)" if len(commands) > 1 else "")
+
+
+def _habit(flag: str, ctx: Any) -> str:
+    """Our name for a flag of other tools, if the command has it."""
+    habit = _HABITS.get(flag, "")
+    wanted = [word for word in habit.split() if word.startswith("-")]
+    return f"did you mean {habit}?" if habit and set(wanted) <= {*_flags(ctx), *_letters(ctx)} else ""
+
+
+def _spellings(command: str) -> set[str]:
+    """Every flag of a command, long and short."""
+    return {flag for option in options_of(command) if not option.hidden for flag in (option.flag, option.short)}
+
+
+def _about_use(error: Any, ctx: Any) -> str:
+    """The message for a flag without its value, or with a value that it does not take."""
+    option = next(
+        (one for one in ctx.command.params if error.option_name in (*one.opts, *one.secondary_opts)), None
+    )
+    if option is None or getattr(option, "is_flag", False):
+        return f"{error.option_name} takes no value."
+    return f"{error.option_name} needs a value: {error.option_name} {_takes(option, ctx)}"
+
+
+def _about_missing(parameter: Any, ctx: Any) -> str:
+    flag = f"{parameter.opts[0]} " if parameter.param_type_name == "option" else ""
+    return f"{ctx.info_name} needs {flag}{_takes(parameter, ctx)}: {_sentence(parameter.help)}\n{_usage(ctx)}"
+
+
+def _about_extra(message: str, ctx: Any) -> str:
+    extra = message.rpartition("(")[2].rpartition(")")[0]
+    return f"{ctx.info_name} does not know what to do with {extra}.\n{_usage(ctx)}"
+
+
+def _about_value(error: Any, parameter: Any, ctx: Any) -> SetupError:
+    """The message for a value that its flag or argument does not accept."""
+    flag = parameter.opts[0] if parameter.param_type_name == "option" else None
+    typed = _quoted(error.message)
+    choices = getattr(parameter.type, "choices", None)
+    if choices and typed is not None:
+        what = "report" if flag == "--output-format" else flag or parameter.name
+        return unknown(what, typed, [getattr(one, "value", one) for one in choices], flag=flag)
+    for word, said in _KINDS.items():
+        if typed is not None and f"valid {word}" in error.message:
+            return SetupError(f'{flag} "{typed}": not {said}.', flag=flag)
+    least = getattr(parameter.type, "min", None)
+    if least is not None and "not in the range" in error.message:
+        return SetupError(f"{flag} {error.message.partition(' ')[0]}: it takes {least:g} or more.", flag=flag)
+    return SetupError(f"{flag or _takes(parameter, ctx)}: {error.message}", flag=flag)
+
+
+def _quoted(message: str) -> str | None:
+    """The value that a message quotes at its beginning."""
+    if not message.startswith(("'", '"')):
+        return None
+    return message[1 : message.find(message[0], 1)]
+
+
+def _takes(parameter: Any, ctx: Any) -> str:
+    """What a parameter takes, as its help names it."""
+    named: str = parameter.make_metavar(ctx)
+    return named.strip("<>{}")
+
+
+def _flags(ctx: Any) -> Iterator[str]:
+    """The long flags of a command that its help shows."""
+    for one in ctx.command.get_params(ctx):
+        if one.param_type_name == "option" and not getattr(one, "hidden", False):
+            yield from (flag for flag in (*one.opts[:1], *one.secondary_opts) if flag.startswith("--"))
+
+
+def _letters(ctx: Any) -> list[str]:
+    """The short flags of a command."""
+    return [flag for one in ctx.command.get_params(ctx) for flag in one.opts if len(flag) == 2]
+
+
+def _sentence(text: str | None) -> str:
+    """The first sentence of a help text."""
+    return (text or "").partition(". ")[0].rstrip(".") + "."
+
+
+def _command(ctx: Any) -> str:
+    return f"tito-audit {ctx.info_name}" if ctx.parent is not None else "tito-audit"
+
+
+def _usage(ctx: Any) -> str:
+    pieces = [one for one in ctx.command.collect_usage_pieces(ctx) if one != "[OPTIONS]"]
+    return f"Usage: {_command(ctx)} {' '.join([*pieces, '[OPTIONS]'])}"
+
+
+def _try_help(ctx: Any) -> str:
+    return f"{_command(ctx)} -h lists all flags"

@@ -1,4 +1,4 @@
-"""The outputs of reports: stdout, a file that appears complete or not at all, a pipe or a device."""
+"""What a run writes and where: stdout, a whole file, a pipe or a device; never a file that it reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -94,3 +94,83 @@ def _stream(path: Path) -> int | None:
 
 def _refused(path: Path, error: OSError) -> SetupError:
     return SetupError(f"--report: {path} cannot be written: {error.strerror or error}.")
+
+
+def key_of(path: str | Path) -> str:
+    """The same text for all names of a place; see `place_key`."""
+    from tito_audit.storage import place_key
+
+    return place_key(path)
+
+
+def files_of(logs: Sequence[str]) -> frozenset[str]:
+    """The keys of the logs, and of the files in folders and globs."""
+    from tito_audit.storage import find_logs
+
+    return frozenset({*map(key_of, logs), *map(key_of, find_logs(logs))})
+
+
+def read_as(name: str) -> frozenset[str]:
+    """The keys of the files of an input; none if it is missing, which its reader will report."""
+    with suppress(StorageError, OSError):
+        return files_of([name])
+    return frozenset()
+
+
+def refuse_inputs(outputs: Mapping[str, str | None], logs: Sequence[str], inputs: Sequence[str] = ()) -> None:
+    """SetupError if one of the files to be written, by flag, is one of the logs or `inputs` under any name.
+
+    Stdout is one of them if it is a file that holds something, as after `>>`. Remote files are not looked at.
+    """
+    keys = {flag: key_of(path) for flag, path in outputs.items() if path is not None and _is_file(path)}
+    if _is_file("/dev/fd/1", least=1):
+        keys["stdout"] = key_of("/dev/fd/1")
+    if not keys:
+        return
+    read = [one for one in logs if not is_url(one)]
+    for names, what in ((read, "one of the logs, and a log is never overwritten"), (inputs, "read by this run")):
+        sources: frozenset[str] = frozenset().union(*map(read_as, names))
+        for flag, key in keys.items():
+            if key in sources:
+                raise SetupError(f"{flag}: {outputs.get(flag) or 'it'} is {what}; name another file.")
+
+
+def _is_file(path: str, *, least: int = 0) -> bool:
+    """Whether there is a regular file of so many bytes."""
+    try:
+        status = os.stat(path)  # noqa: PTH116  a path that is no path has no file
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size >= least
+
+
+def journal_place(journal: str | None, beside: str | None, *, resume: bool, way: str) -> Path | None:
+    """The journal of a run: the one that is named, or with `resume` one beside what the run writes; None: none.
+
+    SetupError if there is nothing on disk that it could be beside (`way` says how to name something), or if an
+    earlier run would be continued without being asked to.
+    """
+    if journal is None and not resume:
+        return None
+    if is_url(journal or ""):
+        raise SetupError(f"--journal {journal}: a journal is kept on disk.\nName a file on disk.")
+    if journal is None and beside is not None and is_url(beside):
+        raise SetupError(
+            f"--resume: a journal is kept on disk, not beside {beside}.\nName it with --journal FILE."
+        )
+    if journal is None and beside is None:
+        raise SetupError(f"--resume: no journal is named.\nName it with --journal FILE, or {way}.")
+    from tito_audit.storage.journal import SUFFIX
+
+    place = Path(journal if journal is not None else f"{beside}{SUFFIX}")
+    if not resume and place.exists():
+        raise SetupError(
+            f"{place}: this holds what an earlier run finished.\nPass --resume to continue it, or delete the file."
+        )
+    return place
+
+
+def say_resumed(resumed: int, of: int, place: Path | None, *, silent: bool) -> None:
+    """Say on stderr how much an earlier run had finished."""
+    if resumed and not silent:
+        sys.stderr.write(f"{resumed:,} of {of:,} logs were finished before: {place}\n")

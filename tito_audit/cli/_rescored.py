@@ -7,15 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.cli._outs import opened
 from tito_audit.record.rollout import Place
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object
@@ -112,13 +110,6 @@ def _write_html(run: Rescored, out: TextIO, options: ReportOptions) -> None:
 
 
 REPORTS = {"text": _write_text, "json": _write_json, "html": _write_html}
-
-
-def write_reports(run: Rescored, wanted: Sequence[tuple[str, Path | None]], page: ReportOptions) -> None:
-    """Write every report of a finished run."""
-    for name, path in wanted:
-        with opened(path) as file:
-            REPORTS[name](run, file, page if path is None else replace(page, color=False))
 
 
 def page_parts(

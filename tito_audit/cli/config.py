@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given
+from tito_audit.cli._given import Given, config_of, on_command_line
+from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config, toml_value
+from tito_audit.settings.model import Override
+from tito_audit.settings.option import Option
+from tito_audit.settings.options import KEYS
 
 
 @command("config")
@@ -28,7 +36,6 @@ def config(
     import sys
     from importlib.resources import files
 
-    from tito_audit.cli._effective import as_object, effective, lines
     from tito_audit.report_objects import as_json
     from tito_audit.storage import find_logs
     from tito_audit.terminal.escape import inert, visible
@@ -59,3 +66,178 @@ def _refuse_what_no_run_takes(given: Given, logs: list[str], report: list[str]) 
         repair_named(name)
     given.gate()
     wanted_reports(report, logs)
+
+
+_SCHEMA_VERSION = 1
+_NAMED = 3
+"""How many logs a line names; the rest are counted."""
+_WIDE = 48
+"""The column at which remarks start, unless the value is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One value, as a file in the working folder would write it."""
+
+    option: Option
+    value: Any
+    """None: unset, and there is no default."""
+    origin: str
+    """default, file or flag."""
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Effective:
+    """The settings that a run would use here."""
+
+    config: Config
+    settings: Mapping[str, _Setting]
+    """By key, for logs without overrides."""
+    flags: frozenset[str]
+    """Keys set by a flag, which overrides do not change."""
+    logs: Mapping[str, tuple[FileOverride, ...]]
+    """By file: the overrides that match it; the last one wins."""
+
+    def at(self, fitting: Sequence[FileOverride]) -> dict[str, _Setting]:
+        """The settings that these overrides change, by key."""
+        return {
+            name: _Setting(KEYS[name], _shown(KEYS[name], value), "file", one.file)
+            for one in fitting
+            for name, value in one.values.items()
+            if name not in self.flags
+        }
+
+
+def effective(context: typer.Context, files: Sequence[Path]) -> _Effective:
+    """The settings for a command line, and for each of its logs."""
+    config = config_of(context)
+    settings = {name: _setting(context, config, option) for name, option in KEYS.items()}
+    flags = frozenset(name for name, one in settings.items() if one.origin == "flag")
+    fits = {one: Override(one.patterns, {}) for one in config.overrides}
+    logs = {str(file): tuple(one for one, override in fits.items() if override.fits(file)) for file in files}
+    return _Effective(config, settings, flags, logs)
+
+
+def _setting(context: typer.Context, config: Config, option: Option) -> _Setting:
+    if on_command_line(context, option.name):
+        return _Setting(option, _shown(option, context.params[option.name]), "flag")
+    if option.key in config.values:
+        return _Setting(option, _shown(option, config.values[option.key]), "file", config.sources[option.key])
+    return _Setting(option, _shown(option, context.params.get(option.name)), "default")
+
+
+def _shown(option: Option, value: Any) -> Any:
+    plain = getattr(value, "value", value)  # for an enum, the word on the command line
+    return None if plain is None or plain == () else option.kind.shown(plain, Path.cwd())
+
+
+def lines(found: _Effective, named: bool, off: bool) -> Iterator[str]:
+    """The page; `named` if --config named the file, `off` if --no-config was passed."""
+    yield from _about_file(found.config, named, off)
+    yield ""
+    for name, one in found.settings.items():
+        if one.value is None:
+            yield f"# {name} is not set" + (f": {one.option.unset}" if one.option.unset else "")
+        else:
+            yield _line(name, one.value, _origin(one, found.config))
+    for override in found.config.overrides:
+        yield ""
+        yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, found.config))
+        yield _line(PATHS, list(override.paths), "")
+        for name, value in override.values.items():
+            overruled = f"not in effect: {KEYS[name].flag} was passed" if name in found.flags else ""
+            yield _line(name, _shown(KEYS[name], value), overruled)
+    groups: dict[tuple[FileOverride, ...], list[str]] = {}
+    for file, fitting in found.logs.items():
+        groups.setdefault(fitting, []).append(file)
+    for fitting, files in groups.items():
+        yield ""
+        names = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
+        if not fitting:
+            yield f"# {names}: as above, no override matches"
+            continue
+        yield f"# {names}: as above, with {', '.join(_called(one, found.config) for one in fitting)}"
+        for name, one in found.at(fitting).items():
+            yield _line(name, one.value, _origin(one, found.config))
+
+
+def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
+    if config.path is not None:
+        yield f"# Settings from {_seen(config.path)}" + (", given by --config" if named else "")
+        for file, by in config.extended_by.items():
+            yield f"# and from {_seen(file)}, which {_seen(by)} extends"
+        return
+    if off:
+        yield "# No configuration file (--no-config)"
+        return
+    search = look_for_config(Path.cwd())
+    yield "# No configuration file: no tito-audit.toml, and no pyproject.toml with a table [tool.tito-audit],"
+    yield f"# in {search.folder} or a folder above it"
+    for file in search.passed_over:
+        yield f"# {_seen(file)} was skipped: it has no table [tool.tito-audit]"
+
+
+def _origin(one: _Setting, config: Config) -> str:
+    if one.origin == "flag":
+        return one.option.flag
+    return _source(one.file, config) if one.file is not None else "default"
+
+
+def _source(file: Path, config: Config) -> str:
+    """A file, and the one that extends it."""
+    by = config.extended_by.get(file)
+    return _seen(file) if by is None else f"{_seen(file)}, extended by {_seen(by)}"
+
+
+def _called(override: FileOverride, config: Config) -> str:
+    return str(override) + (f" of {_seen(override.file)}" if override.file != config.path else "")
+
+
+def _seen(path: Path) -> str:
+    """The path relative to the working folder, if that is shorter."""
+    near = os.path.relpath(path)
+    return near if len(near) < len(str(path)) else str(path)
+
+
+def _line(name: str, value: Any, remark: str) -> str:
+    text = name if value is None else f"{name} = {toml_value(value)}"
+    return f"{text:<{_WIDE}}  # {remark}" if remark else text
+
+
+def as_object(found: _Effective, off: bool) -> dict[str, Any]:
+    """Everything as one object; paths are relative to the working folder where that is shorter."""
+    config = found.config
+    search = look_for_config(Path.cwd()) if config.path is None and not off else None
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "folder": str(Path.cwd()),
+        "file": _seen(config.path) if config.path is not None else None,
+        "extended": [{"file": _seen(file), "by": _seen(by)} for file, by in config.extended_by.items()],
+        "passed_over": [_seen(file) for file in search.passed_over] if search is not None else [],
+        "settings": {name: _as_entry(one) for name, one in found.settings.items()},
+        "overrides": [
+            {
+                "name": str(one),
+                "file": _seen(one.file),
+                "paths": list(one.paths),
+                "settings": {name: _shown(KEYS[name], value) for name, value in one.values.items()},
+                "overruled_by_flags": [name for name in one.values if name in found.flags],
+            }
+            for one in config.overrides
+        ],
+        "logs": [
+            {
+                "file": file,
+                "overrides": [config.overrides.index(one) for one in fitting],
+                "settings": {
+                    name: _as_entry(one) for name, one in {**found.settings, **found.at(fitting)}.items()
+                },
+            }
+            for file, fitting in found.logs.items()
+        ],
+    }
+
+
+def _as_entry(one: _Setting) -> dict[str, Any]:
+    return {"value": one.value, "from": one.origin, "file": _seen(one.file) if one.file is not None else None}

@@ -10,7 +10,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given, Logs
-from tito_audit.cli._inputs import refuse_inputs
+from tito_audit.cli._outs import refuse_inputs
 
 if TYPE_CHECKING:
     from tito_audit.cli._identified import Outcome
@@ -36,8 +36,7 @@ def identify(
     hub cache are tried; only what -t names is downloaded.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._identified import as_object, page_lines, paste_lines
-    from tito_audit.cli._write_config import write_found
+    from tito_audit.cli._identified import as_object, page_lines, paste_lines, write_found
     from tito_audit.report_objects import as_json
     from tito_audit.terminal.escape import inert, visible
     from tito_audit.terminal.page import print_page

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import named_reports
+from tito_audit.cli._deliver import deliver_finished, named_reports
 from tito_audit.cli._given import Given, Logs, skipped
-from tito_audit.cli._inputs import refuse_inputs
-from tito_audit.cli._outs import opened
+from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
-    from tito_audit.cli._compare import Repaired
     from tito_audit.record.outcome import Outcome
     from tito_audit.report import ReportOptions
     from tito_audit.run.repair import Repairs
+    from tito_audit.settings.model import RepairSettings, Settings
 
 
 @command("repair")
@@ -45,9 +44,7 @@ def repair(
     The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left, or rows that may
     have the fault that other rows of their log prove.
     """
-    from tito_audit.cli._compare import REPORTS, Repaired
-    from tito_audit.cli._journal import journal_place, say_resumed
-    from tito_audit.cli._tally import Tally
+    from tito_audit.cli._repaired import REPORTS, Repaired, Tally
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
@@ -72,8 +69,6 @@ def repair(
     if diff:
         _refuse_mixed(wanted)
     if provider is not None:
-        from tito_audit.cli._scored import scored
-
         settings, how = scored(logs, settings, how, provider, silent=quiet)
     tally = Tally(Severity.bar(settings.fail_on), settings)
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
@@ -90,7 +85,7 @@ def repair(
             tally.add(outcome)
     say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
     done = Repaired(tally, run.before, run.after, run.written, settings, how, target, run.changed)
-    _deliver(done, wanted, page)
+    deliver_finished(done, REPORTS, wanted, page)
     if run.failing or run.before.open_beside_faults:
         raise typer.Exit(1)
 
@@ -126,11 +121,31 @@ def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, mos
         console.print("no row changed\n")
 
 
-def _deliver(run: Repaired, wanted: Sequence[tuple[str, Path | None]], page: ReportOptions) -> None:
-    """Write every report of a finished run."""
-    from tito_audit.cli._compare import REPORTS
+def scored(
+    logs: Sequence[str], settings: Settings, how: RepairSettings, provider: str | None, *, silent: bool
+) -> tuple[Settings, RepairSettings]:
+    """The settings with a model's scores of every rollout, if `rescore` is among the repairs and a model is
+    given.
+    """
+    if provider is None or "rescore" not in how.strategies:
+        return settings, how
+    from tito_audit.provider import ProviderOptions
+    from tito_audit.providers import key_of, open_provider
+    from tito_audit.rescore.journal import Journal
+    from tito_audit.rescore.run import RescoreChoices, Rescoring
+    from tito_audit.rescore.write import scores_of
+    from tito_audit.terminal.terminal import RunProgress, with_progress
 
-    for name, path in wanted:
-        with opened(path) as file:
-            REPORTS[name](run, file, page if path is None else replace(page, color=False))
-    sys.stdout.flush()
+    if settings.engine != "local":
+        raise SetupError(
+            f"--engine {settings.engine}: one process uses a model's scores, so --with rescore runs without it.\n"
+            "Leave out --engine, or fill the logprobs first: tito-audit rescore LOG -o OUT"
+        )
+    scorer = open_provider(provider, ProviderOptions(api_key=key_of(provider)))
+    journal, pace = Journal(None, scorer.name), RunProgress()
+    run = Rescoring(logs, settings, scorer, RescoreChoices(keeps=True), journal=journal, progress=pace)
+    for _ in with_progress(iter(run), silent=silent, pace=pace):
+        pass
+    values = scores_of(logs, journal, f"{journal.model or 'the model'} ({scorer.name})")
+    # Threads that the provider left running must not be forked.
+    return replace(settings, jobs=1), replace(how, choices=replace(how.choices, rescored=values))

@@ -9,10 +9,9 @@ from pathlib import Path
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import named_reports
+from tito_audit.cli._deliver import deliver_finished, named_reports
 from tito_audit.cli._given import Given, Logs
-from tito_audit.cli._inputs import refuse_inputs
-from tito_audit.cli._outs import is_url
+from tito_audit.cli._outs import is_url, refuse_inputs
 from tito_audit.errors import SetupError
 
 
@@ -41,7 +40,7 @@ def rescore(
     alone never fails a log. A server's key comes from VLLM_API_KEY or SGLANG_API_KEY.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._rescored import REPORTS, Details, Rescored, write_reports
+    from tito_audit.cli._rescored import REPORTS, Details, Rescored
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.report import ReportOptions
@@ -79,8 +78,8 @@ def rescore(
                 pass
             written = filling.written
             scores.close(done=journal is None)
-        write_reports(Rescored(run.summary, details, worst, run.pieces, written), wanted, page)
-    sys.stdout.flush()
+        done = Rescored(run.summary, details, worst, run.pieces, written)
+        deliver_finished(done, REPORTS, wanted, page)
     if run.summary.failed:
         raise typer.Exit(FAILED)
 

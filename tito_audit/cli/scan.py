@@ -9,7 +9,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given, Logs, skipped
-from tito_audit.cli._inputs import refuse_inputs
+from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
 
 _AT_ONCE = ("concise", "github", "jsonl")
 """Reports that print each finding immediately."""
@@ -36,7 +36,6 @@ def scan(
     """
     from tito_audit.cli._deliver import deliver, wanted_reports
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._journal import journal_place, say_resumed
     from tito_audit.gate import gate_rollouts
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules

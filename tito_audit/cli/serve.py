@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given
+from tito_audit.errors import SetupError
+from tito_audit.terminal.escape import inert, visible
+
+if TYPE_CHECKING:
+    from tito_audit.parser import Parser, Reads
+    from tito_audit.render.renderer import Renderer
+    from tito_audit.serve.gateway import Gateway, StartParser
+    from tito_audit.settings.model import Settings
+    from tito_audit.tokens.tokenizer import Tokenizer
+
+_NEEDED = ("aiohttp", "prometheus_client")
+_KEY = "TITO_AUDIT_API_KEY"
+_AUTO, _NONE, _SERVER = "auto", "none", "server"
 
 
 @command("serve")
@@ -32,25 +53,170 @@ def serve(
     Each answer is in the log before its client has all of it. Ctrl-C or SIGTERM ends the gateway with exit code 0.
     The provider's key comes from VLLM_API_KEY or SGLANG_API_KEY, the gateway's own from TITO_AUDIT_API_KEY.
     """
-    from tito_audit.cli._served import Wanted, run_gateway
+    settings = given.settings()
+    for name in _NEEDED:
+        if find_spec(name) is None:
+            raise SetupError(f"serve needs {name}, which is not installed.\npip install 'tito-audit[serve]'")
+    if (notice := given.notice()) is not None:
+        _print([notice])
+    import asyncio
+    from uuid import uuid4
 
-    wanted = Wanted(
-        given.settings(),
-        provider,
-        log,
-        model,
-        model_name,
-        host,
-        port,
-        api_key,
-        tool_parser,
-        reasoning_parser,
-        max_body,
-        max_sessions,
-        idle,
-        grace,
-        fsync=fsync,
-        access_log=access_log,
-        force=force,
-    )
-    run_gateway(wanted, given.notice())
+    from tito_audit.provider import ProviderOptions
+    from tito_audit.providers import key_of, open_provider
+    from tito_audit.serve.app import HttpOptions
+    from tito_audit.serve.call_log import CallLog
+    from tito_audit.serve.gateway import Gateway
+    from tito_audit.serve.server import ServerOptions
+    from tito_audit.serve.server import serve as serve_gateway
+    from tito_audit.serve.server_parser import ParsingProvider
+    from tito_audit.sessions.engine import Conversations, Limits
+
+    async def run() -> None:
+        tokenizer, renderer = _loaded(settings)
+        start, parser_lines = _parsers(tool_parser, reasoning_parser, renderer)
+        source = open_provider(provider, ProviderOptions(model, key_of(provider)))
+        limits = Limits(sessions=max_sessions)
+        # Names that no earlier gateway gave, whose lines the log may hold.
+        conversations = Conversations(tokenizer, renderer, limits=limits, new_id=lambda: f"s-{uuid4().hex[:16]}")
+        calls = CallLog(Path(log), sync=fsync)
+        name = model_name or source.model or "default"
+        by_server = tool_parser == _SERVER
+        if by_server and not isinstance(source, ParsingProvider):
+            raise SetupError(
+                f"--tool-parser server: {source.name} cannot parse answers.\nChoose a parser by name."
+            )
+        gateway = Gateway(source, tokenizer, conversations, calls, name, start, by_server)
+        notes = [*parser_lines, *await _notes(gateway, renames=model_name is None, force=force)]
+        key = api_key or os.environ.get(_KEY) or None
+        if key is None and not _is_local(host):
+            notes.append(f"warning: anyone who can reach {host} can use it; set {_KEY} to require a key")
+        template = _verdict(renderer)
+
+        def started(address: str) -> None:
+            served = f"serving {gateway.model} at {address}/v1, from {gateway.provider.name}"
+            place = f"log: {gateway.log.path}" + (", each line synced to disk" if fsync else "")
+            how = f"agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={'…' if key else 'none'}"
+            _print([served, place, f"tokenizer: {tokenizer.name}", template, *notes, how])
+
+        http = HttpOptions(key, max_body, _log_access if access_log else None)
+        await serve_gateway(gateway, http, ServerOptions(host, port, idle, grace), started)
+        _print([f"ended; {gateway.log.path} has every answer"])
+
+    asyncio.run(run())
+
+
+def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
+    """The tokenizer and the renderer of its template; SetupError where one is missing."""
+    from tito_audit.run.template import open_template
+
+    if settings.tokenizer is None:
+        raise SetupError("serve: no tokenizer is given.\nPass the model's: --tokenizer with its folder or name.")
+    opened = open_template(settings)
+    assert opened.tokenizer is not None, "a tokenizer was named"
+    opened.tokenizer.load()
+    return opened.tokenizer, opened.renderer
+
+
+def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[StartParser, list[str]]:
+    """What starts the parsing of an answer, and a line about each parser; none of ours where the server parses."""
+    from tito_audit.parser import Reads
+    from tito_audit.parsers import start_answer
+
+    if tool_parser == _SERVER:
+        if reasoning_parser not in (_AUTO, _SERVER):
+            raise SetupError(
+                f"--reasoning-parser {reasoning_parser}: with --tool-parser server the server reads reasoning "
+                "too.\nLeave --reasoning-parser out, or choose both parsers by name."
+            )
+        lines = ["parsers: the server's own; answers are streamed only when complete"]
+        return partial(start_answer, None, None), lines
+    template = renderer.template(True).source
+    tools, tools_line = _parser(tool_parser, Reads.TOOLS, template)
+    reasoning, reasoning_line = _parser(reasoning_parser, Reads.REASONING, template)
+    return partial(start_answer, reasoning, tools), [tools_line, reasoning_line]
+
+
+def _parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]:
+    from tito_audit.parser import Reads
+    from tito_audit.parsers import guess_parser, parser_named
+
+    word = "tool parser" if reads is Reads.TOOLS else "reasoning parser"
+    if name == _NONE:
+        return None, f"{word}: none"
+    if name == _AUTO:
+        guess = guess_parser(template, reads)
+        return guess.parser, guess.line
+    return parser_named(name, reads), f"{word}: {name}"
+
+
+async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
+    """What the user should know before the first request; SetupError if the provider has another tokenizer.
+
+    `renames`: clients know the model by the provider's name for it.
+    """
+    from tito_audit.serve.fit import fit_notice
+
+    misfit, note = await fit_notice(gateway.provider, gateway.tokenizer)
+    if misfit is not None and not force:
+        raise SetupError(
+            f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{misfit}.\n"
+            "Pass the folder of the served model, or --allow-mismatch to send these ids anyway."
+        )
+    _rename(gateway, renames=renames)
+    if note is not None:
+        gateway.unchecked = partial(_check, renames=renames, force=force)
+    torn = ["the log ended in the middle of a line, as after a crash; new lines start after it"]
+    return [
+        *([f"warning: {misfit}"] if misfit is not None else []),
+        *([note] if note is not None else []),
+        *(torn if gateway.log.was_torn else []),
+    ]
+
+
+async def _check(gateway: Gateway, *, renames: bool, force: bool) -> None:
+    """Ask a server that was down at the start what it serves; Refused if it has another tokenizer."""
+    from tito_audit.serve.errors import Refused
+    from tito_audit.serve.fit import misfit
+
+    await gateway.provider.find_model()  # type: ignore[attr-defined]
+    _rename(gateway, renames=renames)
+    difference = await misfit(gateway.provider, gateway.tokenizer)
+    if difference is not None and not force:
+        why = f"the tokenizer of this gateway is not the tokenizer of the model: {difference}"
+        raise Refused(why, status=502, code="wrong_tokenizer")
+
+
+def _rename(gateway: Gateway, *, renames: bool) -> None:
+    if renames and gateway.provider.model is not None:
+        gateway.model = gateway.provider.model
+
+
+def _verdict(renderer: Renderer) -> str:
+    """Whether the template only appends, in a line."""
+    from tito_audit.templates import append_only
+
+    append = append_only(renderer)
+    if append.holds:
+        return "template: append-only; a growing conversation never forks"
+    broken = sorted({f"{step.kind} before {step.next}" for step in append.broken})
+    what = ", ".join(broken) or "every answer"
+    return f"template: rewrites history ({what}); calls after that fork, and the log says why"
+
+
+def _is_local(host: str) -> bool:
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"tito-audit: {inert(visible(line))}", file=sys.stderr, flush=True)
+
+
+def _log_access(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tito_audit.cli._places import Spots, Wanted
+    from tito_audit.cli._shown import Spots, Wanted
     from tito_audit.record.finding import Result
     from tito_audit.run.scan import Scan
     from tito_audit.settings.model import Settings
@@ -55,7 +55,7 @@ def show(
 
     A row that is one call of a conversation shows all of it, with the row of each call.
     """
-    from tito_audit.cli._places import wanted_place
+    from tito_audit.cli._shown import wanted_place
     from tito_audit.report import ReportOptions
     from tito_audit.run.scan import scan_rollouts
     from tito_audit.terminal.page import console_for
@@ -128,7 +128,7 @@ def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[
 
 def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
     """What the page is limited to; None for everything."""
-    from tito_audit.cli._places import Spots, spots_of
+    from tito_audit.cli._shown import Spots, spots_of
 
     if not around and wanted.spot is None:
         return None

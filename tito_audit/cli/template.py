@@ -9,7 +9,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given
-from tito_audit.cli._inputs import refuse_inputs
+from tito_audit.cli._outs import refuse_inputs
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def template(
     from tito_audit.terminal.page import print_page
 
     if training is not None or against is not None:
-        from tito_audit.cli._template_variants import compare, train
+        from tito_audit.cli._template import compare, train
 
         if training is not None and against is not None:
             raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
