@@ -13,7 +13,7 @@ import typer
 from tests.test_cli import BROKEN, CLEAN, run, written
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import find_config, read_config
+from tito_audit.settings.file import look_for_config, read_config
 from tito_audit.settings.model import Override, Settings
 from tito_audit.settings.options import FLAG_ONLY, KEYS
 
@@ -52,10 +52,10 @@ def test_the_nearest_file_above_holds_and_the_report_says_which_and_what(project
 def test_a_table_of_pyproject_counts_and_one_without_it_is_passed_over(project: Path) -> None:
     says(project.parent, '[tool.tito-audit]\nselect = ["TOK"]\n', "pyproject.toml")
     says(project, '[project]\ndependencies = ["tito-audit"]\n', "pyproject.toml")
-    assert find_config(project) == project.parent / "pyproject.toml"
+    assert look_for_config(project).file == project.parent / "pyproject.toml"
     assert run("scan", "run.jsonl")[0] == 0
     says(project.parent, "", "tito-audit.toml")
-    assert find_config(project) == project.parent / "tito-audit.toml"
+    assert look_for_config(project).file == project.parent / "tito-audit.toml"
     assert run("scan", "run.jsonl")[0] == 1
 
 

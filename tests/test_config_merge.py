@@ -40,10 +40,10 @@ def merged(path: Path, before: str | None, keys: dict[str, Any] = KEYS, **how: A
     """The file after the merge, as TOML; it is written and read as a run reads it."""
     if before is not None:
         path.write_text(before, encoding="utf-8")
-    found = merged_config(path, keys, **how)
-    path.write_text(found.text, encoding="utf-8")
+    result = merged_config(path, keys, **how)
+    path.write_text(result.text, encoding="utf-8")
     read_config(path)
-    return tomllib.loads(found.text)
+    return tomllib.loads(result.text)
 
 
 def test_a_new_file_holds_the_keys(tmp_path: Path) -> None:
@@ -53,7 +53,10 @@ def test_a_new_file_holds_the_keys(tmp_path: Path) -> None:
 def test_keys_are_added_and_every_other_line_stays(tmp_path: Path) -> None:
     path = tmp_path / "tito-audit.toml"
     assert merged(path, OWN) == tomllib.loads(OWN) | KEYS
-    assert path.read_text(encoding="utf-8").endswith(OWN)
+    new = {f"{name} = {toml_value(value)}" for name, value in KEYS.items()}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line not in new] == OWN.splitlines()
+    assert new <= set(lines)
 
 
 def test_a_project_file_gets_them_in_our_table(tmp_path: Path) -> None:
@@ -68,9 +71,9 @@ def test_a_project_file_gets_them_in_our_table(tmp_path: Path) -> None:
 def test_what_is_said_already_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "tito-audit.toml"
     path.write_text('tokenizer   =  "org/model"\n', encoding="utf-8")
-    found = merged_config(path, {"tokenizer": "org/model"})
-    assert found.same
-    assert found.text == path.read_text(encoding="utf-8")
+    result = merged_config(path, {"tokenizer": "org/model"})
+    assert result.same
+    assert result.text == path.read_text(encoding="utf-8")
 
 
 DIFFERENT = [
@@ -103,18 +106,46 @@ def test_a_key_that_must_not_be_set_is_removed_only_by_force(tmp_path: Path) -> 
 def test_a_line_inside_a_text_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "pyproject.toml"
     text = '[project]\ndescription = """\n[tool.tito-audit]\ntokenizer = "x"\n"""\n'
-    before = text + '[tool.tito-audit]\ntokenizer = "y"\n'
-    path.write_text(before, encoding="utf-8")
-    with pytest.raises(SetupError, match="by hand"):
-        merged_config(path, KEYS, force=True)
-    assert path.read_text(encoding="utf-8") == before
+    after = merged(path, text + '[tool.tito-audit]\ntokenizer = "y"  # ours\n', force=True)
+    assert after == tomllib.loads(text) | {"tool": {"tito-audit": KEYS}}
+    assert path.read_text(encoding="utf-8").startswith(
+        f'{text}[tool.tito-audit]\ntokenizer = "org/model"  # ours\n'
+    )
 
 
-def test_a_key_in_several_lines_is_changed_by_hand(tmp_path: Path) -> None:
+IN_PARTS = ["template-args.a = 1\ntemplate-args.b = 2\n", "[template-args]\na = 1\n\n[template-args.b]\nc = 2\n"]
+
+
+@pytest.mark.parametrize("before", IN_PARTS)
+def test_a_key_in_several_lines_is_replaced_whole(tmp_path: Path, before: str) -> None:
+    assert merged(tmp_path / "tito-audit.toml", before, force=True) == KEYS
+    assert merged(tmp_path / "tito-audit.toml", before, {}, unset=["template-args"], force=True) == {}
+
+
+TABLES = [
+    "[tool]\ntito-audit = {fail-on = 'never'}\n",
+    "tool.tito-audit.fail-on = 'never'\n",
+    "[tool.tito-audit.map]\na = 'b'\n\n[tool.other]\nc = 1\n",
+    "[tool.other]\nc = 1\n[[tool.tito-audit.overrides]]\npaths = 'x'\n[project]\nname = 'x'\n",
+]
+
+
+@pytest.mark.parametrize("before", TABLES)
+def test_a_table_is_found_however_it_is_written(tmp_path: Path, before: str) -> None:
+    whole = tomllib.loads(before)
+    whole["tool"]["tito-audit"] |= KEYS
+    assert merged(tmp_path / "pyproject.toml", before) == whole
+
+
+def test_a_file_that_the_editor_spoils_is_left_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "tito-audit.toml"
-    path.write_text("template-args.a = 1\ntemplate-args.b = 2\n", encoding="utf-8")
-    with pytest.raises(SetupError, match="by hand"):
-        merged_config(path, KEYS, force=True)
+    path.write_text(OWN, encoding="utf-8")
+    for spoilt in (OWN, "tokenizer = ", OWN + f"tokenizer = {KEYS['tokenizer']!r}"):
+        monkeypatch.setattr("tomlkit.dumps", lambda document, spoilt=spoilt: spoilt)
+        with pytest.raises(SetupError, match="by hand"):
+            merged_config(path, KEYS)
 
 
 def test_a_value_that_no_key_takes_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import OVERRIDES, Config, find_config, read_config
+from tito_audit.settings.file import OVERRIDES, Config, look_for_config, read_config
 from tito_audit.settings.model import GateSettings, Override, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.options import KEYS, OPTIONS, filled
 from tito_audit.unknown import unknown
@@ -25,7 +25,7 @@ def read_file(ctx: typer.Context, given: str | None) -> str | None:
         if given is not None:
             raise SetupError("--config and --no-config exclude each other.\nPass only one of them.")
         return None
-    path = Path(given) if given is not None else find_config(Path.cwd())
+    path = Path(given) if given is not None else look_for_config(Path.cwd()).file
     if path is None:
         return None
     config = read_config(path)

@@ -16,8 +16,17 @@ from tito_audit.settings.readers import MOMENT, json_or_text, moment, required_s
 
 LARGEST = 2**63 - 1
 """The largest whole number that a setting takes."""
-_TEXT = {"type": "string", "minLength": 1}
-_ONE_OR_SEVERAL = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
+TEXT = {"type": "string", "minLength": 1}
+JSON = {
+    "description": "A value that JSON can hold.",
+    "anyOf": [
+        {"type": ["string", "number", "boolean"]},
+        {"type": "array", "items": {"$ref": "#/$defs/json"}},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
+    ],
+}
+"""The definition that other schemas refer to."""
+_ONE_OR_SEVERAL = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 _RATE = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?%?(?:/(?:token|rollout))?"
 _LIMIT = rf"^[A-Za-z]+[0-9]*={_RATE}$"
 _PERCENT = r"(?!0+(?:\.0+)?%)(?:100(?:\.0+)?|[0-9]{1,2}(?:\.[0-9]+)?)%"
@@ -290,7 +299,7 @@ def _by_code_schema(number: Mapping[str, Any], text: str, pattern: str) -> dict[
 
 def text(takes: str) -> Kind:
     """A text, not empty."""
-    return Kind(takes, _TEXT, _text)
+    return Kind(takes, TEXT, _text)
 
 
 def texts(takes: str) -> Kind:
@@ -300,12 +309,12 @@ def texts(takes: str) -> Kind:
 
 def path(takes: str) -> Kind:
     """A path, relative to the folder of the file."""
-    return Kind(takes, _TEXT, _path, _near)
+    return Kind(takes, TEXT, _path, _near)
 
 
 def place_or_name(takes: str) -> Kind:
     """A path, relative to the folder of the file, or a Hugging Face name."""
-    return Kind(takes, _TEXT, _place_or_name, _near_or_name)
+    return Kind(takes, TEXT, _place_or_name, _near_or_name)
 
 
 def whole(takes: str, least: int) -> Kind:
@@ -331,7 +340,7 @@ def one_of(*choices: str) -> Kind:
 
 def pairs(takes: str) -> Kind:
     """A table of texts."""
-    return Kind(takes, {"type": "object", "additionalProperties": _TEXT}, _pairs, _table)
+    return Kind(takes, {"type": "object", "additionalProperties": TEXT}, _pairs, _table)
 
 
 CLOCK = Kind(
@@ -339,11 +348,11 @@ CLOCK = Kind(
     {"type": "string", "pattern": f"^(?:{MOMENT}|{RECORDED})$"},
     _moment,
 )
-TOOLS = Kind('the path of a file, or "none"', _TEXT, _file_or_none, _near_or_none)
-_JSON = {"$ref": "#/$defs/json"}
+TOOLS = Kind('the path of a file, or "none"', TEXT, _file_or_none, _near_or_none)
+_ANY_JSON = {"$ref": "#/$defs/json"}
 ARGUMENTS = Kind(
     "a table, such as {enable_thinking = false}",
-    {"type": "object", "additionalProperties": _JSON},
+    {"type": "object", "additionalProperties": _ANY_JSON},
     _arguments,
     _values,
 )

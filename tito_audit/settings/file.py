@@ -1,0 +1,457 @@
+"""The configuration file: the settings of a project, under the names of the flags.
+
+It is the nearest `tito-audit.toml` or `pyproject.toml` with a table `[tool.tito-audit]`, from the working folder
+upwards; in the same folder `tito-audit.toml` comes first. A flag overrides the file. Relative paths start from the
+folder of the file. `extend` names files whose settings apply where this one sets none, and `overrides` are
+settings for some of the logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tito_audit.errors import SetupError
+from tito_audit.settings.option import Option
+from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
+from tito_audit.settings.values import JSON, TEXT, joined, words
+from tito_audit.unknown import did_you_mean, quoted
+
+_OWN_NAME = "tito-audit.toml"
+_PROJECT_NAME = "pyproject.toml"
+_TABLE = "tito-audit"
+EXTEND = "extend"
+OVERRIDES = "overrides"
+PATHS = "paths"
+_PER_LOG = [name for name, key in KEYS.items() if key.per_log]
+_PATHS_TAKE = 'a pattern of files or a list of patterns, such as ["legacy/**", "*.parquet"]'
+_EXTEND_TAKES = 'the path of a file or a list of paths, such as "../base.toml"'
+_MEANINGLESS = r"(?:^|[^\\])(?:\[[^/]*\]|\{[^/]*,[^/]*\})|^!|\\[A-Za-z0-9]"
+"""Syntax of other tools' patterns that ours lack: sets, alternatives, exceptions, backslashes between folders.
+Taken literally, it would silently match nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The search for a configuration file."""
+
+    folder: Path
+    """Where it started, going upwards."""
+    file: Path | None
+    passed_over: tuple[Path, ...] = ()
+    """Each `pyproject.toml` on the way without our table."""
+
+
+def look_for_config(folder: Path) -> Search:
+    """The search for the configuration file of a folder, its own or the nearest above it."""
+    passed_over: list[Path] = []
+    for place in (folder, *folder.parents):
+        own = place / _OWN_NAME
+        if own.is_file():
+            return Search(folder, own, tuple(passed_over))
+        project = place / _PROJECT_NAME
+        if project.is_file():
+            if _table_of_project(project) is not None:
+                return Search(folder, project, tuple(passed_over))
+            passed_over.append(project)
+    return Search(folder, None, tuple(passed_over))
+
+
+def table_of(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, Any], str]:
+    """The table of a file, and the prefix of its keys in messages; SetupError when it cannot be read.
+
+    A `pyproject.toml` without the table is empty, but an error in `extend`.
+    """
+    if path.name != _PROJECT_NAME:
+        return _parsed(path, _content(path, extended_by)), ""
+    table = _table_of_project(path, extended_by)
+    if table is None and extended_by is not None:
+        raise SetupError(
+            f"{extended_by}: extend names {path}, which has no table [tool.{_TABLE}].\n"
+            "Name the file that holds the settings, or remove extend."
+        )
+    return table or {}, f"tool.{_TABLE}."
+
+
+def _table_of_project(path: Path, extended_by: Path | None = None) -> Mapping[str, Any] | None:
+    """The table of a `pyproject.toml`; None if it has none, and then it need not even be valid."""
+    data = _content(path, extended_by)
+    if _TABLE.encode() not in data:
+        return None
+    tool = _parsed(path, data).get("tool")
+    table = tool.get(_TABLE) if isinstance(tool, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise SetupError(f"{path}: tool.{_TABLE} is {words(table)}.\nIt takes a table: [tool.{_TABLE}]")
+    return table
+
+
+def _content(path: Path, extended_by: Path | None) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        why = getattr(error, "strerror", None) or error
+    if extended_by is not None:
+        raise SetupError(
+            f"{extended_by}: extend names {path}, which cannot be read ({why}).\n"
+            f"A relative path starts from {extended_by.parent}. Fix it, or remove extend."
+        )
+    raise SetupError(
+        f"{path}: the configuration file cannot be read ({why}).\n"
+        "Pass --config FILE with a readable one, or --no-config to run without."
+    )
+
+
+def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))  # files from Windows may start with a BOM
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SetupError(
+            f"{path}: not valid TOML ({error}).\nFix the file, or pass --no-config to run without it."
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileOverride:
+    """Settings in a file for some of the logs."""
+
+    file: Path
+    index: int
+    """Its position among the overrides of the file, counted from 0."""
+    paths: tuple[str, ...]
+    """As written in the file."""
+    patterns: tuple[str, ...]
+    """The same for `Override.paths`."""
+    values: Mapping[str, Any]
+    """By key, as read by its kind."""
+
+    def __str__(self) -> str:
+        return f"{OVERRIDES}[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The contents of a configuration file; empty without one."""
+
+    path: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """By key, as read by its kind."""
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    """The file that sets each key: this one or one that it extends."""
+    overrides: tuple[FileOverride, ...] = ()
+    """Those of extended files first."""
+    extended_by: Mapping[Path, Path] = field(default_factory=dict)
+    """For each extended file, the file that extends it."""
+
+    def parameters(self, command: str) -> dict[str, Any]:
+        """The values that apply to a command, by parameter."""
+        keyed = (option for option in options_of(command) if option.key_takes is not None)
+        return {option.name: self.values[option.key] for option in keyed if option.key in self.values}
+
+
+def read_config(path: Path, opened: tuple[Path, ...] = ()) -> Config:
+    """The contents of the file and of those that it extends; SetupError, with file and key, if one is invalid.
+
+    Its own keys override those of the files that it extends, and later ones of these override earlier ones; tables
+    and lists are replaced whole. A `pyproject.toml` without the table is empty. `opened` are the files that led to
+    it.
+    """
+    if any(path.resolve() == file.resolve() for file in opened):
+        circle = " → ".join(map(str, (*opened, path)))
+        raise SetupError(f"{opened[-1]}: extend goes in a circle: {circle}.\nRemove it from one of them.")
+    table, prefix = table_of(path, opened[-1] if opened else None)
+    values: dict[str, Any] = {}
+    sources: dict[str, Path] = {}
+    extended_by: dict[Path, Path] = {}
+    overrides: dict[tuple[Path, int], FileOverride] = {}
+    for text in _texts(path, prefix + EXTEND, table.get(EXTEND, []), _EXTEND_TAKES):
+        base = read_config(Path(joined(path.parent, text)), (*opened, path))
+        values |= base.values
+        sources |= base.sources
+        extended_by |= {base.path or path: path, **base.extended_by}
+        overrides |= {(override.file, override.index): override for override in base.overrides}
+    rest = {name: value for name, value in table.items() if name not in (EXTEND, OVERRIDES)}
+    own = _values(path, prefix, rest, (*KEYS, EXTEND, OVERRIDES))
+    overrides |= {(path, override.index): override for override in _overrides(path, prefix, table)}
+    sources |= dict.fromkeys(own, path)
+    return Config(path, values | own, sources, tuple(overrides.values()), extended_by)
+
+
+def _overrides(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[FileOverride]:
+    name, entries = prefix + OVERRIDES, table.get(OVERRIDES, [])
+    if not isinstance(entries, list):
+        raise SetupError(
+            f"{path}: {name} is {words(entries)}.\nIt takes a list of tables: begin each with [[{name}]]"
+        )
+    for index, entry in enumerate(entries):
+        inside = f"{name}[{index}]"
+        if not isinstance(entry, dict):
+            raise SetupError(f"{path}: {inside} is {words(entry)}.\nIt takes a table: begin it with [[{name}]]")
+        rest = {name: value for name, value in entry.items() if name != PATHS}
+        for key in rest:
+            if key in (EXTEND, OVERRIDES) or (key in KEYS and not KEYS[key].per_log):
+                raise SetupError(
+                    f"{path}: {inside}.{key} applies to a whole run, so it cannot differ from log to log.\n"
+                    f"Set it above the overrides. Keys that can differ: {', '.join(_PER_LOG)}."
+                )
+        values = _values(path, f"{inside}.", rest, (PATHS, *_PER_LOG))
+        if PATHS not in entry:
+            raise SetupError(f"{path}: {inside} does not say which logs it is for.\nAdd paths, {_PATHS_TAKE}.")
+        paths = _texts(path, f"{inside}.{PATHS}", entry[PATHS], _PATHS_TAKE)
+        if not paths:
+            raise SetupError(f"{path}: {inside}.{PATHS} is an empty list.\nIt takes {_PATHS_TAKE}.")
+        for text in paths:
+            if re.search(_MEANINGLESS, text) is not None:
+                raise SetupError(
+                    f"{path}: {inside}.{PATHS} has {words(text)}, which matches no log.\n"
+                    "Patterns know only *, ? and **, with / between folders: list several patterns for several "
+                    "names, and write \\[ or \\{ for a name with such a character."
+                )
+        patterns = tuple(pattern for text in paths for pattern in _patterns_of(text, path.parent))
+        yield FileOverride(path, index, tuple(paths), patterns, values)
+
+
+def _values(path: Path, prefix: str, table: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The values of a table by key, each as its kind reads it."""
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        option = KEYS.get(name)
+        if option is None:
+            raise SetupError(_about_unknown(path, prefix + name, name, names))
+        try:
+            values[name] = option.kind.read(value, path.parent)
+        except ValueError as error:
+            why = f" ({error})" if str(error) else ""
+            raise SetupError(
+                f"{path}: {prefix}{name} is {words(value)}{why}.\nIt takes {option.kind.takes}."
+            ) from None
+    return values
+
+
+def _texts(path: Path, full: str, value: Any, takes: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise SetupError(f"{path}: {full} is {words(value)}.\nIt takes {takes}.")
+    if any("\0" in text for text in texts):
+        raise SetupError(f"{path}: {full} holds a character that no path can have, \\x00.\nRemove it.")
+    return texts
+
+
+def _about_unknown(path: Path, full: str, name: str, names: tuple[str, ...]) -> str:
+    flag = name.replace("_", "-")
+    if flag in FLAG_ONLY:
+        return (
+            f"{path}: {full} cannot be set in a file: {FLAG_ONLY[flag]}.\n"
+            f"Remove it, and pass --{flag} where you need it."
+        )
+    if name in ("tool", _TABLE):
+        return (
+            f"{path}: unknown key {quoted(full)}.\n"
+            f"In {path.name} the keys are at the top, without a header: [tool.{_TABLE}] is for {_PROJECT_NAME}."
+        )
+    flags = ((flag.lstrip("-"), key) for key, option in KEYS.items() for flag in (option.short, option.flag))
+    key = dict(flags).get(name, flag.lower())
+    hint = f"did you mean {key}?" if key in names else did_you_mean(key, names, 2)
+    return f"{path}: unknown key {quoted(full)}" + (f": {hint}" if hint else f".\nKeys: {', '.join(names)}.")
+
+
+def _patterns_of(text: str, folder: Path) -> tuple[str, ...]:
+    """The patterns for `Override.paths` equivalent to one pattern in a file of this folder.
+
+    Without a slash it is the name of a file anywhere, or of a folder below this one, with everything in it. With
+    one it is a path from this folder, with everything in it if it is a folder. Links are resolved up to the first
+    `*` or `?`.
+    """
+    name = text.rstrip("/")
+    if "://" in text:  # a remote log, or those below a folder
+        return (name, f"{name}/**")
+    if "/" not in name and name not in ("", ".", "..", "~"):
+        here = Path(os.path.realpath(folder))
+        below = f"{_literal(here)}/**/{name}/**"
+        return (below,) if text.endswith("/") else (f"{_literal(Path(here.anchor))}/**/{name}", below)
+    parts = os.path.expanduser(text).split("/")  # noqa: PTH111 - Path drops the slash at the end
+    first_wild = next((at for at, part in enumerate(parts) if re.search(r"(?<!\\)[*?]", part)), len(parts))
+    head = re.sub(r"\\(.)", r"\1", "/".join(parts[:first_wild]) or "/" * first_wild)
+    wild: list[str] = []
+    for part in parts[first_wild:]:
+        if part == ".." and wild:
+            wild.pop()
+        elif part not in ("", "."):
+            wild.append(part)
+    whole = "/".join([_literal(Path(os.path.realpath(folder / head))), *wild])
+    inside = whole if wild[-1:] == ["**"] else f"{whole}/**"
+    return (inside,) if text.endswith("/") or inside == whole else (whole, inside)
+
+
+def _literal(path: Path) -> str:
+    """A pattern that matches only this path, without a slash at its end."""
+    return re.sub(r"([\\*?])", r"\\\1", path.as_posix()).rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A configuration file with keys written into it."""
+
+    text: str
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    """Keys that had another value, or that were removed."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the file already has all keys."""
+        return not self.added and not self.changed
+
+
+def merged_config(
+    path: Path, keys: Mapping[str, Any], unset: Iterable[str] = (), *, force: bool = False
+) -> Merged:
+    """The text of a configuration file with these keys, as TOML values, and without those in `unset`.
+
+    Everything else in it stays as it is, comments too. SetupError if the file cannot be read, or sets one of them
+    differently and `force` is not given. Each key is read as a run would read it.
+    """
+    text, table = "", {}
+    if path.exists():
+        read_config(path)
+        text = path.read_text(encoding="utf-8-sig")
+        table = dict(table_of(path)[0])
+    for name, value in keys.items():
+        try:
+            toml_value(value)
+            KEYS[name].kind.read(value, path.parent)
+        except ValueError:
+            raise SetupError(
+                f"{path}: {name} cannot hold {value!r}.\nPass it as a flag instead, as the page shows it."
+            ) from None
+    added = [name for name in keys if name not in table]
+    differing = [
+        name
+        for name, value in keys.items()
+        if name in table
+        and KEYS[name].kind.read(table[name], path.parent) != KEYS[name].kind.read(value, path.parent)
+    ]
+    gone = [name for name in unset if name in table]
+    if (differing or gone) and not force:
+        changes = [
+            f"{name} = {_short(table[name])}, found: {_short(keys[name]) if name in keys else 'none'}"
+            for name in (*differing, *gone)
+        ]
+        lines = "\n  ".join(changes)
+        raise SetupError(f"{path} sets these keys to something else:\n  {lines}\nPass --force to replace them.")
+    new = {name: keys[name] for name in (*differing, *added)}
+    wanted = {name: value for name, value in table.items() if name not in gone} | new
+    edited = _edited(path, text, new, gone) if new or gone else text
+    if not _says(path, edited, wanted, text):
+        raise SetupError(
+            f"{path}: keys cannot be added to this file.\nAdd them by hand, or write to another file."
+        )
+    return Merged(edited, tuple(added), (*differing, *gone))
+
+
+def _short(value: Any) -> str:
+    text = str(value) if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _edited(path: Path, text: str, new: Mapping[str, Any], gone: Iterable[str]) -> str:
+    """The text with keys set and others removed."""
+    import tomlkit  # imports for 40 ms, and only a file that is edited needs it
+
+    document = tomlkit.parse(text)
+    table: Any = document
+    if path.name == _PROJECT_NAME:
+        tool: Any = document.setdefault("tool", tomlkit.table(is_super_table=True))
+        if _TABLE not in tool and text:
+            tool.add(tomlkit.nl())
+        table = tool.setdefault(_TABLE, tomlkit.table())
+    for name in gone:
+        del table[name]
+    for name, value in new.items():
+        table[name] = tomlkit.value(toml_value(value))
+    edited: str = tomlkit.dumps(document)
+    return edited
+
+
+def _says(path: Path, text: str, table: Mapping[str, Any], before: str) -> bool:
+    """Whether a text holds this table of our keys, and everything else as before."""
+    import tomllib
+
+    try:
+        after = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    if path.name != _PROJECT_NAME:
+        return after == table
+    whole = tomllib.loads(before)
+    return after == {**whole, "tool": {**whole.get("tool", {}), _TABLE: table}}
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it on one line; ValueError if TOML has no such value."""
+    if isinstance(value, Mapping):
+        pairs = (f"{toml_key(str(name))} = {toml_value(entry)}" for name, entry in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if value is None:
+        raise ValueError("TOML has no null")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007F")
+
+
+def toml_key(name: str) -> str:
+    """A key as TOML writes it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def config_schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) of `tito-audit.toml` and of the table in `pyproject.toml`."""
+    keys = {name: _schema_of(option) for name, option in KEYS.items()}
+    some = {name: {"$ref": f"#/properties/{name}"} for name, option in KEYS.items() if option.per_log}
+    pattern = {**TEXT, "not": {"pattern": _MEANINGLESS}}
+    paths = {
+        "title": PATHS,
+        "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? match "
+        "within one name, ** through folders; one without a slash is the name of a file anywhere.",
+        "anyOf": [pattern, {"type": "array", "items": pattern, "minItems": 1}],
+    }
+    override = {
+        "type": "object",
+        "properties": {PATHS: paths, **some},
+        "required": [PATHS],
+        "additionalProperties": False,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tito-audit.toml, and the table [tool.tito-audit] of pyproject.toml",
+        "type": "object",
+        "properties": {
+            EXTEND: {
+                "title": EXTEND,
+                "description": "Files whose settings apply where this one sets none.",
+                "anyOf": [TEXT, {"type": "array", "items": TEXT}],
+            },
+            **keys,
+            OVERRIDES: {
+                "title": OVERRIDES,
+                "description": "Settings for some of the logs; where several match a log, the last one wins.",
+                "type": "array",
+                "items": override,
+            },
+        },
+        "additionalProperties": False,
+        "$defs": {"json": JSON},
+    }
+
+
+def _schema_of(option: Option) -> dict[str, Any]:
+    about = option.help.replace(" Repeatable.", "")
+    default = {"default": option.default} if option.default is not None else {}
+    description = f"{about} Takes {option.kind.takes}."
+    return {"title": option.key, "description": description, **option.kind.schema, **default}
