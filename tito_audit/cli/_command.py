@@ -59,7 +59,7 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
     flag = typer.Option(
         *option.declared,
         metavar=option.metavar,
-        help=option.said(command),
+        help=option.help_for(command),
         min=option.least,
         max=LARGEST if option.takes is int else None,
         parser=parser,

@@ -239,10 +239,10 @@ class RepairSettings:
 
 
 _PART = re.compile(
-    r"(?P<through>(?<![^/])(?:\*\*/)+)|(?P<below>(?<![^/])\*\*\Z)|(?P<any>\*+)|(?P<one>\?)|\\?(?P<plain>.)",
+    r"(?P<through>(?<![^/])(?:\*\*/)+)|(?P<below>(?<![^/])\*\*\Z)|(?P<any>\*+)|(?P<char>\?)|\\?(?P<plain>.)",
     re.DOTALL,
 )
-_EXPRESSIONS = {"through": "(?:[^/]+/)*", "below": ".+", "any": "[^/]*", "one": "[^/]"}
+_EXPRESSIONS = {"through": "(?:[^/]+/)*", "below": ".+", "any": "[^/]*", "char": "[^/]"}
 
 
 @lru_cache(maxsize=256)

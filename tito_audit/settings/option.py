@@ -89,7 +89,7 @@ class Option:
         if self.takes is bool and self.fills is None:
             object.__setattr__(self, "default", False)
         if self.fills is not None and not self.repeats:
-            (filled,) = (one for one in fields(self.fills) if one.name == self.name)
+            (filled,) = (field for field in fields(self.fills) if field.name == self.name)
             object.__setattr__(self, "default", filled.default)
 
     @property
@@ -115,17 +115,22 @@ class Option:
         assert self.key_takes is not None, f"{self.flag} has no key"
         return self.key_takes
 
-    def said(self, command: str) -> str:
+    def help_for(self, command: str) -> str:
         """Its help text for a command."""
         return self.helps.get(command, self.help)
 
-    def read(self, given: Any) -> Any:
-        """The value of its field from what the flag was given; SetupError when that is invalid."""
+    def read(self, value: Any) -> Any:
+        """The value of its field from what the flag got; SetupError when that is invalid."""
         if self.reads is not None:
-            return self.reads(given, self.flag)
+            return self.reads(value, self.flag)
         if isinstance(self.takes, tuple):
-            return str(given)
-        return given if isinstance(self.takes, type) else self.takes(given)
+            return str(value)
+        return value if isinstance(self.takes, type) else self.takes(value)
+
+
+def flag(name: str, commands: tuple[str, ...], **facts: Any) -> Callable[..., Option]:
+    """An option, to be called with its help; a keyword is the help of one command."""
+    return lambda help, **helps: Option(name, help, commands, helps=helps, **facts)
 
 
 def under(panel: str, *options: Option) -> tuple[Option, ...]:
@@ -133,7 +138,7 @@ def under(panel: str, *options: Option) -> tuple[Option, ...]:
     return tuple(option if option.panel else replace(option, panel=panel) for option in options)
 
 
-def numbered(name: str, help: str, commands: tuple[str, ...], of: str, least: int, **more: Any) -> Option:
+def numbered(name: str, commands: tuple[str, ...], of: str, least: int, **facts: Any) -> Callable[..., Option]:
     """An option that takes a whole number, `least` or more, as a flag and as a key; `of` says what of."""
-    how = {"metavar": "N", **more}
-    return Option(name, help, commands, takes=int, least=least, key_takes=whole(of, least), **how)
+    facts = {"metavar": "N", **facts}
+    return flag(name, commands, takes=int, least=least, key_takes=whole(of, least), **facts)

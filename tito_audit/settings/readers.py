@@ -22,31 +22,37 @@ _HOW_REQUIRED = (
 )
 
 
-def columns(given: Sequence[str], flag: str) -> dict[str, str]:
+def columns(texts: Sequence[str], flag: str) -> dict[str, str]:
     """Our columns to the log's, from `token_ids=tokens`."""
-    return dict(_pair(text, flag, "token_ids=tokens") for text in given)
+    return dict(_pair(text, flag, "token_ids=tokens") for text in texts)
 
 
-def arguments(given: Sequence[str], flag: str) -> dict[str, object]:
+def arguments(texts: Sequence[str], flag: str) -> dict[str, object]:
     """Arguments by name, from `enable_thinking=false`; a value is JSON, else text."""
-    pairs = [_pair(text, flag, "enable_thinking=false") for text in given]
+    pairs = [_pair(text, flag, "enable_thinking=false") for text in texts]
     return {name: json_or_text(text) for name, text in pairs}
 
 
-def join_columns(given: Sequence[str], flag: str) -> dict[str, str]:
+def join_columns(texts: Sequence[str], flag: str) -> dict[str, str]:
     """The log's columns to the other file's, from `id` or `id=uid`."""
-    return dict(_columns_pair(text, flag) for text in given)
+    pairs: dict[str, str] = {}
+    for text in texts:
+        ours, equals, theirs = (part.strip() for part in text.partition("="))
+        if not ours or (equals and not theirs):
+            raise SetupError(f"{flag} {text}: a column is missing.\nWrite {flag} id, or {flag} id=other_name")
+        pairs[ours] = theirs or ours
+    return pairs
 
 
-def conventions(given: Sequence[str], flag: str) -> dict[str, str]:
+def conventions(texts: Sequence[str], flag: str) -> dict[str, str]:
     """Conventions of training rows by name, from `first=prefill:1` and `end=untrained`."""
-    return dict(_pair(text, flag, "end=untrained") for text in given)
+    return dict(_pair(text, flag, "end=untrained") for text in texts)
 
 
-def assumed(given: Sequence[str], flag: str) -> dict[str, int]:
+def assumed(texts: Sequence[str], flag: str) -> dict[str, int]:
     """How far columns are off, from `logprobs=+1` and `mask=-1`."""
     far: dict[str, int] = {}
-    for text in given:
+    for text in texts:
         column, number = _pair(text, flag, "logprobs=+1")
         if column not in ("mask", "logprobs") or not re.fullmatch(r"[+-]?[1-4]", number, re.ASCII):
             raise SetupError(
@@ -58,35 +64,34 @@ def assumed(given: Sequence[str], flag: str) -> dict[str, int]:
     return far
 
 
-def roles(given: Sequence[str], flag: str) -> tuple[str, ...]:
+def roles(texts: Sequence[str], flag: str) -> tuple[str, ...]:
     """Roles from comma-separated lists, each once."""
-    found = [role.strip() for part in given for role in part.split(",")]
-    if not all(found):
-        raise SetupError(f"{flag} {','.join(given)!r}: a role is missing.\nWrite {flag} assistant")
-    return tuple(dict.fromkeys(found))
+    entries = [role.strip() for text in texts for role in text.split(",")]
+    if not all(entries):
+        raise SetupError(f"{flag} {','.join(texts)!r}: a role is missing.\nWrite {flag} assistant")
+    return tuple(dict.fromkeys(entries))
 
 
-def codes(given: Sequence[str], flag: str) -> tuple[str, ...]:
+def codes(texts: Sequence[str], flag: str) -> tuple[str, ...]:
     """Code prefixes from comma-separated lists."""
-    return tuple(code.strip().upper() for part in given for code in part.split(",") if code.strip())
+    return tuple(code.strip().upper() for text in texts for code in text.split(",") if code.strip())
 
 
-def names(given: Sequence[str], flag: str) -> tuple[str, ...]:
+def names(texts: Sequence[str], flag: str) -> tuple[str, ...]:
     """Names from comma-separated lists, each once."""
-    found = [name.strip().lower() for part in given for name in part.split(",")]
-    return tuple(name for name in dict.fromkeys(found) if name)
+    entries = [name.strip().lower() for text in texts for name in text.split(",")]
+    return tuple(name for name in dict.fromkeys(entries) if name)
 
 
-def clock(given: str, flag: str) -> datetime | Literal["recorded"]:
+def clock(text: str, flag: str) -> datetime | Literal["recorded"]:
     """A moment, from `2024-07-26` or `2024-07-26T14:30`; or `recorded`."""
-    text = given.strip()
-    found = RECORDED if text == RECORDED else moment(text)
-    if found is None:
+    date = RECORDED if text.strip() == RECORDED else moment(text.strip())
+    if date is None:
         raise SetupError(
-            f"{flag} {given}: not a date.\n"
+            f"{flag} {text}: not a date.\n"
             f"Write {flag} 2024-07-26, {flag} 2024-07-26T14:30, or {flag} {RECORDED} for the date of each prompt."
         )
-    return found
+    return date
 
 
 def moment(text: str) -> datetime | None:
@@ -99,69 +104,68 @@ def moment(text: str) -> datetime | None:
         return None
 
 
-def sentinel(given: str, flag: str) -> float | Literal["null"]:
+def sentinel(text: str, flag: str) -> float | Literal["null"]:
     """A finite number, or "null"."""
-    if given == "null":
+    if text == "null":
         return "null"
     try:
-        number = float(given)
+        number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise SetupError(f"{flag} {given}: not a finite number and not null.\nWrite {flag} 0.0 or {flag} null")
+        raise SetupError(f"{flag} {text}: not a finite number and not null.\nWrite {flag} 0.0 or {flag} null")
     return number
 
 
-def share(given: str | float) -> float:
+def share(text: str | float) -> float:
     """The share of rows to audit, from `0.1` or `10%`."""
-    words = str(given).strip()
+    words = str(text).strip()
     number = _number(words.removesuffix("%"))
     part = number / 100 if number is not None and words.endswith("%") else number
     if part is None or not 0 < part <= 1:
         raise SetupError(
-            f"--sample {given}: not a share of the rows.\n"
+            f"--sample {text}: not a share of the rows.\n"
             "Pass a share above 0 and at most 1: --sample 0.05, or 5%, audits about one row in twenty."
         )
     return part
 
 
-def rates(given: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
+def rates(texts: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
     """Rates from comma-separated lists, one per code prefix."""
-    found: dict[str, MaxRate] = {}
-    for text in (part for one in given for part in one.split(",") if part.strip()):
+    by_prefix: dict[str, MaxRate] = {}
+    for text in (part for entry in texts for part in entry.split(",") if part.strip()):
         rate = _rate(text, flag)
-        if rate.prefix in found:
+        if (other := by_prefix.setdefault(rate.prefix, rate)) is not rate:
             raise SetupError(
-                f"{flag} {text}: {rate.prefix or 'ALL'} already has a rate, {found[rate.prefix]}.\n"
+                f"{flag} {text}: {rate.prefix or 'ALL'} already has a rate, {other}.\n"
                 "Pass one rate per code or prefix."
             )
-        found[rate.prefix] = rate
-    return tuple(found.values())
+    return tuple(by_prefix.values())
 
 
-def requirements(given: Sequence[str], flag: str) -> tuple[Requirement, ...]:
+def requirements(texts: Sequence[str], flag: str) -> tuple[Requirement, ...]:
     """Required rules from comma-separated lists, `LPR` or `LPR=95%`, each prefix once."""
-    found: dict[str, Requirement] = {}
-    if any(not one.strip(", ") for one in given):  # an unset variable of a script must not open the gate
+    shares: dict[str, float] = {}
+    if any(not entry.strip(", ") for entry in texts):  # an unset variable of a script must not open the gate
         raise SetupError(f'{flag} "": no rules are named.\n{_HOW_REQUIRED}')
-    for text in (part.strip() for one in given for part in one.split(",") if part.strip()):
+    for text in (part.strip() for entry in texts for part in entry.split(",") if part.strip()):
         codes, equals, share = (part.strip() for part in text.partition("="))
         part = required_share(share) if equals else 1.0
         if not codes or part is None:
             raise SetupError(f"{flag} {text}: not of the form CODES or CODES=SHARE.\n{_HOW_REQUIRED}")
-        one = Requirement("" if codes.upper() == "ALL" else codes.upper(), part)
-        if one.prefix in found:
+        prefix = "" if codes.upper() == "ALL" else codes.upper()
+        if prefix in shares:
             raise SetupError(f"{flag} {text}: {codes} is already required.\nPass one share per code or prefix.")
-        found[one.prefix] = one
-    return tuple(found.values())
+        shares[prefix] = part
+    return tuple(Requirement(prefix, part) for prefix, part in shares.items())
 
 
-def min_audited(given: str | float) -> float:
+def min_audited(text: str | float) -> float:
     """The share of rollouts that has to be audited, from `0.95` or `95%`."""
-    part = required_share(str(given))
+    part = required_share(str(text))
     if part is None:
         raise SetupError(
-            f"--min-audited {given}: not a share of the rollouts.\n"
+            f"--min-audited {text}: not a share of the rollouts.\n"
             "Pass a share above 0 and at most 1: --min-audited 0.95, or 95%."
         )
     return part
@@ -177,9 +181,9 @@ def required_share(text: str) -> float | None:
     return part if 0 < part <= 1 else None
 
 
-def prefixes(given: Sequence[MaxRate | Requirement]) -> list[str]:
+def prefixes(limits: Sequence[MaxRate | Requirement]) -> list[str]:
     """The code prefixes of rates or requirements."""
-    return [one.prefix for one in given if one.prefix]
+    return [limit.prefix for limit in limits if limit.prefix]
 
 
 def json_or_text(text: str) -> Any:
@@ -219,10 +223,3 @@ def _pair(text: str, flag: str, example: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise SetupError(f"{flag} {text}: not of the form NAME=VALUE.\nWrite {flag} {example}")
     return key.strip(), value
-
-
-def _columns_pair(text: str, flag: str) -> tuple[str, str]:
-    ours, equals, theirs = (part.strip() for part in text.partition("="))
-    if not ours or (equals and not theirs):
-        raise SetupError(f"{flag} {text}: a column is missing.\nWrite {flag} id, or {flag} id=other_name")
-    return ours, theirs or ours

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,6 @@ _REQUIREMENT = rf"^[A-Za-z]+[0-9]*(?:={_REQUIRED})?$"
 _REPORT = r"^[a-z][a-z0-9_-]*(?:=.+)?$"
 
 
-def _as_it_is(value: Any, folder: Path) -> Any:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What a key takes."""
@@ -51,7 +48,7 @@ class Kind:
     """Converts a TOML value to the form of the command line (a list of texts for a repeatable flag), with relative
     paths joined to the file's folder; ValueError if the value is invalid.
     """
-    shown: Callable[[Any, Path], Any] = _as_it_is
+    shown: Callable[[Any, Path], Any] = lambda value, folder: value
     """Turns what `read` returned back into the TOML value for a file in a folder."""
 
 
@@ -59,8 +56,8 @@ def joined(folder: Path, text: str) -> str:
     """The path that `text` names in a file of the folder, without needless dots; a URL as it is."""
     if "://" in text:
         return text
-    given = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-    whole = str(given if given.is_absolute() else folder / given)
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    whole = str(path if path.is_absolute() else folder / path)
     short = os.path.normpath(whole)
     return short if os.path.realpath(short) == os.path.realpath(whole) else whole
 
@@ -72,7 +69,7 @@ def words(value: Any) -> str:
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
-        bad = next((one for one in value if not isinstance(one, str)), None)
+        bad = next((entry for entry in value if not isinstance(entry, str)), None)
         return "a list" + (f" with {words(bad)} in it" if bad is not None else "")
     if isinstance(value, str):
         text = value if len(value) <= 60 else f"{value[:60]}…"
@@ -104,18 +101,12 @@ def _near_or_name(value: str, folder: Path) -> str:
 
 def _place_or_name(value: Any, folder: Path) -> str:
     """A path if it exists or cannot be a name; else the name."""
-    text = _text(value, folder)
     path = _path(value, folder)
-    return path if text.startswith((".", "/", "~")) or Path(path).exists() else text
-
-
-def _file_or_none(value: Any, folder: Path) -> str:
-    """A path, or the word for no tools."""
-    return NO_TOOLS if value == NO_TOOLS else _path(value, folder)
+    return path if value.startswith((".", "/", "~")) or Path(path).exists() else str(value)
 
 
 def _near_or_none(value: str, folder: Path) -> str:
-    """The path relative to a folder, written so that it cannot be mistaken for the word."""
+    """The path relative to a folder, written so that it cannot be mistaken for the word for no tools."""
     near = value if value == NO_TOOLS else _near(value, folder)
     return f"./{near}" if near == NO_TOOLS != value else near
 
@@ -130,14 +121,14 @@ def _moment(value: Any, folder: Path) -> str:
 def _texts(value: Any, folder: Path) -> list[str]:
     if isinstance(value, str) and value:
         return [value]
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
         raise ValueError
     return value
 
 
-def _split(given: list[str], folder: Path) -> list[str]:
+def _split(texts: list[str], folder: Path) -> list[str]:
     """The entries of comma-separated lists."""
-    return [one.strip() for text in given for one in text.split(",") if one.strip()]
+    return [entry.strip() for text in texts for entry in text.split(",") if entry.strip()]
 
 
 def _at_least(least: float, kind: type[float]) -> Callable[[Any, Path], float]:
@@ -154,7 +145,7 @@ def _at_least(least: float, kind: type[float]) -> Callable[[Any, Path], float]:
 
 
 def _share(value: Any, folder: Path) -> float:
-    if isinstance(value, str) and re.search(rf"\A{_PERCENT}\Z", value):
+    if isinstance(value, str) and _fits(_PERCENT, value):
         return float(value.removesuffix("%")) / 100
     if not _is_number(value) or not 0 < value <= 1:
         raise ValueError
@@ -193,16 +184,10 @@ def _arguments(value: Any, folder: Path) -> list[str]:
         raise ValueError("one of its values is a date or not a finite number, which JSON cannot hold") from None
 
 
-def _values(pairs: list[str], folder: Path) -> dict[str, Any]:
-    return {name: json_or_text(value) for name, value in _table(pairs, folder).items()}
-
-
 def _sentinel(value: Any, folder: Path) -> str:
-    if value == "null" and isinstance(value, str):
-        return "null"
-    if not _is_number(value):
+    if value != "null" and not _is_number(value):
         raise ValueError
-    return repr(value)
+    return value if isinstance(value, str) else repr(value)
 
 
 def _by_code(pattern: str, right: Callable[[Any], bool]) -> Callable[[Any, Path], list[str]]:
@@ -213,7 +198,7 @@ def _by_code(pattern: str, right: Callable[[Any], bool]) -> Callable[[Any, Path]
             return _matching(pattern)(value, folder)
         if not all(right(number) for number in value.values()):
             raise ValueError(_wrong_entry(value, right))
-        odd = next((codes for codes in value if not re.search(r"\A[A-Za-z]+[0-9]*\Z", codes)), None)
+        odd = next((codes for codes in value if not _fits("[A-Za-z]+[0-9]*", codes)), None)
         if odd is not None:
             raise ValueError(f"{odd!r} is not a code or a prefix")
         return [
@@ -224,20 +209,20 @@ def _by_code(pattern: str, right: Callable[[Any], bool]) -> Callable[[Any, Path]
 
 
 def _is_rate(rate: Any) -> bool:
-    if isinstance(rate, str):
-        return re.search(rf"\A{_RATE}\Z", rate) is not None
-    return _is_number(rate) and rate >= 0
-
-
-def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
-    table = _table([rate.strip() for given in rates for rate in given.split(",")], folder)
-    return {codes.strip(): json_or_text(rate.strip()) for codes, rate in table.items()}
+    return _fits(_RATE, rate) if isinstance(rate, str) else _is_number(rate) and rate >= 0
 
 
 def _is_required(share: Any) -> bool:
-    if isinstance(share, str):
-        return re.search(rf"\A{_REQUIRED}\Z", share) is not None
-    return _is_number(share) and 0 < share <= 1
+    return _fits(_REQUIRED, share) if isinstance(share, str) else _is_number(share) and 0 < share <= 1
+
+
+def _fits(pattern: str, text: str) -> bool:
+    return re.search(rf"\A{pattern}\Z", text) is not None
+
+
+def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
+    table = _table([rate.strip() for text in rates for rate in text.split(",")], folder)
+    return {codes.strip(): json_or_text(rate.strip()) for codes, rate in table.items()}
 
 
 def _required_share(value: Any, folder: Path) -> float:
@@ -249,27 +234,25 @@ def _matching(pattern: str) -> Callable[[Any, Path], list[str]]:
     """A reader of one text or a list of texts that match the pattern."""
 
     def read(value: Any, folder: Path) -> list[str]:
-        given = _texts(value, folder)
-        odd = next((one for one in given if "\n" in one or not re.search(pattern, one)), None)
-        if odd is not None and odd is not value:
-            raise ValueError(f"{words(odd)} is in it")
+        texts = _texts(value, folder)
+        odd = next((text for text in texts if "\n" in text or not re.search(pattern, text)), None)
         if odd is not None:
-            raise ValueError
-        return given
+            raise ValueError("" if odd is value else f"{words(odd)} is in it")
+        return texts
 
     return read
 
 
 def _reports(value: Any, folder: Path) -> list[str]:
     """`NAME` and `NAME=FILE`, the file relative to the folder; `-` is stdout."""
-    split = [one.partition("=") for one in _matching(_REPORT)(value, folder)]
+    split = [report.partition("=") for report in _matching(_REPORT)(value, folder)]
     return [
         name + (f"={file if file == '-' else joined(folder, file)}" if file else "") for name, _, file in split
     ]
 
 
 def _shown_reports(reports: list[str], folder: Path) -> list[str]:
-    split = [one.partition("=") for one in reports]
+    split = [report.partition("=") for report in reports]
     return [f"{name}{equals}{_near(file, folder) if file else ''}" for name, equals, file in split]
 
 
@@ -281,8 +264,8 @@ def _wrong_entry(value: Any, right: Callable[[Any], Any]) -> str:
 
 
 def _one_or_several(pattern: str) -> dict[str, Any]:
-    one = {"type": "string", "pattern": pattern}
-    return {"anyOf": [one, {"type": "array", "items": one}]}
+    entry = {"type": "string", "pattern": pattern}
+    return {"anyOf": [entry, {"type": "array", "items": entry}]}
 
 
 def _by_code_schema(number: Mapping[str, Any], text: str, pattern: str) -> dict[str, Any]:
@@ -297,24 +280,15 @@ def _by_code_schema(number: Mapping[str, Any], text: str, pattern: str) -> dict[
     return {"anyOf": [table, *_one_or_several(pattern)["anyOf"]]}
 
 
-def text(takes: str) -> Kind:
-    """A text, not empty."""
-    return Kind(takes, TEXT, _text)
-
-
-def texts(takes: str) -> Kind:
-    """A list of texts, or a single one."""
-    return Kind(takes, _ONE_OR_SEVERAL, _texts, _split)
-
-
-def path(takes: str) -> Kind:
-    """A path, relative to the folder of the file."""
-    return Kind(takes, TEXT, _path, _near)
-
-
-def place_or_name(takes: str) -> Kind:
-    """A path, relative to the folder of the file, or a Hugging Face name."""
-    return Kind(takes, TEXT, _place_or_name, _near_or_name)
+text = partial(Kind, schema=TEXT, read=_text)
+texts = partial(Kind, schema=_ONE_OR_SEVERAL, read=_texts, shown=_split)
+"""A list of texts, or a single one."""
+path = partial(Kind, schema=TEXT, read=_path, shown=_near)
+"""A path, relative to the folder of the file."""
+place_or_name = partial(Kind, schema=TEXT, read=_place_or_name, shown=_near_or_name)
+"""A path, relative to the folder of the file, or a Hugging Face name."""
+pairs = partial(Kind, schema={"type": "object", "additionalProperties": TEXT}, read=_pairs, shown=_table)
+"""A table of texts."""
 
 
 def whole(takes: str, least: int) -> Kind:
@@ -338,23 +312,22 @@ def one_of(*choices: str) -> Kind:
     return Kind(f"one of {', '.join(choices)}", {"enum": list(choices)}, read)
 
 
-def pairs(takes: str) -> Kind:
-    """A table of texts."""
-    return Kind(takes, {"type": "object", "additionalProperties": TEXT}, _pairs, _table)
-
-
 CLOCK = Kind(
     'a date, such as "2024-07-26", or with a time "2024-07-26T14:30", or "recorded" for the date of each prompt',
     {"type": "string", "pattern": f"^(?:{MOMENT}|{RECORDED})$"},
     _moment,
 )
-TOOLS = Kind('the path of a file, or "none"', TEXT, _file_or_none, _near_or_none)
-_ANY_JSON = {"$ref": "#/$defs/json"}
+TOOLS = Kind(
+    'the path of a file, or "none"',
+    TEXT,
+    lambda value, folder: NO_TOOLS if value == NO_TOOLS else _path(value, folder),
+    _near_or_none,
+)
 ARGUMENTS = Kind(
     "a table, such as {enable_thinking = false}",
-    {"type": "object", "additionalProperties": _ANY_JSON},
+    {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
     _arguments,
-    _values,
+    lambda pairs, folder: {name: json_or_text(value) for name, value in _table(pairs, folder).items()},
 )
 CODES = texts('a list of codes or prefixes, such as ["TOK", "TPL203"]')
 FLAG = Kind("true or false", {"type": "boolean"}, _flag)
