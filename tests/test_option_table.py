@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
-from tito_audit.cli import _complete, _given, app
+from tito_audit.cli import _complete, _options, app
 from tito_audit.settings.model import GateSettings, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, options_of
@@ -28,7 +28,7 @@ FILLED = (Settings, GateSettings, RepairSettings, RepairChoices)
 NO_OPTION = {(Settings, "row"), (Settings, "overrides"), (RepairSettings, "choices"), (RepairChoices, "rescored")}
 """Fields that no flag says alone: a place, tables of the file, and what is filled by itself."""
 BY_GIVEN = {"scan": {Settings, GateSettings}, "repair": {Settings, RepairSettings, RepairChoices}}
-"""What a command makes of `Given`; Settings alone where it is not named."""
+"""What a command makes of `Options`; Settings alone where it is not named."""
 
 
 def called(option: Option) -> str:
@@ -206,7 +206,7 @@ def test_functions_that_options_name_are_there() -> None:
     for name in completing:
         assert list(inspect.signature(getattr(_complete, name)).parameters) == ["incomplete"]
     called_first = [option.calls for option in OPTIONS if option.calls]
-    assert all(callable(getattr(_given, name)) for name in called_first)
+    assert all(callable(getattr(_options, name)) for name in called_first)
     assert called_first == ["read_no_file", "read_file"], "a file is looked for once --no-config is known"
 
 

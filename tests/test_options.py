@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
-from tito_audit.cli import _given as options
+from tito_audit.cli import _options as options
 from tito_audit.errors import SetupError
 from tito_audit.report_objects import as_json
 from tito_audit.rule import selected

@@ -47,7 +47,7 @@ _ENDED = {
     TERMINATED: "terminated; no report was finished",
     HUNG_UP: "the terminal is gone; no report was finished",
 }
-"""What is said of a run that a signal ended, by its exit code."""
+"""What is words of a run that a signal ended, by its exit code."""
 _NEW_OBJECTS = 100_000
 """Net allocations before Python's garbage collector runs."""
 
@@ -88,9 +88,9 @@ def _ended(ctx: Any) -> Iterator[None]:
         give_up_stdout()
         raise typer.Exit(READER_GONE) from None
     except (OSError, MemoryError, ImportError, RuntimeError) as error:
-        if (said := refusal(error)) is None:
+        if (words := refusal(error)) is None:
             raise
-        complain(said)
+        complain(words)
         raise typer.Exit(UNMADE) from None
 
 
@@ -149,8 +149,8 @@ def main() -> None:
         complain(_ENDED[INTERRUPTED])
         sys.exit(INTERRUPTED)
     except BaseException as error:  # what a library in Rust panics with is no Exception
-        if (said := refusal(error)) is not None:
-            complain(said)
+        if (words := refusal(error)) is not None:
+            complain(words)
             sys.exit(UNMADE)
         traceback.print_exc()
         complain("this is a bug in tito-audit, not a fault of the log.")
@@ -176,15 +176,15 @@ def _flushed(code: Any) -> Any:
 
 def _complain_of(error: Exception, ctx: Any) -> NoReturn:
     """End a run with a mistake in its command line."""
-    said = mistake(error, ctx)
-    if said is None:
+    words = mistake(error, ctx)
+    if words is None:
         raise error
-    _complain(said, getattr(error, "ctx", None) or ctx)
+    _complain(words, getattr(error, "ctx", None) or ctx)
     raise typer.Exit(UNMADE) from None
 
 
 def _complain(error: TitoAuditError, ctx: Any) -> None:
-    from tito_audit.cli._given import blamed_file
+    from tito_audit.cli._options import blamed_file
     from tito_audit.terminal.escape import inert, visible
 
     blamed = blamed_file(ctx, error) if ctx is not None else []

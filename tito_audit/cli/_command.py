@@ -12,8 +12,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from tito_audit.cli import _complete, _given
-from tito_audit.cli._given import Given
+from tito_audit.cli import _complete, _options
+from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import options_of
@@ -23,37 +23,40 @@ from tito_audit.settings.values import LARGEST
 def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that passes a function the options of a command: its parameters, and all of them as `given`."""
 
-    def made(run: Callable[..., None]) -> Callable[..., None]:
+    def command_of(run: Callable[..., None]) -> Callable[..., None]:
         declared = inspect.signature(run, eval_str=True).parameters
         options = {option.name: option for option in options_of(name)}
-        arguments = [one for one in declared.values() if one.name not in options and one.name != "given"]
+        arguments = [each for each in declared.values() if each.name not in options and each.name != "options"]
 
         def call(context: typer.Context, **parsed: Any) -> None:
-            values = {each: _value(options[each], one) for each, one in parsed.items() if each in options}
-            named = {each: value for each, value in (parsed | values).items() if each in declared}
-            run(**named, **({"given": Given(context, values)} if "given" in declared else {}))
+            values = {}
+            for each, value in parsed.items():
+                if (option := options.get(each)) is not None:
+                    # A word for a choice, a list for a flag that repeats.
+                    several = option.repeats and option.fills is None
+                    values[each] = (value or []) if several else getattr(value, "value", value)
+            arguments = {each: value for each, value in (parsed | values).items() if each in declared}
+            run(**arguments, **({"options": Options(context, values)} if "options" in declared else {}))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         flags = [_parameter(option, name) for option in options.values()]
-        arguments = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in arguments]
+        arguments = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in arguments]
         call.__signature__ = inspect.Signature([context, *arguments, *flags])  # type: ignore[attr-defined]
         call.__doc__ = run.__doc__
         return call
 
-    return made
-
-
-def _value(option: Option, parsed: Any) -> Any:
-    """The parsed value for the function: a word for a choice, a list for a flag that repeats."""
-    return (parsed or []) if option.repeats and option.fills is None else getattr(parsed, "value", parsed)
+    return command_of
 
 
 def _parameter(option: Option, command: str) -> inspect.Parameter:
     """An option as a parameter for Typer."""
-    kind, parser = _type_of(option)
+    kind: Any
+    kind, parser = (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
+    if isinstance(option.takes, tuple):
+        kind, parser = StrEnum("Word", {word: word for word in option.takes}), None
     default = inspect.Parameter.empty if option.required else option.default
     if option.repeats:
-        kind = list[kind]  # type: ignore[valid-type]
+        kind = list[kind]
     elif isinstance(option.takes, tuple) and default is not None:
         default = kind(default)
     flag = typer.Option(
@@ -64,7 +67,8 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
         max=LARGEST if option.takes is int else None,
         parser=parser,
         autocompletion=getattr(_complete, option.completes) if option.completes else None,
-        callback=_callback_of(option),
+        # What Typer calls with the parsed value.
+        callback=getattr(_options, option.calls) if option.calls else _finite if option.takes is float else None,
         is_eager=bool(option.calls),
         hidden=option.hidden,
         rich_help_panel=option.panel or None,
@@ -75,22 +79,7 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
     )
 
 
-def _callback_of(option: Option) -> Callable[..., Any] | None:
-    """What Typer calls with the parsed value."""
-    if option.calls:
-        called: Callable[..., Any] = getattr(_given, option.calls)
-        return called
-    return _number if option.takes is float else None
-
-
-def _number(flag: typer.CallbackParam, given: float | None) -> float | None:
-    if given is not None and not math.isfinite(given):
-        raise SetupError(f"{flag.opts[0]} {given}: it takes a finite number.")
-    return given
-
-
-def _type_of(option: Option) -> tuple[Any, Callable[[str], Any] | None]:
-    """The type and the parser of a value, for Typer."""
-    if isinstance(option.takes, tuple):
-        return StrEnum("Word", {word: word for word in option.takes}), None
-    return (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
+def _finite(flag: typer.CallbackParam, number: float | None) -> float | None:
+    if number is not None and not math.isfinite(number):
+        raise SetupError(f"{flag.opts[0]} {number}: it takes a finite number.")
+    return number

@@ -37,7 +37,7 @@ class Wanted:
 
 
 def wanted_reports(
-    given: Sequence[str],
+    reports: Sequence[str],
     logs: Sequence[str],
     baseline: str | None = None,
     *,
@@ -47,26 +47,26 @@ def wanted_reports(
     quiet: bool = False,
     flags: Sequence[bool] = (True, True),
 ) -> list[Wanted]:
-    """The reports given as `NAME` and `NAME=FILE`, and the one for stdout, `text` if none is named.
+    """The reports named as `NAME` and `NAME=FILE`, and the one for stdout, `text` if none is named.
 
     SetupError when two would be written to the same place, or one over a log or one of `inputs`. `flags` says
-    whether `given` and `output_format` come from the command line: for stdout, a flag overrides the configuration
-    file.
+    whether `reports` and `output_format` come from the command line: for stdout, a flag overrides the
+    configuration file.
     """
     from tito_audit.reports import report_named
 
-    kept = [one for one in (baseline, journal) if one is not None]
-    named = with_printed(named_places(given, logs, kept, inputs), output_format, quiet=quiet, flags=flags)
+    written = [file for file in (baseline, journal) if file is not None]
+    named = with_printed(named_places(reports, logs, written, inputs), output_format, quiet=quiet, flags=flags)
     return [Wanted(report_named(name), path) for name, path in named]
 
 
 def named_reports(
-    given: Sequence[str],
+    reports: Sequence[str],
     output_format: str | None,
     logs: Sequence[str],
-    kept: Sequence[str],
+    written: Sequence[str],
     inputs: Sequence[str],
-    known: Iterable[str],
+    names: Iterable[str],
     *,
     quiet: bool,
 ) -> list[tuple[str, Path | None]]:
@@ -74,11 +74,11 @@ def named_reports(
 
     SetupError for an unknown report, or for one that cannot be written to its place.
     """
-    named = named_places(given, logs, kept, inputs)
+    named = named_places(reports, logs, written, inputs)
     wanted = with_printed(named, output_format, quiet=quiet)
     for name, _ in wanted:
-        if name not in known:
-            raise unknown("report", name, known, flag="--report")
+        if name not in names:
+            raise unknown("report", name, names, flag="--report")
     return wanted
 
 
@@ -113,16 +113,16 @@ def with_printed(
 
 
 def named_places(
-    given: Sequence[str], logs: Sequence[str], kept: Sequence[str] = (), inputs: Sequence[str] = ()
+    reports: Sequence[str], logs: Sequence[str], written: Sequence[str] = (), inputs: Sequence[str] = ()
 ) -> list[tuple[str, Path | None]]:
     """`NAME` and `NAME=FILE` as names and paths, None for stdout; SetupError for a path that cannot be written.
 
-    The files in `kept`, and those that the run reads besides the logs (`inputs`), must not be overwritten.
+    The files in `written`, and those that the run reads besides the logs (`inputs`), must not be overwritten.
     """
     named: list[tuple[str, Path | None]] = []
-    for text in given:
+    for text in reports:
         name, _, file = text.partition("=")
-        named.append((name.strip(), None if not file or is_stdout(file) else _place(file)))
+        named.append((name.strip(), None if not file or is_stdout(file) else _path_of(file)))
     keys = [None if path is None else key_of(path) for _, path in named]
     sources = files_of(logs) if any(keys) else frozenset()
     for (_, path), key in zip(named, keys, strict=True):
@@ -130,12 +130,13 @@ def named_places(
             if keys.count(None) > 1:
                 raise _two("stdout")
             continue
-        place = _real(path)
+        # With all links resolved, as far as it exists; of a URL, its one spelling.
+        place = key if is_url(str(path)) else os.path.realpath(path)
         if keys.count(key) > 1:
             raise _two(f"the file {path if is_url(place) else place}")
         if key in sources:
             raise SetupError(f"--report: {place} is one of the logs, which are never overwritten.")
-        if any(key == key_of(other) for other in kept):
+        if any(key == key_of(other) for other in written):
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
         if any(key in read_as(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")
@@ -167,18 +168,13 @@ def _refuse_place(path: Path, place: str) -> None:
         raise SetupError(f"--report: {place} is a folder, not a file.")
 
 
-def _place(file: str) -> Path:
+def _path_of(file: str) -> Path:
     """The path of a report, which may be a URL."""
     if not is_url(file):
         return Path(file)
     from tito_audit.storage import output_path
 
     return output_path(file)
-
-
-def _real(path: str | Path) -> str:
-    """The one name of a place: with all links resolved, as far as it exists; of a URL, its one spelling."""
-    return key_of(path) if is_url(str(path)) else os.path.realpath(path)
 
 
 def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:
@@ -188,8 +184,9 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted
     """
     results = _Followed(results)
     with ExitStack() as files:
-        outs = [files.enter_context(opened(one.path)) for one in wanted]
-        choices = [options if one.path is None else replace(options, color=False) for one in wanted]
+        outs = [files.enter_context(opened(report.path)) for report in wanted]
+        plain = replace(options, color=False)
+        choices = [options if report.path is None else plain for report in wanted]
         try:
             if not wanted:
                 for _ in results:
@@ -303,7 +300,7 @@ class _Branch:
 
 
 def _tee(results: Iterable[Result], summary: Summary, wanted: list[tuple[Wanted, TextIO, ReportOptions]]) -> None:
-    branches = [_Branch(summary, *one) for one in wanted]
+    branches = [_Branch(summary, *report) for report in wanted]
     failed = True
     try:
         for result in results:
@@ -315,5 +312,5 @@ def _tee(results: Iterable[Result], summary: Summary, wanted: list[tuple[Wanted,
             branch.close(failed=failed)
     # A reader of stdout that went away is of no matter to the others.
     errors = [branch.error for branch in branches if branch.error is not None]
-    for error in sorted(errors, key=lambda one: isinstance(one, BrokenPipeError)):
+    for error in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
         raise error

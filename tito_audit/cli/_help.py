@@ -65,9 +65,10 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Its arguments, then its flags under their headings."""
         panels: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS)}
-        for one in self.get_params(ctx):
-            title = "Arguments" if one.param_type_name == "argument" else getattr(one, "rich_help_panel", None)
-            if (record := record_of(one, ctx)) is not None:
+        for parameter in self.get_params(ctx):
+            panel = getattr(parameter, "rich_help_panel", None)
+            title = "Arguments" if parameter.param_type_name == "argument" else panel
+            if (record := record_of(parameter, ctx)) is not None:
                 panels[title or PANELS[-1]].append(record)
         if sum(map(bool, panels.values())) <= _FEW:
             flags = [record for title, records in panels.items() if title != "Arguments" for record in records]
@@ -84,7 +85,7 @@ def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     record = parameter.get_help_record(ctx)
     if record is None:
         return None
-    names, said = re.sub(r"<(.*)>$", r"\1", record[0]), parameter.help or ""
+    names, text = re.sub(r"<(.*)>$", r"\1", record[0]), parameter.help or ""
     for alias in [flag for flag in parameter.opts if flag.startswith("--")][1:]:
         names = names.replace(f", {alias}", "")
     default = re.search(r"\[default: ([^][;]*)", record[1])
@@ -94,8 +95,8 @@ def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     lowest = getattr(parameter.type, "min", None)
     facts += [f"at least {lowest:g}"] if lowest else []
     facts += ["required"] if parameter.required else []
-    said = re.sub(r"\s*\[default: [^][]*\]", "", said)
-    return names, f"{said} [{'; '.join(facts)}]" if facts else said
+    text = re.sub(r"\s*\[default: [^][]*\]", "", text)
+    return names, f"{text} [{'; '.join(facts)}]" if facts else text
 
 
 _HABITS = {
@@ -144,38 +145,33 @@ def refuse_unknown_command(name: str, commands: Sequence[str]) -> None:
 
 
 def _about_flag(flag: str, ctx: Any) -> str:
-    others = [command for command in COMMANDS if flag in _spellings(command)]
+    others = [
+        command
+        for command in COMMANDS
+        if any(flag in (option.flag, option.short) for option in options_of(command) if not option.hidden)
+    ]
     if flag in ("-o", "--out", "--output") and ctx.info_name == "scan":
         hint = "a report is written with -r NAME=FILE, such as -r json=audit.json"
     elif others:
-        hint = f"{ctx.info_name} has no such flag, {_some(others)} has"
+        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        hint = f"{ctx.info_name} has no such flag, {others[0]}{more} has"
     else:
         hint = _habit(flag, ctx) or did_you_mean(flag, _flags(ctx), 2)
     return f'Unknown flag "{flag}"' + (f": {hint} ({_try_help(ctx)})" if hint else f". ({_try_help(ctx)})")
 
 
-def _some(commands: Sequence[str]) -> str:
-    """The first of the commands, and how many more there are."""
-    return commands[0] + (f" (and {len(commands) - 1} more)" if len(commands) > 1 else "")
-
-
 def _habit(flag: str, ctx: Any) -> str:
     """Our name for a flag of other tools, if the command has it."""
     habit = _HABITS.get(flag, "")
-    wanted = [word for word in habit.split() if word.startswith("-")]
-    return f"did you mean {habit}?" if habit and set(wanted) <= {*_flags(ctx), *_letters(ctx)} else ""
-
-
-def _spellings(command: str) -> set[str]:
-    """Every flag of a command, long and short."""
-    return {flag for option in options_of(command) if not option.hidden for flag in (option.flag, option.short)}
+    wanted = {word for word in habit.split() if word.startswith("-")}
+    letters = (opt for parameter in ctx.command.get_params(ctx) for opt in parameter.opts if len(opt) == 2)
+    return f"did you mean {habit}?" if habit and wanted <= {*_flags(ctx), *letters} else ""
 
 
 def _about_use(error: Any, ctx: Any) -> str:
     """The message for a flag without its value, or with a value that it does not take."""
-    option = next(
-        (one for one in ctx.command.params if error.option_name in (*one.opts, *one.secondary_opts)), None
-    )
+    flags = {flag: each for each in reversed(ctx.command.params) for flag in (*each.opts, *each.secondary_opts)}
+    option = flags.get(error.option_name)
     if option is None or getattr(option, "is_flag", False):
         return f"{error.option_name} takes no value."
     return f"{error.option_name} needs a value: {error.option_name} {_takes(option, ctx)}"
@@ -183,7 +179,8 @@ def _about_use(error: Any, ctx: Any) -> str:
 
 def _about_missing(parameter: Any, ctx: Any) -> str:
     flag = f"{parameter.opts[0]} " if parameter.param_type_name == "option" else ""
-    return f"{ctx.info_name} needs {flag}{_takes(parameter, ctx)}: {_sentence(parameter.help)}\n{_usage(ctx)}"
+    about = (parameter.help or "").partition(". ")[0].rstrip(".")
+    return f"{ctx.info_name} needs {flag}{_takes(parameter, ctx)}: {about}.\n{_usage(ctx)}"
 
 
 def _about_extra(message: str, ctx: Any) -> str:
@@ -194,25 +191,19 @@ def _about_extra(message: str, ctx: Any) -> str:
 def _about_value(error: Any, parameter: Any, ctx: Any) -> SetupError:
     """The message for a value that its flag or argument does not accept."""
     flag = parameter.opts[0] if parameter.param_type_name == "option" else None
-    typed = _quoted(error.message)
+    quote = error.message[:1]
+    typed = error.message[1 : error.message.find(quote, 1)] if quote in ("'", '"') else None
     choices = getattr(parameter.type, "choices", None)
     if choices and typed is not None:
         what = "report" if flag == "--output-format" else flag or parameter.name
-        return unknown(what, typed, [getattr(one, "value", one) for one in choices], flag=flag)
-    for word, said in _KINDS.items():
+        return unknown(what, typed, [getattr(choice, "value", choice) for choice in choices], flag=flag)
+    for word, meaning in _KINDS.items():
         if typed is not None and f"valid {word}" in error.message:
-            return SetupError(f'{flag} "{typed}": not {said}.', flag=flag)
+            return SetupError(f'{flag} "{typed}": not {meaning}.', flag=flag)
     least = getattr(parameter.type, "min", None)
     if least is not None and "not in the range" in error.message:
         return SetupError(f"{flag} {error.message.partition(' ')[0]}: it takes {least:g} or more.", flag=flag)
     return SetupError(f"{flag or _takes(parameter, ctx)}: {error.message}", flag=flag)
-
-
-def _quoted(message: str) -> str | None:
-    """The value that a message quotes at its beginning."""
-    if not message.startswith(("'", '"')):
-        return None
-    return message[1 : message.find(message[0], 1)]
 
 
 def _takes(parameter: Any, ctx: Any) -> str:
@@ -223,19 +214,9 @@ def _takes(parameter: Any, ctx: Any) -> str:
 
 def _flags(ctx: Any) -> Iterator[str]:
     """The long flags of a command that its help shows."""
-    for one in ctx.command.get_params(ctx):
-        if one.param_type_name == "option" and not getattr(one, "hidden", False):
-            yield from (flag for flag in (*one.opts[:1], *one.secondary_opts) if flag.startswith("--"))
-
-
-def _letters(ctx: Any) -> list[str]:
-    """The short flags of a command."""
-    return [flag for one in ctx.command.get_params(ctx) for flag in one.opts if len(flag) == 2]
-
-
-def _sentence(text: str | None) -> str:
-    """The first sentence of a help text."""
-    return (text or "").partition(". ")[0].rstrip(".") + "."
+    for each in ctx.command.get_params(ctx):
+        if each.param_type_name == "option" and not getattr(each, "hidden", False):
+            yield from (flag for flag in (*each.opts[:1], *each.secondary_opts) if flag.startswith("--"))
 
 
 def _command(ctx: Any) -> str:
@@ -243,7 +224,7 @@ def _command(ctx: Any) -> str:
 
 
 def _usage(ctx: Any) -> str:
-    pieces = [one for one in ctx.command.collect_usage_pieces(ctx) if one != "[OPTIONS]"]
+    pieces = [piece for piece in ctx.command.collect_usage_pieces(ctx) if piece != "[OPTIONS]"]
     return f"Usage: {_command(ctx)} {' '.join([*pieces, '[OPTIONS]'])}"
 
 

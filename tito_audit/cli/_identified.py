@@ -29,6 +29,7 @@ _LISTED = 8
 """How many entries of a list are shown; the rest are counted."""
 _TEXT, _VALUE = 200, 60
 """How many characters of logged text are shown."""
+_WORDS = {True: "true", False: "false", None: "null"}
 _LACKS = {
     Lack.NO_IDS: "the rows hold no token ids, so there is nothing to explain",
     Lack.NO_MESSAGES: "the rows hold no messages that a chat template could write",
@@ -45,7 +46,7 @@ class Outcome:
     """As typed by the user."""
     first: FirstRows
     candidates: Candidates
-    found: Identified
+    identified: Identified
     alone: IdsAlone | None
     more_flags: Sequence[str] = ()
     """Flags that the log was read with, which a scan needs too."""
@@ -56,7 +57,7 @@ def page_lines(outcome: Outcome) -> Iterator[Text]:
     yield from _head(outcome)
     yield Text()
     yield from _verdict(outcome)
-    identified = outcome.found
+    identified = outcome.identified
     if identified.best is not None:
         yield from _departures(identified.best.explanation)
         yield from _left(identified.left)
@@ -69,10 +70,10 @@ def page_lines(outcome: Outcome) -> Iterator[Text]:
 
 def paste_lines(outcome: Outcome) -> Iterator[Text]:
     """What to paste: a command, and the keys of a configuration file."""
-    best = outcome.found.best
+    best = outcome.identified.best
     if best is None:
         return
-    yield from heading("To paste" if outcome.found.sure else "To paste, if it is right")
+    yield from heading("To paste" if outcome.identified.sure else "To paste, if it is right")
     yield Text("  " + command(outcome, best.explanation))
     yield Text("  in tito-audit.toml", style="dim")
     for line in toml_lines(best.explanation):
@@ -97,7 +98,10 @@ def toml_lines(explanation: Explanation) -> Iterator[str]:
 def described(explanation: Explanation) -> str:
     """An explanation in words."""
     parts = [f"{explanation.tokenizer} with {explanation.template.label}"]
-    parts += [f"{name}={_value(value)}" for name, value in explanation.template_args.items()]
+    parts += [
+        f"{name}={_WORDS[value] if isinstance(value, bool | None) else value}"
+        for name, value in explanation.template_args.items()
+    ]
     if explanation.tool_arguments != "auto":
         parts.append(f"tool-call arguments as {explanation.tool_arguments}s")
     if explanation.clock is not None:
@@ -105,10 +109,6 @@ def described(explanation: Explanation) -> str:
     if explanation.without_tools:
         parts.append("without the tools of the log")
     return elided(", ".join(parts), 2 * _TEXT)
-
-
-def _value(value: object) -> str:
-    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
 
 
 def _head(outcome: Outcome) -> Iterator[Text]:
@@ -126,7 +126,7 @@ def _head(outcome: Outcome) -> Iterator[Text]:
 
 
 def _verdict(outcome: Outcome) -> Iterator[Text]:
-    identified = outcome.found
+    identified = outcome.identified
     best = identified.best
     if best is None:
         yield Text("Not identified: ", style="bold red").append(_why_nothing(outcome))
@@ -137,14 +137,17 @@ def _verdict(outcome: Outcome) -> Iterator[Text]:
         yield Text("Written by ", style="bold green").append(visible(described(best.explanation)), style="bold")
     else:
         yield Text("Not certain. Closest: ", style="bold yellow").append(visible(described(best.explanation)))
-    yield Text(f"  It writes exactly {share_words(best.share)}. {_on_which(identified)}")
+    on_which = "The search saw them all."
+    if (more := identified.rows_confirmed - identified.rows_searched) > 0:
+        on_which = f"The search saw {identified.rows_searched:,} of them; the other {more:,} confirm it."
+    yield Text(f"  It writes exactly {share_words(best.share)}. {on_which}")
     if not identified.sure and identified.unsure_because:
         yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _TEXT))}.")
 
 
 def _why_nothing(outcome: Outcome) -> str:
     """Why there is no explanation at all."""
-    identified, first = outcome.found, outcome.first
+    identified, first = outcome.identified, outcome.first
     if not first.rollouts:
         return "no row can be read" if first.unreadable else "the log has no rows"
     if not outcome.candidates.tried and identified.lack is not Lack.NO_IDS:
@@ -161,13 +164,6 @@ def share_words(share: Share) -> str:
     )
     parts = [f"{count:,} of {many(of, noun)} ({percent(count / of)})" for count, of, noun in counts if of]
     return listed(parts) if parts else "no prompt"
-
-
-def _on_which(identified: Identified) -> str:
-    more = identified.rows_confirmed - identified.rows_searched
-    if more <= 0:
-        return "The search saw them all."
-    return f"The search saw {identified.rows_searched:,} of them; the other {more:,} confirm it."
 
 
 def _departures(explanation: Explanation) -> Iterator[Text]:
@@ -240,7 +236,7 @@ def _alone(alone: IdsAlone | None) -> Iterator[Text]:
 
 
 def _tried(outcome: Outcome) -> Iterator[Text]:
-    fits = {fit.tokenizer: fit for fit in outcome.found.tokenizers}
+    fits = {fit.tokenizer: fit for fit in outcome.identified.tokenizers}
     yield from heading("Tried")
     if not outcome.candidates.tried:
         yield Text("  no tokenizer")
@@ -261,7 +257,7 @@ def _more(entries: Sequence[object]) -> Iterator[Text]:
 
 def as_object(outcome: Outcome) -> dict[str, Any]:
     """Everything as one object; its keys are described in docs/identify.md."""
-    identified, candidates = outcome.found, outcome.candidates
+    identified, candidates = outcome.identified, outcome.candidates
     fits = {fit.tokenizer: fit for fit in identified.tokenizers}
     best = identified.best
     return {
@@ -348,11 +344,14 @@ def write_found(path: Path, explanation: Explanation, *, force: bool) -> str:
     target = path.absolute()
     if target.is_dir():
         raise SetupError(f"{path}: this is a folder, so nothing was written; name a file in it.")
-    keys = {name: _as_value(name, value, target.parent) for name, value in explanation.config().items()}
+    keys: dict[str, Any] = dict(explanation.config())
+    for name in _PATHS:  # relative to the folder of the file where that is shorter
+        if name in keys and Path(keys[name]).exists():
+            keys[name] = KEYS[name].kind.shown(str(Path(keys[name]).absolute()), target.parent)
     unset = [name for name in _DECIDED if name not in keys]
-    if not explanation.without_tools and _holds(target, "tools", NO_TOOLS):
-        unset.append("tools")
     existed = target.exists()
+    if not explanation.without_tools and existed and read_config(target).values.get("tools") == NO_TOOLS:
+        unset.append("tools")
     merged = merged_config(target, keys, unset, force=force)
     if merged.same:
         return f"{path} already has these settings."
@@ -360,15 +359,3 @@ def write_found(path: Path, explanation: Explanation, *, force: bool) -> str:
         out.write(merged.text.encode())
     done = (("added", merged.added), ("changed", merged.changed))
     return f"{path}: {'; '.join(f'{verb} {listed(list(names))}' for verb, names in done if names)}."
-
-
-def _as_value(name: str, value: Any, folder: Path) -> Any:
-    """A value as a file in the folder writes it: paths relative to the folder where that is shorter."""
-    if name not in _PATHS or not Path(value).exists():
-        return value
-    return KEYS[name].kind.shown(str(Path(value).absolute()), folder)
-
-
-def _holds(path: Path, name: str, value: object) -> bool:
-    """Whether a configuration file gives a key this value."""
-    return path.exists() and read_config(path).values.get(name) == value

@@ -87,7 +87,7 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
         return
     yield from heading("Read as")
     for rows in inspection.taken[:_KEYS]:
-        yield from _taken(rows, inspection)
+        yield from _read_as(rows, inspection)
     if len(inspection.taken) > _KEYS:
         yield Text(f"  … and {len(inspection.taken) - _KEYS:,} more kinds of rows")
     if inspection.calls is not None:
@@ -127,7 +127,7 @@ def _head(inspection: Inspection) -> Iterator[Text]:
         yield Text("No row that could be read has a column.", style="bold yellow")
 
 
-def _taken(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
+def _read_as(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
     readable = inspection.rows - len(inspection.unreadable)
     rows = f"all {readable:,} rows" if alike.rows == readable > 1 else many(alike.rows, "row")
     first = "" if alike.rows == readable else f", the first is row {alike.first_row}"
@@ -159,7 +159,8 @@ def _calls(calls: CallsSeen, inspection: Inspection) -> Iterator[RenderableType]
     all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")
     yield Text(f"  {all_of_them}, one call each")
     for key in calls.keys[:_KEYS]:
-        line = f"  {short(key.path)}: in {_share(key.rows, calls.rows)}, {many(key.values, 'value')}"
+        rows = f"all {key.rows:,}" if key.rows == calls.rows else f"{key.rows:,} of {calls.rows:,}"
+        line = f"  {short(key.path)}: in {rows}, {many(key.values, 'value')}"
         yield Text(line + (", joins the calls" if key.used else ""), style="bold" if key.used else "")
     if len(calls.keys) > _KEYS:
         yield Text(f"  … and {len(calls.keys) - _KEYS:,} more columns that may name a conversation")
@@ -171,10 +172,6 @@ def _calls(calls: CallsSeen, inspection: Inspection) -> Iterator[RenderableType]
     for sentence in calls.joined.said:
         yield Text(f"  {visible(sentence.removeprefix(f'{inspection.file}: '))}")
     yield Text("  Join by another column: --session KEY. Keep rows separate: --no-join.", style="dim")
-
-
-def _share(rows: int, of: int) -> str:
-    return f"all {of:,}" if rows == of else f"{rows:,} of {of:,}"
 
 
 def _columns(inspection: Inspection) -> Iterator[RenderableType]:
@@ -379,9 +376,11 @@ def logprob_lines(inspection: Inspection) -> Iterator[Text]:
             reads = f"{formats[0]} reads" if formats else "calls are read"
             yield Text(f"  To read another, rename the columns: {reads} by name.", style="dim")
         else:
-            yield Text(
-                f"  To read another: {_flag(inspection, named[0].path)}", style="dim" if choice.sure else ""
-            )
+            trial = inspection.trial
+            only_calls = trial is not None and not trial.training_rows and trial.calls > 0
+            calls = "completion_logprobs" in inspection.mapping or only_calls
+            flag = shell_word(f"{'completion_logprobs' if calls else 'logprobs'}={named[0].path}")
+            yield Text(f"  To read another: --map {flag}", style="dim" if choice.sure else "")
 
 
 def _author_words(column: LogprobColumn, sampler: LogprobColumn) -> str:
@@ -395,14 +394,6 @@ def _author_words(column: LogprobColumn, sampler: LogprobColumn) -> str:
         apart = "the same values as" if not column.difference else f"{column.difference:.2g} on average from"
         words += f"; {apart} {short(sampler.path)}"
     return words + ("; has values at untrained tokens too" if column.everywhere else "")
-
-
-def _flag(inspection: Inspection, path: str) -> str:
-    """The flag that reads a column as the sampler's."""
-    trial = inspection.trial
-    only_calls = trial is not None and not trial.training_rows and trial.calls > 0
-    ours = "completion_logprobs" if "completion_logprobs" in inspection.mapping or only_calls else "logprobs"
-    return f"--map {shell_word(f'{ours}={path}')}"
 
 
 def short(path: str) -> str:
@@ -421,33 +412,37 @@ _CODES = 4
 """Maximum codes to name."""
 
 
-def mapping_lines(found: Inspection, flags: Sequence[str] = ()) -> Iterator[Text]:
+def mapping_lines(inspection: Inspection, flags: Sequence[str] = ()) -> Iterator[Text]:
     """The mapping, what a scan with it finds, and last the command to run next; `flags` are those given."""
-    scan = ["tito-audit", "scan", shell_word(found.file), *map(shell_word, flags)]
-    formats = {taken.format for taken in found.taken}
-    readable = found.rows - len(found.unreadable)
-    if found.given:
+    scan = ["tito-audit", "scan", shell_word(inspection.file), *map(shell_word, flags)]
+    formats = {rows.format for rows in inspection.taken}
+    readable = inspection.rows - len(inspection.unreadable)
+    if inspection.given:
         yield from heading("The mapping that was given")
-        yield from _trial(found, readable)
+        yield from _trial(inspection, readable)
         yield from _next(scan)
         return
     if None not in formats and formats != {"generic"}:
-        yield from _next(scan, _as_it_is(sorted(map(str, formats))))
+        first, *more = sorted(map(str, formats))
+        words = f"scan reads the log as {first}. To skip detection: --format {first}"
+        if more:
+            words = f"the rows have {len(formats)} formats, each read as its own."
+        yield from _next(scan, f"No mapping needed: {words}")
         return
-    if formats == {"generic"} and by_their_names(found.mapping):
-        if found.trial is None or found.trial.rows < readable:
+    if formats == {"generic"} and by_their_names(inspection.mapping):
+        if inspection.trial is None or inspection.trial.rows < readable:
             yield from _next(scan, "No mapping needed: each row is read by the names of its own columns.")
             return
         yield from heading("What a scan reads")
-        yield from _trial(found, readable)
+        yield from _trial(inspection, readable)
         yield from _next(scan, "No mapping needed: scan reads these columns by their names.")
         return
-    if not found.mapping:
+    if not inspection.mapping:
         yield from heading("Next step")
-        yield from (Text(f"  {line}") for line in _why_none(found))
+        yield from (Text(f"  {line}") for line in _why_none(inspection))
         return
-    yield from _suggestion(found, readable)
-    yield from _next([*scan, *as_flags(found.mapping)])
+    yield from _suggestion(inspection, readable)
+    yield from _next([*scan, *as_flags(inspection.mapping)])
 
 
 def _next(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
@@ -457,37 +452,34 @@ def _next(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
     yield Text(f"  {' '.join(command)}")
 
 
-def _as_it_is(formats: Sequence[str]) -> str:
-    if len(formats) > 1:
-        return f"No mapping needed: the rows have {len(formats)} formats, each read as its own."
-    return f"No mapping needed: scan reads the log as {formats[0]}. To skip detection: --format {formats[0]}"
-
-
-def _suggestion(found: Inspection, readable: int) -> Iterator[Text]:
+def _suggestion(inspection: Inspection, readable: int) -> Iterator[Text]:
     yield from heading("Suggested mapping")
-    for path in found.left_out:
+    for path in inspection.left_out:
         yield Text(f"  {short(path)} is left out: it fits the tokens of too few rows.", style="yellow")
-    used = found.mapping.values()
+    used = inspection.mapping.values()
     others = [
-        c.path for c in found.columns if c.top and found.roles[c.path].role is Role.IDS and c.path not in used
+        c.path
+        for c in inspection.columns
+        if c.top and inspection.roles[c.path].role is Role.IDS and c.path not in used
     ]
-    if others and "token_ids" in found.mapping:
+    if others and "token_ids" in inspection.mapping:
         more = f" (and {len(others) - 1:,} more)" if len(others) > 1 else ""
         flag = shell_word(f"token_ids={others[0]}")
         yield Text(
             f"  {short(others[0])}{more} holds ids too. If that is what is trained: --map {flag}", style="yellow"
         )
-    yield from _trial(found, readable)
-    if (packed := found.packed) is not None:
-        said = f"{short(packed.path)} splits each row into samples: a scan does if it is called {packed.name}."
-        yield Text(f"  {said}", style="yellow")
+    yield from _trial(inspection, readable)
+    if (packed := inspection.packed) is not None:
+        path = short(packed.path)
+        words = f"{path} splits each row into samples: a scan does if it is called {packed.name}."
+        yield Text(f"  {words}", style="yellow")
     yield Text("  To keep it, in pyproject.toml (in tito-audit.toml the table is [map]):", style="dim")
-    for line in as_toml(found.mapping):
+    for line in as_toml(inspection.mapping):
         yield Text(f"    {line}")
 
 
-def _trial(found: Inspection, rows: int) -> Iterator[Text]:
-    trial = found.trial
+def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:
+    trial = inspection.trial
     if trial is None:
         return
     holds = [many(trial.training_rows, "training row")] if trial.training_rows else []
@@ -508,7 +500,7 @@ def _trial(found: Inspection, rows: int) -> Iterator[Text]:
 
 
 def _scan(scan: Scanned) -> Iterator[Text]:
-    """What a scan of the rows found, with the codes of errors and warnings."""
+    """What a scan of the rows inspection, with the codes of errors and warnings."""
     where = f" in {scan.with_errors:,} of {many(scan.rollouts, 'rollout')}" if scan.with_errors else ""
     counts = [many(scan.errors, "error") + where if scan.errors else "no errors"]
     counts += [many(scan.warnings, "warning")] if scan.warnings else []
@@ -519,11 +511,11 @@ def _scan(scan: Scanned) -> Iterator[Text]:
         yield Text("  Most rows have errors: check the mapping before the log.", style="bold yellow")
 
 
-def _why_none(found: Inspection) -> Iterator[str]:
+def _why_none(inspection: Inspection) -> Iterator[str]:
     """Why there is no mapping, and what to do."""
-    ids = [column for column in found.columns if found.roles[column.path].role in IDS]
+    ids = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
     if not ids:
-        yield from _no_ids(found)
+        yield from _no_ids(inspection)
         return
     samples = [column for column in ids if "[]" in column.keys and not column.scope.replace("[*]", "")]
     inner = next((column for column in ids if not column.top), None)
@@ -542,56 +534,56 @@ def _why_none(found: Inspection) -> Iterator[str]:
         yield "Split the log by the columns of its rows."
 
 
-def _no_ids(found: Inspection) -> Iterator[str]:
-    written = [column.path for column in found.columns if column.types["text of JSON (list)"]]
+def _no_ids(inspection: Inspection) -> Iterator[str]:
+    written = [column.path for column in inspection.columns if column.types["text of JSON (list)"]]
     if written:
         named = listed([short(path) for path in written[:_CODES]])
         yield f"No column holds lists of token ids. These hold lists written as text: {named}."
         yield "Parse the texts (json.loads) and write the rows as JSONL or Parquet, then look again:"
-        yield f"tito-audit inspect {shell_word(found.file)}"
+        yield f"tito-audit inspect {shell_word(inspection.file)}"
         return
     yield "No column looks like token ids, so a scan can audit nothing here."
     yield "Log the ids of each prompt and completion as the sampler returned them, in one of these formats:"
     yield "tito-audit list formats"
 
 
-def as_object(found: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Everything that `inspect` found, as one object."""
+def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """Everything that `inspect` inspection, as one object."""
     return {
-        "file": found.file,
-        "kind": found.kind,
-        "rows": found.rows,
-        "more_rows": found.stopped,
-        "unreadable": [{"row": row, "because": because} for row, because in found.unreadable.items()],
-        "taken_for": [asdict(taken) for taken in found.taken],
-        "columns": [_column(column, found, vocabulary) for column in found.columns],
-        "more_columns": found.more_columns > 0,
+        "file": inspection.file,
+        "kind": inspection.kind,
+        "rows": inspection.rows,
+        "more_rows": inspection.stopped,
+        "unreadable": [{"row": row, "because": because} for row, because in inspection.unreadable.items()],
+        "taken_for": [asdict(rows) for rows in inspection.taken],
+        "columns": [_column(column, inspection, vocabulary) for column in inspection.columns],
+        "more_columns": inspection.more_columns > 0,
         "relations": [
             {"scope": scope, **asdict(relation)}
-            for scope, relations in found.relations.items()
+            for scope, relations in inspection.relations.items()
             for relation in relations
         ],
-        "calls": asdict(found.calls) if found.calls is not None else None,
-        "masks": [asdict(mask) for mask in found.masks],
-        "sentinels": [asdict(sentinel) for sentinel in found.sentinels],
-        "logprobs": [asdict(choice) for choice in found.logprobs],
+        "calls": asdict(inspection.calls) if inspection.calls is not None else None,
+        "masks": [asdict(mask) for mask in inspection.masks],
+        "sentinels": [asdict(sentinel) for sentinel in inspection.sentinels],
+        "logprobs": [asdict(choice) for choice in inspection.logprobs],
         "mapping": {
-            "given": found.given,
-            "columns": found.mapping,
-            "flags": " ".join(as_flags(found.mapping)),
-            "toml": "\n".join(as_toml(found.mapping)) if found.mapping else "",
-            "left_out": found.left_out,
-            "trial": asdict(found.trial) if found.trial is not None else None,
+            "given": inspection.given,
+            "columns": inspection.mapping,
+            "flags": " ".join(as_flags(inspection.mapping)),
+            "toml": "\n".join(as_toml(inspection.mapping)) if inspection.mapping else "",
+            "left_out": inspection.left_out,
+            "trial": asdict(inspection.trial) if inspection.trial is not None else None,
         },
     }
 
 
-def _column(column: Column, found: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    facts, guess = found.facts.get(column.path), found.roles[column.path]
+def _column(column: Column, inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    facts, guess = inspection.facts.get(column.path), inspection.roles[column.path]
     lengths = column.lengths
-    said: Mapping[str, Any] = {}
+    tokens: Mapping[str, Any] = {}
     if vocabulary is not None and guess.role in IDS and column.arrays:
-        said = {"decoded": decoded(column, vocabulary)}
+        tokens = {"decoded": decoded(column, vocabulary)}
     return {
         "path": column.path,
         "rows": column.rows,
@@ -603,5 +595,5 @@ def _column(column: Column, found: Inspection, vocabulary: Vocabulary | None) ->
         "because": guess.because,
         "alignment": guess.alignment or None,
         "numbers": asdict(facts) if facts is not None else None,
-        **said,
+        **tokens,
     }

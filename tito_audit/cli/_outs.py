@@ -127,7 +127,7 @@ def refuse_inputs(outputs: Mapping[str, str | None], logs: Sequence[str], inputs
         keys["stdout"] = key_of("/dev/fd/1")
     if not keys:
         return
-    read = [one for one in logs if not is_url(one)]
+    read = [log for log in logs if not is_url(log)]
     for names, what in ((read, "one of the logs, and a log is never overwritten"), (inputs, "read by this run")):
         sources: frozenset[str] = frozenset().union(*map(read_as, names))
         for flag, key in keys.items():

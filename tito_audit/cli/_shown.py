@@ -90,18 +90,18 @@ def wanted_place(log: str, *, row: int | None = None, item: int | None = None, t
     if rest is None:
         return Wanted(log, row, item or 0, turn)
     placed = rest["turn"] not in (None, "", "-")
-    said = {"row": int(rest["row"]), "turn": int(rest["turn"]) if placed else None}
-    said["item"] = int(rest["item"]) if rest["item"] else None
-    for name, given in (("row", row), ("turn", turn), ("item", item)):
-        if given is not None and said[name] is not None and given != said[name]:
+    place = {"row": int(rest["row"]), "turn": int(rest["turn"]) if placed else None}
+    place["item"] = int(rest["item"]) if rest["item"] else None
+    for name, number in (("row", row), ("turn", turn), ("item", item)):
+        if number is not None and place[name] is not None and number != place[name]:
             raise SetupError(
-                f"{log}: the place names {name} {said[name]}, but --{name} is {given}.\nLeave one out."
+                f"{log}: the place names {name} {place[name]}, but --{name} is {number}.\nLeave one out."
             )
-        said[name] = given if said[name] is None else said[name]
-    spot = _spot(rest, log, said["turn"]) if rest["start"] else None
+        place[name] = number if place[name] is None else place[name]
+    spot = _spot(rest, log, place["turn"]) if rest["start"] else None
     if spot is not None and rest["turn"] == "-":
         spot = replace(spot, where=Where.ROW)
-    return Wanted(file, said["row"], said["item"] or 0, said["turn"], spot)
+    return Wanted(file, place["row"], place["item"] or 0, place["turn"], spot)
 
 
 def spots_of(around: Sequence[str], findings: Sequence[Finding], turn: int | None) -> Spots:
@@ -114,7 +114,7 @@ def spots_of(around: Sequence[str], findings: Sequence[Finding], turn: int | Non
             spots.append(_spot(match, f"--around {text}", turn))
         else:
             chosen += _chosen(text, findings, "this rollout" if turn is None else f"turn {turn}")
-    return Spots(tuple(spots), tuple({id(one): one for one in chosen}.values()))
+    return Spots(tuple(spots), tuple({id(finding): finding for finding in chosen}.values()))
 
 
 def _chosen(text: str, findings: Sequence[Finding], whose: str) -> list[Finding]:
@@ -125,19 +125,19 @@ def _chosen(text: str, findings: Sequence[Finding], whose: str) -> list[Finding]
             f"--around {text}: not a position, a code or a fingerprint of a finding.\n"
             "Write 120, completion:12, prompt:5-9, TOK101, or 16 hexadecimal digits from a report."
         )
-    found = [
-        one
-        for one in findings
-        if (is_code and one.code.startswith(code)) or (is_mark and one.fingerprint.startswith(mark))
+    fitting = [
+        finding
+        for finding in findings
+        if (is_code and finding.code.startswith(code)) or (is_mark and finding.fingerprint.startswith(mark))
     ]
-    if not found:
+    if not fitting:
         kind = "code" if is_code else "fingerprint"
         raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\n{_there_are(findings)}")
-    return found
+    return fitting
 
 
 def _there_are(findings: Iterable[Finding]) -> str:
-    codes = [one.code for one in findings]
+    codes = [finding.code for finding in findings]
     if not codes:
         return "It has no findings."
     return "It has " + ", ".join(f"{code} ({codes.count(code)})" for code in sorted(set(codes))) + "."
@@ -147,7 +147,7 @@ def _split(log: str) -> tuple[str, re.Match[str] | None]:
     """The file, and the match of what follows it; if several files fit, the longest name that exists."""
     if _exists(log):
         return log, None
-    cuts = [(log[: one.start()], _REST.fullmatch(log[one.end() :])) for one in re.finditer(":", log)]
+    cuts = [(log[: colon.start()], _REST.fullmatch(log[colon.end() :])) for colon in re.finditer(":", log)]
     cuts = [(file, rest) for file, rest in cuts if rest is not None and file]
     there = [(file, rest) for file, rest in cuts if _exists(file)]
     if there:
@@ -162,11 +162,11 @@ def _exists(name: str) -> bool:
         return False
 
 
-def _spot(match: re.Match[str], said: str, turn: int | None) -> Spot:
+def _spot(match: re.Match[str], text: str, turn: int | None) -> Spot:
     start = int(match["start"])
     end = int(match["end"]) if match["end"] else start + 1
     if end < start:
-        raise SetupError(f"{said}: the range {start}-{end} ends before it begins.")
+        raise SetupError(f"{text}: the range {start}-{end} ends before it begins.")
     where = Where(match["where"]) if match["where"] else None
     return Spot(start, end, where, None if where is Where.ROW else turn)
 
@@ -232,7 +232,7 @@ def wanted_parts(result: Result, turn: int | None) -> list[Part]:
     return [part for part in parts_of(rollout) if turn is None or part.turn == turn]
 
 
-def asked_call(result: Result, file: str, row: int | None) -> int | None:
+def marked_call(result: Result, file: str, row: int | None) -> int | None:
     """The turn of this row, if single calls were joined; else None."""
     if result.rollout is None or (file, row) not in (calls := result.rollout.stated.calls_at):
         return None
@@ -246,15 +246,15 @@ def page_lines(
     turn: int | None = None,
     spots: Spots | None = None,
     *,
-    asked: int | None = None,
+    marked: int | None = None,
 ) -> Iterator[Text]:
     """The lines of a rollout, of one turn, or around some tokens; SetupError if it has no such turn or tokens.
 
-    `asked` is the turn to mark, of calls that were joined.
+    `marked` is the turn to mark, of calls that were joined.
     """
     parts = wanted_parts(result, turn)
     page = _Page(
-        [finding for finding in result.findings if turn in (None, finding.hit.turn)], look, console, spots, asked
+        [finding for finding in result.findings if turn in (None, finding.hit.turn)], look, console, spots, marked
     )
     page.refuse_far(parts, str(result.place))
     return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
@@ -266,9 +266,9 @@ def _page(result: Result, parts: Sequence[Part], page: _Page, look: DrawOptions,
         yield Text("This row could not be read as a rollout.")
     else:
         yield from _wrapped(_facts(result.rollout), look.width)
-        if page.asked is not None:
-            yield from _wrapped(_joined(result.rollout, page.asked), look.width)
-        yield _found(result)
+        if page.marked is not None:
+            yield from _wrapped(_joined(result.rollout, page.marked), look.width)
+        yield _findings_words(result)
         spotted = page.spots is not None and bool(page.spots.spots)
         trained = any(part.tokens.trained is not None for part in parts)
         yield from _legend(look, trained=trained, spotted=spotted)
@@ -296,7 +296,7 @@ def _turns(rollout: Rollout) -> str:
     return f"{count:,} turns, 0 to {count - 1:,}" if count > 1 else ("no turns", "1 turn, turn 0")[count]
 
 
-def _found(result: Result) -> Text:
+def _findings_words(result: Result) -> Text:
     line = Text()
     for severity in sorted(Severity, reverse=True):
         codes = [finding.code for finding in result.findings if finding.severity is severity]
@@ -345,14 +345,14 @@ class _Page:
         look: DrawOptions,
         console: Console,
         spots: Spots | None,
-        asked: int | None,
+        marked: int | None,
     ) -> None:
         self._left = list(findings)
         self._look = look
         self._console = console
         self.spots = spots
         """The tokens and findings that are asked for; None: all."""
-        self.asked = asked
+        self.marked = marked
         """The turn that is asked for by the row of its call; None: no calls were joined."""
         self._chosen = {id(finding) for finding in spots.findings} if spots is not None else set()
 
@@ -367,13 +367,13 @@ class _Page:
     def part(self, part: Part) -> Iterator[Text]:
         """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
         inside = [finding for finding in self._left if _points_into(finding, part)]
-        asked = self._asked(part, inside)
+        chosen = self._chosen_ranges(part, inside)
         if self.spots is not None:
             context = self._look.context
             inside = [
-                finding for finding in inside if any(_near(finding, *range_, context) for range_ in asked or ())
+                finding for finding in inside if any(_near(finding, *range_, context) for range_ in chosen or ())
             ]
-        if asked is not None and not asked:
+        if chosen is not None and not chosen:
             return
         drawn = {id(finding) for finding in inside}
         self._left = [finding for finding in self._left if id(finding) not in drawn]
@@ -381,11 +381,11 @@ class _Page:
             sorted(inside, key=lambda finding: (finding.hit.end, finding.hit.start, -finding.severity))
         )
         ranges = [(finding.hit.start, finding.hit.end) for finding in inside]
-        start = 0 if self._look.full or asked is not None else min([part.start, *(begin for begin, _ in ranges)])
+        start = 0 if self._look.full or chosen is not None else min([part.start, *(begin for begin, _ in ranges)])
         yield Text()
         yield Text(visible(self._title(part, start)), style="bold")
         before = 0
-        for some in draw_tokens(part.tokens, self._look, findings=ranges, asked=asked, start=start):
+        for some in draw_tokens(part.tokens, self._look, findings=ranges, asked=chosen, start=start):
             if some.gap or self._look.full:
                 yield from self._findings(waiting, before if some.gap else before - self._look.context)
             yield from some.lines
@@ -404,7 +404,7 @@ class _Page:
 
     def _title(self, part: Part, start: int) -> str:
         title = part.title
-        if part.turn is not None and part.turn == self.asked:
+        if part.turn is not None and part.turn == self.marked:
             title = f"{_ASKED_CALL} {title}"
         if start:
             title += f", the first {start:,} as seen before"
@@ -412,7 +412,7 @@ class _Page:
             title += ", no logprobs"
         return title
 
-    def _asked(self, part: Part, inside: Sequence[Finding]) -> list[tuple[int, int]] | None:
+    def _chosen_ranges(self, part: Part, inside: Sequence[Finding]) -> list[tuple[int, int]] | None:
         """The ranges of a sequence that are asked for; None for all of it."""
         if self.spots is None:
             return None
@@ -476,7 +476,7 @@ def rollout_object(
     joined: dict[str, Any] = {}
     if calls:
         joined["calls"] = [{"file": file, "row": at} for file, at in calls]
-        joined["asked_turn"] = asked_call(result, result.place.file, row)
+        joined["asked_turn"] = marked_call(result, result.place.file, row)
     findings = [finding for finding in result.findings if turn in (None, finding.hit.turn)]
     return {
         **fields(result.place, "file row item"),

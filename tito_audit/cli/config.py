@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given, config_of, on_command_line
+from tito_audit.cli._options import Options, config_of, on_command_line
 from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config, toml_value
 from tito_audit.settings.model import Override
 from tito_audit.settings.option import Option
@@ -20,7 +20,7 @@ from tito_audit.settings.options import KEYS
 
 @command("config")
 def config(
-    given: Given,
+    options: Options,
     shape: str,
     schema: bool,
     no_config: bool,
@@ -43,28 +43,28 @@ def config(
     if schema:
         sys.stdout.write(files("tito_audit").joinpath("schemas/config.schema.json").read_text(encoding="utf-8"))
         return
-    _refuse_what_no_run_takes(given, logs or [], report)
-    found = effective(given.context, find_logs(logs or []))
+    _refuse_what_no_run_takes(options, logs or [], report)
+    current = effective(options.context, find_logs(logs or []))
     if shape == "json":
-        print(as_json(as_object(found, no_config)))
+        print(as_json(as_object(current, no_config)))
         return
-    for line in lines(found, given.flagged("config"), no_config):
+    for line in lines(current, options.flagged("config"), no_config):
         print(inert(visible(line)))
 
 
-def _refuse_what_no_run_takes(given: Given, logs: list[str], report: list[str]) -> None:
+def _refuse_what_no_run_takes(options: Options, logs: list[str], report: list[str]) -> None:
     """SetupError for settings with which no run could start."""
     from tito_audit.cli._deliver import wanted_reports
     from tito_audit.formats import format_named
     from tito_audit.repairs import repair_named
 
-    settings = given.settings()
-    for format in (settings.format, *(one.changes.get("format") for one in settings.overrides)):
+    settings = options.settings()
+    for format in (settings.format, *(override.changes.get("format") for override in settings.overrides)):
         if format is not None:
             format_named(format)
-    for name in given.repair().strategies:
+    for name in options.repair().strategies:
         repair_named(name)
-    given.gate()
+    options.gate()
     wanted_reports(report, logs)
 
 
@@ -102,9 +102,9 @@ class _Effective:
     def at(self, fitting: Sequence[FileOverride]) -> dict[str, _Setting]:
         """The settings that these overrides change, by key."""
         return {
-            name: _Setting(KEYS[name], _shown(KEYS[name], value), "file", one.file)
-            for one in fitting
-            for name, value in one.values.items()
+            name: _Setting(KEYS[name], _shown(KEYS[name], value), "file", override.file)
+            for override in fitting
+            for name, value in override.values.items()
             if name not in self.flags
         }
 
@@ -113,9 +113,9 @@ def effective(context: typer.Context, files: Sequence[Path]) -> _Effective:
     """The settings for a command line, and for each of its logs."""
     config = config_of(context)
     settings = {name: _setting(context, config, option) for name, option in KEYS.items()}
-    flags = frozenset(name for name, one in settings.items() if one.origin == "flag")
-    fits = {one: Override(one.patterns, {}) for one in config.overrides}
-    logs = {str(file): tuple(one for one, override in fits.items() if override.fits(file)) for file in files}
+    flags = frozenset(name for name, setting in settings.items() if setting.origin == "flag")
+    patterns = {each: Override(each.patterns, {}) for each in config.overrides}
+    logs = {str(file): tuple(each for each, override in patterns.items() if override.fits(file)) for file in files}
     return _Effective(config, settings, flags, logs)
 
 
@@ -132,24 +132,24 @@ def _shown(option: Option, value: Any) -> Any:
     return None if plain is None or plain == () else option.kind.shown(plain, Path.cwd())
 
 
-def lines(found: _Effective, named: bool, off: bool) -> Iterator[str]:
+def lines(current: _Effective, named: bool, off: bool) -> Iterator[str]:
     """The page; `named` if --config named the file, `off` if --no-config was passed."""
-    yield from _about_file(found.config, named, off)
+    yield from _about_file(current.config, named, off)
     yield ""
-    for name, one in found.settings.items():
-        if one.value is None:
-            yield f"# {name} is not set" + (f": {one.option.unset}" if one.option.unset else "")
+    for name, setting in current.settings.items():
+        if setting.value is None:
+            yield f"# {name} is not set" + (f": {setting.option.unset}" if setting.option.unset else "")
         else:
-            yield _line(name, one.value, _origin(one, found.config))
-    for override in found.config.overrides:
+            yield _line(name, setting.value, _origin(setting, current.config))
+    for override in current.config.overrides:
         yield ""
-        yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, found.config))
+        yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, current.config))
         yield _line(PATHS, list(override.paths), "")
         for name, value in override.values.items():
-            overruled = f"not in effect: {KEYS[name].flag} was passed" if name in found.flags else ""
+            overruled = f"not in effect: {KEYS[name].flag} was passed" if name in current.flags else ""
             yield _line(name, _shown(KEYS[name], value), overruled)
     groups: dict[tuple[FileOverride, ...], list[str]] = {}
-    for file, fitting in found.logs.items():
+    for file, fitting in current.logs.items():
         groups.setdefault(fitting, []).append(file)
     for fitting, files in groups.items():
         yield ""
@@ -157,9 +157,9 @@ def lines(found: _Effective, named: bool, off: bool) -> Iterator[str]:
         if not fitting:
             yield f"# {names}: as above, no override matches"
             continue
-        yield f"# {names}: as above, with {', '.join(_called(one, found.config) for one in fitting)}"
-        for name, one in found.at(fitting).items():
-            yield _line(name, one.value, _origin(one, found.config))
+        yield f"# {names}: as above, with {', '.join(_called(override, current.config) for override in fitting)}"
+        for name, setting in current.at(fitting).items():
+            yield _line(name, setting.value, _origin(setting, current.config))
 
 
 def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
@@ -178,10 +178,10 @@ def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
         yield f"# {_seen(file)} was skipped: it has no table [tool.tito-audit]"
 
 
-def _origin(one: _Setting, config: Config) -> str:
-    if one.origin == "flag":
-        return one.option.flag
-    return _source(one.file, config) if one.file is not None else "default"
+def _origin(setting: _Setting, config: Config) -> str:
+    if setting.origin == "flag":
+        return setting.option.flag
+    return _source(setting.file, config) if setting.file is not None else "default"
 
 
 def _source(file: Path, config: Config) -> str:
@@ -205,9 +205,9 @@ def _line(name: str, value: Any, remark: str) -> str:
     return f"{text:<{_WIDE}}  # {remark}" if remark else text
 
 
-def as_object(found: _Effective, off: bool) -> dict[str, Any]:
+def as_object(current: _Effective, off: bool) -> dict[str, Any]:
     """Everything as one object; paths are relative to the working folder where that is shorter."""
-    config = found.config
+    config = current.config
     search = look_for_config(Path.cwd()) if config.path is None and not off else None
     return {
         "schema_version": _SCHEMA_VERSION,
@@ -215,29 +215,34 @@ def as_object(found: _Effective, off: bool) -> dict[str, Any]:
         "file": _seen(config.path) if config.path is not None else None,
         "extended": [{"file": _seen(file), "by": _seen(by)} for file, by in config.extended_by.items()],
         "passed_over": [_seen(file) for file in search.passed_over] if search is not None else [],
-        "settings": {name: _as_entry(one) for name, one in found.settings.items()},
+        "settings": {name: _as_entry(setting) for name, setting in current.settings.items()},
         "overrides": [
             {
-                "name": str(one),
-                "file": _seen(one.file),
-                "paths": list(one.paths),
-                "settings": {name: _shown(KEYS[name], value) for name, value in one.values.items()},
-                "overruled_by_flags": [name for name in one.values if name in found.flags],
+                "name": str(override),
+                "file": _seen(override.file),
+                "paths": list(override.paths),
+                "settings": {name: _shown(KEYS[name], value) for name, value in override.values.items()},
+                "overruled_by_flags": [name for name in override.values if name in current.flags],
             }
-            for one in config.overrides
+            for override in config.overrides
         ],
         "logs": [
             {
                 "file": file,
-                "overrides": [config.overrides.index(one) for one in fitting],
+                "overrides": [config.overrides.index(override) for override in fitting],
                 "settings": {
-                    name: _as_entry(one) for name, one in {**found.settings, **found.at(fitting)}.items()
+                    name: _as_entry(setting)
+                    for name, setting in {**current.settings, **current.at(fitting)}.items()
                 },
             }
-            for file, fitting in found.logs.items()
+            for file, fitting in current.logs.items()
         ],
     }
 
 
-def _as_entry(one: _Setting) -> dict[str, Any]:
-    return {"value": one.value, "from": one.origin, "file": _seen(one.file) if one.file is not None else None}
+def _as_entry(setting: _Setting) -> dict[str, Any]:
+    return {
+        "value": setting.value,
+        "from": setting.origin,
+        "file": _seen(setting.file) if setting.file is not None else None,
+    }

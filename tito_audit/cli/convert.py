@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._options import Logs, Options
 from tito_audit.cli._outs import refuse_inputs
 from tito_audit.errors import SetupError
 from tito_audit.terminal.escape import inert, visible
@@ -24,7 +24,7 @@ _MOST = 20
 
 @command("convert")
 def convert(
-    given: Given,
+    options: Options,
     logs: Logs,
     to: str,
     out: str | None,
@@ -47,8 +47,8 @@ def convert(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be kept and lost."
         )
-    pace, settings = RunProgress(), given.settings()
-    refuse_inputs({"-o": None if dry_run else out}, logs, given.inputs(settings))
+    pace, settings = RunProgress(), options.settings()
+    refuse_inputs({"-o": None if dry_run else out}, logs, options.inputs(settings))
     run = Conversion(logs, to, out, settings, overwrite=force or dry_run, progress=pace)
     for _ in with_progress(run.survey(), silent=quiet, pace=pace):
         pass
@@ -127,5 +127,5 @@ def _table(counts: Mapping[str, int]) -> Iterator[str]:
         yield f"  {name:<{width}}  {count:,}"
 
 
-def _counted(count: int, one: str, several: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
+def _counted(count: int, noun: str, several: str | None = None) -> str:
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._options import Logs, Options
 from tito_audit.cli._outs import refuse_inputs
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _ROWS = 400
 
 @command("identify")
 def identify(
-    given: Given,
+    options: Options,
     logs: Logs,
     tokenizers: list[str],
     chat_templates: list[str],
@@ -42,24 +42,24 @@ def identify(
     from tito_audit.terminal.page import print_page
 
     refuse_inputs({"--write": write}, logs)
-    outcome = _outcome(given, logs, tokenizers, chat_templates)
-    best = outcome.found.best
+    outcome = _outcome(options, logs, tokenizers, chat_templates)
+    best = outcome.identified.best
     written = None
-    if write is not None and best is not None and outcome.found.sure:
+    if write is not None and best is not None and outcome.identified.sure:
         written = write_found(Path(write), best.explanation, force=force)
     if shape == "json":
         print(as_json(as_object(outcome)))
     else:
-        print_page(page_lines(outcome), paste_lines(outcome), given.notice())
+        print_page(page_lines(outcome), paste_lines(outcome), options.notice())
     if write is not None:
         words = written or f"Nothing was written to {write}: what wrote the log is not certain."
         sys.stdout.flush()
         print(inert(visible(words)), file=sys.stderr)
-    if not outcome.found.sure:
+    if not outcome.identified.sure:
         raise typer.Exit(FAILED)
 
 
-def _outcome(given: Given, logs: list[str], tokenizers: list[str], chat_templates: list[str]) -> Outcome:
+def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_templates: list[str]) -> Outcome:
     from tito_audit.cli._identified import Outcome
     from tito_audit.identify import identify
     from tito_audit.identify.ids_alone import ids_alone
@@ -68,19 +68,19 @@ def _outcome(given: Given, logs: list[str], tokenizers: list[str], chat_template
     from tito_audit.run.first_rows import first_rows
     from tito_audit.storage import find_logs
 
-    settings = given.settings()
-    templates = templates_of_files(chat_templates or given.configured("chat-template"))
+    settings = options.settings()
+    templates = templates_of_files(chat_templates or options.configured("chat-template"))
     files = find_logs(logs)
     first = first_rows(files, settings, settings.limit or _ROWS)
     candidates = candidates_for(
         first.rollouts,
         files,
         tokenizers,
-        given.configured("tokenizer"),
+        options.configured("tokenizer"),
         templates,
         trust_remote_code=settings.trust_remote_code,
     )
     identified = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
     for candidate in candidates.tried:
         candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
-    return Outcome(logs, first, candidates, identified, ids_alone(first.rollouts), given.reading_flags())
+    return Outcome(logs, first, candidates, identified, ids_alone(first.rollouts), options.reading_flags())

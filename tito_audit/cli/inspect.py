@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given, one_log
+from tito_audit.cli._options import Options, one_log
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @command("inspect")
 def inspect(
-    given: Given,
+    options: Options,
     log: Annotated[str, typer.Argument(metavar="LOG", help="One file or URL, or - for stdin.")],
     rows: int,
     shape: str,
@@ -26,7 +26,7 @@ def inspect(
     from tito_audit.report_objects import as_json
     from tito_audit.terminal.page import print_page
 
-    settings = given.settings()
+    settings = options.settings()
     file = one_log(log)
     settings = settings.at(file)
     vocabulary = _vocabulary(settings.tokenizer, settings.trust_remote_code)
@@ -34,8 +34,8 @@ def inspect(
     if shape == "json":
         print(as_json(as_object(inspection, vocabulary)))
         return
-    paste = mapping_lines(inspection, given.reading_flags()) if inspection.columns else ()
-    print_page(page_lines(inspection, vocabulary), paste, given.notice())
+    paste = mapping_lines(inspection, options.reading_flags()) if inspection.columns else ()
+    print_page(page_lines(inspection, vocabulary), paste, options.notice())
 
 
 def _vocabulary(tokenizer: str | None, trust_remote_code: bool) -> Vocabulary | None:

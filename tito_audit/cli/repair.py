@@ -13,7 +13,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._deliver import deliver_finished, named_reports
-from tito_audit.cli._given import Given, Logs, skipped
+from tito_audit.cli._options import Logs, Options, skipped
 from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
 from tito_audit.errors import SetupError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @command("repair")
 def repair(
-    given: Given,
+    options: Options,
     logs: Logs,
     out: str | None,
     dry_run: bool,
@@ -58,14 +58,14 @@ def repair(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be repaired, or --diff to see every change."
         )
-    settings, how = all_cores(given.settings()), given.repair()
+    settings, how = all_cores(options.settings()), options.repair()
     target = None if dry_run else out
     place = journal_place(journal, target and target.rstrip("/"), resume=resume, way="pass -o OUT")
-    kept = [path for path in (target, how.quarantine, journal) if path]
-    read = given.inputs(settings)
+    written = [path for path in (target, how.quarantine, journal) if path]
+    read = options.inputs(settings)
     refuse_inputs({"--quarantine": how.quarantine, "--journal": journal}, logs, read)
     refuse_inputs({"-o": target}, (), read)  # whether it is a log is looked at for each log
-    wanted = named_reports(report, output_format, logs, kept, read, REPORTS, quiet=quiet)
+    wanted = named_reports(report, output_format, logs, written, read, REPORTS, quiet=quiet)
     if diff:
         _refuse_mixed(wanted)
     if provider is not None:
@@ -74,7 +74,7 @@ def repair(
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = worst if diff else 0
-    run.before.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]
+    run.before.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
     page = ReportOptions(
         color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}
     )

@@ -10,14 +10,14 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._deliver import deliver_finished, named_reports
-from tito_audit.cli._given import Given, Logs
+from tito_audit.cli._options import Logs, Options
 from tito_audit.cli._outs import is_url, refuse_inputs
 from tito_audit.errors import SetupError
 
 
 @command("rescore")
 def rescore(
-    given: Given,
+    options: Options,
     logs: Logs,
     provider: str,
     model: str | None,
@@ -49,11 +49,11 @@ def rescore(
     from tito_audit.rescore.write import Filling, check_target, scores_of
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 
-    settings = given.settings()
-    kept = [path for path in (out, journal) if path is not None]
-    read = given.inputs(settings)
+    settings = options.settings()
+    places = [path for path in (out, journal) if path is not None]
+    read = options.inputs(settings)
     refuse_inputs({"-o": out, "--journal": journal}, logs, read)
-    wanted = named_reports(report, output_format, logs, kept, read, REPORTS, quiet=quiet)
+    wanted = named_reports(report, output_format, logs, places, read, REPORTS, quiet=quiet)
     place = _journal_place(journal, out, resume=resume)
     if out is not None:
         check_target(logs, out, force=force)

@@ -8,7 +8,7 @@ from contextlib import closing
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given, Logs, skipped
+from tito_audit.cli._options import Logs, Options, skipped
 from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
 
 _AT_ONCE = ("concise", "github", "jsonl")
@@ -17,7 +17,7 @@ _AT_ONCE = ("concise", "github", "jsonl")
 
 @command("scan")
 def scan(
-    given: Given,
+    options: Options,
     logs: Logs,
     baseline: str | None,
     report: list[str],
@@ -42,11 +42,11 @@ def scan(
     from tito_audit.run.executor import all_cores
     from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
 
-    settings = all_cores(given.settings())
-    gate = given.gate()
-    read = given.inputs(settings)
+    settings = all_cores(options.settings())
+    gate = options.gate()
+    read = options.inputs(settings)
     refuse_inputs({"--journal": journal, "--baseline": baseline if gate.update_baseline else None}, logs, read)
-    flags = [given.flagged(name) for name in ("report", "output_format")]
+    flags = [options.flagged(name) for name in ("report", "output_format")]
     wanted = wanted_reports(
         report,
         logs,
@@ -57,14 +57,14 @@ def scan(
         quiet=quiet,
         flags=flags,
     )
-    named = next((str(one.path) for one in wanted if one.path is not None), None)
+    named = next((str(each.path) for each in wanted if each.path is not None), None)
     place = journal_place(journal, named, resume=resume, way="write a report to a file: -r json=FILE")
     # Lines printed one by one and the progress line would overwrite each other.
-    live = any(one.path is None and one.report.name in _AT_ONCE for one in wanted) and sys.stdout.isatty()
+    live = any(each.path is None and each.report.name in _AT_ONCE for each in wanted) and sys.stdout.isatty()
     pace = RunProgress()
-    observe = any(one.report.observes for one in wanted)
+    observe = any(each.report.observes for each in wanted)
     run = gate_rollouts(logs, settings, gate, pace, observe=observe, resume=place)
-    run.summary.notices += [notice for notice in (given.notice(), skipped(logs)) if notice is not None]
+    run.summary.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
     page = ReportOptions(
         color=colors(sys.stdout),
         width=page_width(),

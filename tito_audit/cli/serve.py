@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given
+from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
 from tito_audit.terminal.escape import inert, visible
 
@@ -29,7 +29,7 @@ _AUTO, _NONE, _SERVER = "auto", "none", "server"
 
 @command("serve")
 def serve(
-    given: Given,
+    options: Options,
     provider: str,
     log: str,
     model: str | None,
@@ -53,11 +53,11 @@ def serve(
     Each answer is in the log before its client has all of it. Ctrl-C or SIGTERM ends the gateway with exit code 0.
     The provider's key comes from VLLM_API_KEY or SGLANG_API_KEY, the gateway's own from TITO_AUDIT_API_KEY.
     """
-    settings = given.settings()
+    settings = options.settings()
     for name in _NEEDED:
         if find_spec(name) is None:
             raise SetupError(f"serve needs {name}, which is not installed.\npip install 'tito-audit[serve]'")
-    if (notice := given.notice()) is not None:
+    if (notice := options.notice()) is not None:
         _print([notice])
     import asyncio
     from uuid import uuid4

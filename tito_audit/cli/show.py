@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given, one_log
+from tito_audit.cli._options import Options, one_log
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _LARGE = 8 << 20
 
 @command("show")
 def show(
-    given: Given,
+    options: Options,
     log: Annotated[
         str,
         typer.Argument(
@@ -63,7 +63,7 @@ def show(
     from tito_audit.terminal.sequence import DrawOptions
     from tito_audit.terminal.terminal import colors, page_width
 
-    settings = replace(given.settings(), encoder="tokenizers")  # for one row, loading a second one takes longer
+    settings = replace(options.settings(), encoder="tokenizers")  # for one row, loading a second one takes longer
     wanted = wanted_place(log, row=row, item=item, turn=turn)
     file = one_log(wanted.log)
     wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
@@ -133,9 +133,9 @@ def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
     if not around and wanted.spot is None:
         return None
     here = [finding for finding in result.findings if wanted.turn is None or finding.hit.turn == wanted.turn]
-    asked = spots_of(around, here, wanted.turn)
+    chosen = spots_of(around, here, wanted.turn)
     if wanted.spot is None:
-        return asked
+        return chosen
     # A report names turn and tokens; the finding at that place says which sequence of the turn is meant.
     spot = wanted.spot
     there = [
@@ -144,7 +144,7 @@ def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
         if (finding.hit.start, finding.hit.end) == (spot.start, spot.end)
         and spot.where in (None, finding.hit.where)
     ]
-    return Spots(asked.spots if there else (*asked.spots, spot), (*asked.findings, *there))
+    return Spots(chosen.spots if there else (*chosen.spots, spot), (*chosen.findings, *there))
 
 
 def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None) -> None:
@@ -176,12 +176,12 @@ def _page(
     """The lines of the page for the terminal, with line ends."""
     from rich.text import Text
 
-    from tito_audit.cli._shown import asked_call, page_lines
+    from tito_audit.cli._shown import marked_call, page_lines
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.page import line_printed
 
-    asked = asked_call(result, result.place.file, wanted.row)
-    for line in page_lines(result, look, console, wanted.turn, spots, asked=asked):
+    call = marked_call(result, result.place.file, wanted.row)
+    for line in page_lines(result, look, console, wanted.turn, spots, marked=call):
         yield line_printed(line, console)
     for remark in remarks:
         yield "\n" + line_printed(Text(visible(remark)), console)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import refuse_inputs
 from tito_audit.errors import SetupError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @command("template")
 def template(
-    given: Given,
+    options: Options,
     logs: list[str],
     shape: str,
     training: str | None,
@@ -46,8 +46,8 @@ def template(
 
         if training is not None and against is not None:
             raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
-        settings = _settings(given, named)
-        refuse_inputs({"--training": training}, logs, given.inputs(settings))
+        settings = _settings(options, named)
+        refuse_inputs({"--training": training}, logs, options.inputs(settings))
         passed = (
             train(settings, logs, training, shape, force=force)
             if training is not None
@@ -56,27 +56,27 @@ def template(
         if not passed:
             raise typer.Exit(FAILED)
         return
-    looked = _looked(given, named, logs)
+    looked = _looked(options, named, logs)
     if shape == "json":
         print(as_json(as_object(looked)))
     else:
-        print_page((), page_lines(looked), given.notice())
+        print_page((), page_lines(looked), options.notice())
     if not looked.facts.append.holds or (looked.log is not None and looked.log.append.broken):
         raise typer.Exit(FAILED)
 
 
-def _settings(given: Given, named: str | None) -> Settings:
-    settings = given.settings()
+def _settings(options: Options, named: str | None) -> Settings:
+    settings = options.settings()
     return settings if named is None else replace(settings, tokenizer=named)
 
 
-def _looked(given: Given, named: str | None, logs: list[str]) -> Looked:
+def _looked(options: Options, named: str | None, logs: list[str]) -> Looked:
     from tito_audit.cli._template import Looked, OfLog
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.sessions.delimiters import delimiters
     from tito_audit.templates import explained, template_facts
 
-    settings = _settings(given, named)
+    settings = _settings(options, named)
     opened = open_template(settings)
     of_log = OfLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)

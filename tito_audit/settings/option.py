@@ -58,7 +58,7 @@ class Option:
     completes: str = ""
     """The function of `cli/_complete.py` that completes its values in a shell."""
     calls: str = ""
-    """The function of `cli/_given.py` that gets the value before any other option is parsed."""
+    """The function of `cli/_options.py` that gets the value before any other option is parsed."""
 
     # The settings
     fills: type | None = None

@@ -19,13 +19,13 @@ _CONFIG = "tito_audit.config"
 """The key of the configuration in the context of a run."""
 
 
-def read_file(ctx: typer.Context, given: str | None) -> str | None:
+def read_file(ctx: typer.Context, file: str | None) -> str | None:
     """Apply the configuration file where no flag is given; the file's name, or None."""
     if ctx.resilient_parsing or f"{_CONFIG}.off" in ctx.meta:
-        if given is not None:
+        if file is not None:
             raise SetupError("--config and --no-config exclude each other.\nPass only one of them.")
         return None
-    path = Path(given) if given is not None else look_for_config(Path.cwd()).file
+    path = Path(file) if file is not None else look_for_config(Path.cwd()).file
     if path is None:
         return None
     config = read_config(path)
@@ -62,14 +62,14 @@ def _source(context: typer.Context, parameter: str) -> str:
 def about_config(context: typer.Context) -> str | None:
     """A sentence that lists the settings taken from a configuration file; None if there are none."""
     config = config_of(context)
-    said: dict[Path, list[str]] = {config.path: []} if config.path else {}
+    keys_of: dict[Path, list[str]] = {config.path: []} if config.path else {}
     for name, file in config.sources.items():
         if _source(context, KEYS[name].name) == "DEFAULT_MAP":
-            said.setdefault(file, []).append(name)
+            keys_of.setdefault(file, []).append(name)
     for override in config.overrides:
-        keys = said.setdefault(override.file, [])
+        keys = keys_of.setdefault(override.file, [])
         keys += [OVERRIDES] if OVERRIDES not in keys else []
-    parts = [f"from {near(file)}: {', '.join(keys)}" for file, keys in said.items() if keys]
+    parts = [f"from {near(file)}: {', '.join(keys)}" for file, keys in keys_of.items() if keys]
     return f"Settings {'; '.join(parts)}." if parts else None
 
 
@@ -77,10 +77,10 @@ def blamed_file(context: typer.Context, error: Exception) -> list[str]:
     """Lines that name the configuration file if an error is about an option that it sets."""
     message, flag = str(error), getattr(error, "flag", None)
     config = config_of(context)
-    said = [(name, str(near(file))) for name, file in config.sources.items()]
-    said += [(name, f"{one} of {near(one.file)}") for one in config.overrides for name in one.values]
+    places = [(name, str(near(file))) for name, file in config.sources.items()]
+    places += [(name, f"{each} of {near(each.file)}") for each in config.overrides for name in each.values]
     blamed: dict[str, list[str]] = {}
-    for name, where in said:
+    for name, where in places:
         if (KEYS[name].flag in message or KEYS[name].flag == flag) and where not in message:
             blamed.setdefault(where, []).append(name)
     return [f"{', '.join(names)} may come from {where}." for where, names in blamed.items()]
@@ -108,7 +108,7 @@ Logs = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Options:
     """The values of all options: from flags, the configuration file and defaults."""
 
     context: typer.Context
@@ -132,18 +132,19 @@ class Given:
 
         SetupError names the override and the invalid option.
         """
-        made = []
-        for one in config_of(self.context).overrides:
-            given = {KEYS[key].name: value for key, value in one.values.items()}
-            given = {
-                name: value for name, value in given.items() if name in self.values and not self.flagged(name)
+        overrides = []
+        for override in config_of(self.context).overrides:
+            values = {KEYS[key].name: value for key, value in override.values.items()}
+            values = {
+                name: value for name, value in values.items() if name in self.values and not self.flagged(name)
             }
             try:
-                settings = settings_of(**given)
+                settings = settings_of(**values)
             except SetupError as error:
-                raise SetupError(f"{one} of {near(one.file)}, for {', '.join(one.paths)}:\n{error}") from None
-            made.append(Override(one.patterns, {name: getattr(settings, name) for name in given}))
-        return tuple(made)
+                where = f"{override} of {near(override.file)}, for {', '.join(override.paths)}"
+                raise SetupError(f"{where}:\n{error}") from None
+            overrides.append(Override(override.patterns, {name: getattr(settings, name) for name in values}))
+        return tuple(overrides)
 
     def flagged(self, option: str) -> bool:
         """Whether an option was set by a flag, which overrides the file."""
@@ -152,7 +153,7 @@ class Given:
     def configured(self, key: str) -> list[str]:
         """The configuration file's values of a key, for all logs and then for some; each once."""
         config = config_of(self.context)
-        tables = (config.values, *(one.values for one in config.overrides))
+        tables = (config.values, *(override.values for override in config.overrides))
         return list(dict.fromkeys(table[key] for table in tables if key in table))
 
     def reading_flags(self) -> list[str]:
@@ -165,8 +166,8 @@ class Given:
             if isinstance(value, bool):
                 words.append(option.flag if value else f"--no-{option.flag[2:]}")
                 continue
-            for one in value if option.repeats else [value]:
-                words += [option.flag, str(one)]
+            for entry in value if option.repeats else [value]:
+                words += [option.flag, str(entry)]
         return words
 
     def notice(self) -> str | None:
@@ -178,10 +179,10 @@ class Given:
         config = config_of(self.context)
         read = [*([config.path] if config.path else []), *config.extended_by]
         named = {name: getattr(settings, name) for name in (*_READ, "tokenizer")}
-        for given in (named, *(one.changes for one in settings.overrides)):
-            read += [Path(given[name]) for name in _READ if given.get(name)]
-            if given.get("tokenizer"):
-                read += [Path(given["tokenizer"]) / name for name in _TOKENIZER]
+        for values in (named, *(override.changes for override in settings.overrides)):
+            read += [Path(values[name]) for name in _READ if values.get(name)]
+            if values.get("tokenizer"):
+                read += [Path(values["tokenizer"]) / name for name in _TOKENIZER]
         return [str(path) for path in dict.fromkeys(read)]
 
 
@@ -206,53 +207,47 @@ def skipped(logs: Sequence[str]) -> str | None:
     return f"Skipped {count}: {few([file.name for file in files])}"
 
 
-def settings_of(**given: Any) -> Settings:
+def settings_of(**values: Any) -> Settings:
     """The options of an audit as Settings; SetupError names an invalid one."""
-    return _known(filled(Settings, given))
+    return _with_known_codes(filled(Settings, values))
 
 
-def gate_settings_of(**given: Any) -> GateSettings:
+def gate_settings_of(**values: Any) -> GateSettings:
     """The options of a gate as GateSettings; SetupError names an invalid one."""
-    gate = _known(filled(GateSettings, given))
+    gate = _with_known_codes(filled(GateSettings, values))
     if gate.update_baseline and gate.baseline is None:
         raise SetupError("--update-baseline: no baseline file is named.\nPass --baseline FILE as well.")
     return gate
 
 
-def repair_settings_of(**given: Any) -> RepairSettings:
-    """The options of `repair` as RepairSettings; SetupError names an invalid one."""
-    choices = filled(RepairChoices, given)
-    settings = replace(filled(RepairSettings, given), choices=choices)
-    _refuse_unused(settings.strategies, choices)
-    return settings
-
-
-def _known(settings: _T) -> _T:
-    """The settings; SetupError if one of them names codes that match no rule."""
-    for option in OPTIONS:
-        if option.codes is not None and isinstance(settings, option.fills or ()):
-            for code in option.codes(getattr(settings, option.name)):
-                _refuse_unknown(code, option.flag)
-    return settings
-
-
-def _refuse_unknown(code: str, flag: str) -> None:
-    """SetupError, with similar codes, unless a rule matches the code or prefix."""
-    from tito_audit.rules import FAMILIES, all_rules
-
-    known = [rule.code for rule in all_rules()]
-    if any(one.startswith(code) for one in known):
-        return
-    raise unknown("rule", code, (*FAMILIES, *known), flag=flag, listed_by="tito-audit list rules")
-
-
-def _refuse_unused(names: Sequence[str], choices: RepairChoices) -> None:
-    """SetupError if there are choices for a repair that --with does not name."""
+def repair_settings_of(**values: Any) -> RepairSettings:
+    """The options of `repair` as RepairSettings; SetupError names an invalid one, or one for a repair that --with
+    does not name.
+    """
     from tito_audit.repairs import all_repairs
 
+    choices = filled(RepairChoices, values)
+    settings = replace(filled(RepairSettings, values), choices=choices)
+    names = settings.strategies
     for repair in all_repairs():
         if names and repair.chosen(choices) and repair.name not in names:
             raise SetupError(
                 f"--sentinel, --mask-style and --padding belong to {repair.name}, which --with does not name.\n"
                 f"Pass --with {','.join((*names, repair.name))}, or leave these options out."
             )
+    return settings
+
+
+def _with_known_codes(settings: _T) -> _T:
+    """The settings; SetupError, with similar codes, if one of them names codes that match no rule."""
+    for option in OPTIONS:
+        if option.codes is None or not isinstance(settings, option.fills or ()):
+            continue
+        for code in option.codes(getattr(settings, option.name)):
+            from tito_audit.rules import FAMILIES, all_rules
+
+            codes = [rule.code for rule in all_rules()]
+            if not any(each.startswith(code) for each in codes):
+                names = (*FAMILIES, *codes)
+                raise unknown("rule", code, names, flag=option.flag, listed_by="tito-audit list rules")
+    return settings
