@@ -152,7 +152,7 @@ class Changes:
     def _cells(self, side: Columns, at: int) -> tuple[str, ...]:
         token = int(side.ids[at])
         mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
-        logprob = "" if side.logprobs is None else _number(float(side.logprobs[at]))
+        logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
         text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
         return str(at), text, str(token), mask, logprob
 
@@ -167,10 +167,6 @@ def _mark(region: Region, old: Columns, new: Columns) -> tuple[object, ...]:
     """A key that is equal for repeated changes: tokens, position, and which columns the sequence has."""
     was, now = old.ids[region.old_start : region.old_end], new.ids[region.new_start : region.new_end]
     return was.tobytes(), now.tobytes(), region.new_start, old.loss_mask is None, old.logprobs is None
-
-
-def _number(value: float) -> str:
-    return "null" if np.isnan(value) else f"{value:.4f}"
 
 
 def _table(lines: Sequence[_Line], with_text: bool) -> Iterator[Text]:

@@ -186,13 +186,11 @@ class Tally:
     def _fails(self, finding: Finding) -> bool:
         threshold = self.threshold
         if self.settings is not None and self.settings.overrides:
-            threshold = self._threshold_at(finding.place.file, self.settings)
+            file = finding.place.file
+            if file not in self._thresholds:
+                self._thresholds[file] = Severity.bar(self.settings.at(file).fail_on)
+            threshold = self._thresholds[file]
         return threshold is not None and finding.severity >= threshold
-
-    def _threshold_at(self, file: str, settings: Settings) -> Severity | None:
-        if file not in self._thresholds:
-            self._thresholds[file] = Severity.bar(settings.at(file).fail_on)
-        return self._thresholds[file]
 
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -242,8 +240,11 @@ def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
         if run.before.findings or run.after.findings:
             console.print()
             console.print(_table(run, options))
-            for line in _sizes(run):
-                console.print(line)
+            sizes = [
+                (name, getattr(run.before, name), getattr(run.after, name)) for name in ("rollouts", "tokens")
+            ]
+            if words := [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]:
+                console.print(Text(f"\n{', '.join(words)}"))
         print_list(console, "Notes", list(_sayings(run.tally.notes)))
         print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run)])
         print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
@@ -281,22 +282,18 @@ def _header(run: Repaired) -> Iterator[Text]:
 
 
 def _done_table(tally: Tally) -> Table:
+    from tito_audit.repairs import all_repairs
+
     table = ruled_table()
     table.add_column("repair", no_wrap=True, style="bold")
     table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("fixed in them")
-    for name in sorted(tally.done, key=_turn_of):
+    order = [repair.name for repair in all_repairs()]
+    for name in sorted(tally.done, key=lambda name: order.index(name) if name in order else -1):
         done = tally.done[name]
         codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(done.codes.items()))
         table.add_row(visible(name), f"{done.rows:,}", codes or "rewritten as asked")
     return table
-
-
-def _turn_of(name: str) -> int:
-    """The position of a repair in the order in which repairs are tried."""
-    from tito_audit.repairs import all_repairs
-
-    return next((at for at, repair in enumerate(all_repairs()) if repair.name == name), -1)
 
 
 def _verdict(run: Repaired) -> Text:
@@ -341,7 +338,8 @@ def _outcome_words(run: Repaired, before: Counter[Severity], after: Counter[Seve
     """What came of the errors and warnings, in words, and the style of these."""
     errors, warnings = ((before[each], after[each]) for each in (Severity.ERROR, Severity.WARNING))
     would = run.out is None
-    if not any(errors) and warnings[0] == warnings[1] and not (any(warnings) and _repairs_warnings(run)):
+    repairs_warnings = bool(run.repairs.strategies) or run.settings.fail_on in ("warning", "note")
+    if not any(errors) and warnings[0] == warnings[1] and not (any(warnings) and repairs_warnings):
         return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged(run)) else "bold green"
     if errors[0] == errors[1] and warnings[0] == warnings[1]:
         return "nothing would be fixed" if would else "nothing fixed", "bold red" if errors[1] else "bold yellow"
@@ -351,11 +349,6 @@ def _outcome_words(run: Repaired, before: Counter[Severity], after: Counter[Seve
     if warnings[1] or run.tally.quarantined:
         return "no errors would be left" if would else "no errors left", "bold yellow"
     return "would be fixed" if would else "fixed", "bold green"
-
-
-def _repairs_warnings(run: Repaired) -> bool:
-    """Whether warnings are repaired too, not only errors."""
-    return bool(run.repairs.strategies) or run.settings.fail_on in ("warning", "note")
 
 
 def _totals(summary: Summary) -> Counter[Severity]:
@@ -387,15 +380,6 @@ def _table(run: Repaired, options: ReportOptions) -> Table:
     table.add_section()
     table.add_row("", "all", *cells[-1])
     return table
-
-
-def _sizes(run: Repaired) -> Iterator[Text]:
-    """The numbers of rollouts and tokens before and after, where they changed."""
-    sizes = [(name, getattr(run.before, name), getattr(run.after, name)) for name in ("rollouts", "tokens")]
-    words = [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]
-    if words:
-        yield Text()
-        yield Text(", ".join(words))
 
 
 def _cells(rows: list[list[tuple[int, int]]]) -> list[list[Text]]:

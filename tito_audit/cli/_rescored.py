@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -17,6 +17,7 @@ from rich.text import Text
 from tito_audit.record.rollout import Place
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object
+from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rescore.tables import (
@@ -42,8 +43,6 @@ _PIECES = 36
 _REASONS = 8
 _FINDINGS = 3
 _TURNS = 12
-Pieces = Callable[[tuple[int, ...]], str]
-"""Ids as text."""
 
 
 @dataclass(slots=True)
@@ -85,7 +84,7 @@ class Rescored:
     details: Details
     worst: int
     """How many findings are shown with their price."""
-    pieces: Callable[[tuple[int, ...]], str]
+    pieces: Pieces
     """Ids as text."""
     written: Written | None = None
     """What was written; None without -o."""
@@ -104,8 +103,6 @@ def _write_json(run: Rescored, out: TextIO, options: ReportOptions) -> None:
 
 
 def _write_html(run: Rescored, out: TextIO, options: ReportOptions) -> None:
-    from tito_audit.rescore.html import page
-
     out.write(page(run.summary, verdict(run.summary), run.worst, run.pieces))
 
 
@@ -121,8 +118,7 @@ def page_parts(
     yield from _agreement(summary)
     if summary.causes:
         yield from _prices(summary)
-    prices = [(at, price) for at, price in summary.most_expensive(worst) if math.isfinite(price.difference)]
-    if prices:
+    if prices := most_expensive(summary, worst):
         yield from heading("The most expensive findings")
         yield from _worst(prices, pieces)
     yield from _lists(summary, filled=written is not None)
@@ -182,8 +178,7 @@ def _prices(summary: RescoreSummary) -> Iterator[RenderableType]:
     """What drift costs, by cause: the drifted tokens, then the sampled tokens after them."""
     yield from heading("What drift costs, in nats")
     yield from _with_legend(_table(DRIFTED_HEADS, list(drifted_rows(summary))), DRIFTED_LEGEND)
-    after = list(after_rows(summary))
-    if after:
+    if after := list(after_rows(summary)):
         yield from heading("What drift does to the sampled tokens after it")
         yield from _with_legend(_table(AFTER_HEADS, after), AFTER_LEGEND)
     yield from around(summary)
@@ -196,10 +191,9 @@ def _with_legend(table: Table, words: str) -> Iterator[RenderableType]:
 def _worst(prices: list[tuple[Place, Price]], pieces: Pieces) -> Iterator[Text]:
     """Two lines for each finding: where it is and its price, then the tokens of both sides."""
     for place, price in prices:
-        hit, first = price.finding.hit, price.segments[0]
-        turn = "" if hit.turn is None else f" turn {hit.turn}"
+        first = price.segments[0]
         share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
-        yield Text(visible(f"  {price.finding.code} {place}{turn} {hit.where} {hit.start}:{hit.end}"))
+        yield Text(visible(f"  {place_words(place, price)}"))
         more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
         sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
         numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"

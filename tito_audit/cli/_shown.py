@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tito_audit.record.prefix import common_prefix
 from tito_audit.errors import SetupError
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity, Where
+from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.report_objects import fields, finding_object
@@ -371,7 +371,12 @@ class _Page:
         if self.spots is not None:
             context = self._look.context
             inside = [
-                finding for finding in inside if any(_near(finding, *range_, context) for range_ in chosen or ())
+                finding
+                for finding in inside
+                if any(
+                    finding.hit.start < max(end, start + 1) + context and finding.hit.end > start - context
+                    for start, end in chosen or ()
+                )
             ]
         if chosen is not None and not chosen:
             return
@@ -429,10 +434,6 @@ class _Page:
 def _points_into(finding: Finding, part: Part) -> bool:
     hit = finding.hit
     return bool(range_words(finding)) and hit.where is part.where and (part.turn is None or hit.turn == part.turn)
-
-
-def _near(finding: Finding, start: int, end: int, context: int) -> bool:
-    return finding.hit.start < max(end, start + 1) + context and finding.hit.end > start - context
 
 
 def _reasons(result: Result) -> list[str]:

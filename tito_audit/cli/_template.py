@@ -42,7 +42,7 @@ from tito_audit.terminal.page import facts_table, heading, open_table, print_pag
 from tito_audit.terminal.words import listed, many
 
 if TYPE_CHECKING:
-    from tito_audit.render.traced import Decision, Tag
+    from tito_audit.render.traced import Tag
     from tito_audit.sessions.delimiters import Delimiters
 
 
@@ -175,7 +175,9 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
         for words, decision in zip(
             ("decided by", *["and"] * len(first.conditions)), first.conditions, strict=False
         ):
-            yield Text(f"    {words} {_decision(decision)}")
+            then, now = ("true", "false") if decision.held else ("false", "true")
+            when = f"{then} when it was sampled, {now} in the next prompt"
+            yield Text(f"    {words} {_tag(decision.tag)}: {when}")
         for words, side, style in (("sampled", first.sampled, "red"), ("rendered", first.rendered, "green")):
             line = Text(f"    {words:<9}", style="dim")
             before = ("…" if len(side.before) > _BEFORE else "") + side.before[-_BEFORE:]
@@ -185,11 +187,6 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
                 yield Text(f"             by {_tag(side.tag)}", style="dim")
     if len(groups) > _BREAKS:
         yield Text(f"  … and {len(groups) - _BREAKS} more places; --output-format json has them all")
-
-
-def _decision(decision: Decision) -> str:
-    then, now = ("true", "false") if decision.held else ("false", "true")
-    return f"{_tag(decision.tag)}: {then} when it was sampled, {now} in the next prompt"
 
 
 def _tag(tag: Tag) -> str:

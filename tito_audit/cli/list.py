@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Optional, TypeAlias
+from importlib import import_module
+from typing import Annotated, Any, Optional
 
 import typer
 
 from tito_audit.cli._command import command
-
-Rows: TypeAlias = Sequence[tuple[str, ...]]
 
 
 class Kind(StrEnum):
@@ -24,13 +24,86 @@ class Kind(StrEnum):
     PARSERS = "parsers"
 
 
-_WHAT = {
-    Kind.FORMATS: "logs that can be read",
-    Kind.RULES: "what a scan looks for",
-    Kind.REPAIRS: "what can be fixed",
-    Kind.REPORTS: "how a scan reports",
-    Kind.PROVIDERS: "models that sample and score",
-    Kind.PARSERS: "syntaxes of tool calls and reasoning",
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """How the plugins of a kind are listed."""
+
+    what: str
+    plugins: Callable[[], Sequence[Any]]
+    """All of them; they are imported then."""
+    heads: tuple[str, ...]
+    row: Callable[[Any], tuple[str, ...]]
+    as_object: Callable[[Any], dict[str, Any]]
+
+
+def _with_fields(names: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda plugin: {name: getattr(plugin, name) for name in names.split()}
+
+
+def _reads(parser: Any) -> str:
+    """What a parser reads: tools, reasoning or both."""
+    from tito_audit.parser import Reads
+
+    words = {Reads.TOOLS: "tools", Reads.REASONING: "reasoning", Reads.TOOLS | Reads.REASONING: "both"}
+    return words[parser.reads]
+
+
+_LISTINGS = {
+    Kind.FORMATS: _Listing(
+        "logs that can be read",
+        lambda: import_module("tito_audit.formats").all_formats(),
+        ("format", "written by", "recognized by", "can be audited"),
+        lambda format: (format.name, format.title, format.signature.text, format.shows),
+        lambda format: {
+            "name": format.name,
+            "written_by": format.title,
+            "told_by": format.signature.text,
+            "can_be_audited": format.shows,
+        },
+    ),
+    Kind.RULES: _Listing(
+        "what a scan looks for",
+        lambda: import_module("tito_audit.rules").all_rules(),
+        ("code", "severity", "finds"),
+        lambda rule: (rule.code, rule.severity.word, rule.title),
+        lambda rule: {**_with_fields("code name severity title")(rule), "severity": rule.severity.word},
+    ),
+    Kind.REPAIRS: _Listing(
+        "what can be fixed",
+        lambda: import_module("tito_audit.repairs").all_repairs(),
+        ("repair", "safety", "cures", "does"),
+        lambda repair: (
+            *(repair.name, str(repair.safety)),
+            *(", ".join(repair.cures) or "what you ask for", repair.title),
+        ),
+        _with_fields("name safety cures title"),
+    ),
+    Kind.REPORTS: _Listing(
+        "how a scan reports",
+        lambda: import_module("tito_audit.reports").all_reports(),
+        ("report", "writes"),
+        lambda report: (report.name, report.title),
+        _with_fields("name title"),
+    ),
+    Kind.PROVIDERS: _Listing(
+        "models that sample and score",
+        lambda: import_module("tito_audit.providers").all_providers(),
+        ("provider", "samples and scores with"),
+        lambda provider: (f"{provider.name}={provider.where}", provider.title),
+        _with_fields("name where title"),
+    ),
+    Kind.PARSERS: _Listing(
+        "syntaxes of tool calls and reasoning",
+        lambda: import_module("tito_audit.parsers").all_parsers(),
+        ("parser", "reads", "syntax", "other names"),
+        lambda parser: (parser.name, _reads(parser), parser.title, ", ".join(parser.aliases)),
+        lambda parser: {
+            "name": parser.name,
+            "reads": _reads(parser),
+            "syntax": parser.title,
+            "aliases": parser.aliases,
+        },
+    ),
 }
 
 
@@ -49,31 +122,27 @@ def list_plugins(
     """List the formats, rules, repairs, reports, providers or parsers."""
     shape = "markdown" if markdown else shape
     if kind is None:
-        _print_kinds(shape)
-    elif shape == "json":
-        _print_object(kind.value, _OBJECTS[kind]())
-    elif shape == "markdown":
-        _print_markdown(*_TABLES[kind]())
-    else:
-        _print_kind(kind)
-
-
-def _print_kind(kind: Kind) -> None:
-    from tito_audit.terminal.page import print_names
-
-    head, rows = _TABLES[kind]()
-    # The last column of formats is prose for the docs, too wide for a terminal.
-    wide = 3 if kind is Kind.FORMATS else len(head)
-    print_names(head[:wide], [row[:wide] for row in rows])
-    if kind is Kind.FORMATS:
+        _list_kinds(shape)
+        return
+    listing = _LISTINGS[kind]
+    plugins = listing.plugins()
+    if shape == "json":
+        _print_object(kind.value, [listing.as_object(plugin) for plugin in plugins])
+        return
+    rows = [listing.row(plugin) for plugin in plugins]
+    if kind is Kind.FORMATS and shape == "text":
+        # The last column is prose for the docs, too wide for a terminal.
+        _print_table(listing.heads[:-1], [row[:-1] for row in rows], shape)
         print(
             "\nFormats are tried in this order, row by row; the first whose keys are present and valid "
             "is used.\ntito-audit inspect LOG shows the format of a log, why it was chosen, and which others "
             "come close."
         )
+    else:
+        _print_table(listing.heads, rows, shape)
 
 
-def _print_kinds(shape: str) -> None:
+def _list_kinds(shape: str) -> None:
     """What can be listed, and how many there are of each."""
     from tito_audit.registry import module_names
 
@@ -81,19 +150,20 @@ def _print_kinds(shape: str) -> None:
     if shape == "json":
         _print_object("kinds", [{"kind": kind.value, "count": count} for kind, count in counts.items()])
         return
-    head = ("kind", "count", "what they are", "to list them")
-    rows = [(kind.value, f"{count}", _WHAT[kind], f"tito-audit list {kind}") for kind, count in counts.items()]
-    if shape == "markdown":
-        _print_markdown(head, rows)
-    else:
+    heads = ("kind", "count", "what they are", "to list them")
+    rows = [
+        (kind.value, f"{count}", _LISTINGS[kind].what, f"tito-audit list {kind}") for kind, count in counts.items()
+    ]
+    _print_table(heads, rows, shape)
+
+
+def _print_table(heads: Sequence[str], rows: Sequence[tuple[str, ...]], shape: str) -> None:
+    if shape == "text":
         from tito_audit.terminal.page import print_names
 
-        print_names(head, rows)
-
-
-def _print_markdown(head: Sequence[str], rows: Rows) -> None:
-    lines = [head, ["---"] * len(head), *rows]
-    for line in lines:
+        print_names(heads, rows)
+        return
+    for line in (heads, ["---"] * len(heads), *rows):
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
 
 
@@ -101,125 +171,3 @@ def _print_object(name: str, entries: list[dict[str, Any]]) -> None:
     from tito_audit.report_objects import as_json
 
     print(as_json({"schema_version": 1, name: entries}))
-
-
-_Table: TypeAlias = tuple[tuple[str, ...], Rows]
-
-
-def _formats() -> _Table:
-    from tito_audit.formats import all_formats
-
-    head = ("format", "written by", "recognized by", "can be audited")
-    return head, [(format.name, format.title, format.signature.text, format.shows) for format in all_formats()]
-
-
-def _rules() -> _Table:
-    from tito_audit.rules import all_rules
-
-    return ("code", "severity", "finds"), [(rule.code, rule.severity.word, rule.title) for rule in all_rules()]
-
-
-def _repairs() -> _Table:
-    from tito_audit.repairs import all_repairs
-
-    head = ("repair", "safety", "cures", "does")
-    return head, [
-        (repair.name, str(repair.safety), ", ".join(repair.cures) or "what you ask for", repair.title)
-        for repair in all_repairs()
-    ]
-
-
-def _reports() -> _Table:
-    from tito_audit.reports import all_reports
-
-    return ("report", "writes"), [(report.name, report.title) for report in all_reports()]
-
-
-def _providers() -> _Table:
-    from tito_audit.providers import all_providers
-
-    return ("provider", "samples and scores with"), [
-        (f"{provider.name}={provider.where}", provider.title) for provider in all_providers()
-    ]
-
-
-def _parsers() -> _Table:
-    from tito_audit.parsers import all_parsers
-
-    return ("parser", "reads", "syntax", "other names"), [
-        (parser.name, _reads(parser), parser.title, ", ".join(parser.aliases)) for parser in all_parsers()
-    ]
-
-
-def _reads(parser: Any) -> str:
-    """What a parser reads: tools, reasoning or both."""
-    from tito_audit.parser import Reads
-
-    words = {Reads.TOOLS: "tools", Reads.REASONING: "reasoning", Reads.TOOLS | Reads.REASONING: "both"}
-    return words[parser.reads]
-
-
-_TABLES: dict[Kind, Callable[[], _Table]] = {
-    Kind.FORMATS: _formats,
-    Kind.RULES: _rules,
-    Kind.REPAIRS: _repairs,
-    Kind.REPORTS: _reports,
-    Kind.PROVIDERS: _providers,
-    Kind.PARSERS: _parsers,
-}
-
-
-def _format_objects() -> list[dict[str, Any]]:
-    return [
-        {"name": name, "written_by": writer, "told_by": keys, "can_be_audited": shows}
-        for name, writer, keys, shows in _formats()[1]
-    ]
-
-
-def _rule_objects() -> list[dict[str, Any]]:
-    from tito_audit.rules import all_rules
-
-    return [
-        {"code": rule.code, "name": rule.name, "severity": rule.severity.word, "title": rule.title}
-        for rule in all_rules()
-    ]
-
-
-def _repair_objects() -> list[dict[str, Any]]:
-    from tito_audit.repairs import all_repairs
-    from tito_audit.report_objects import fields
-
-    return [fields(repair, "name safety cures title") for repair in all_repairs()]
-
-
-def _report_objects() -> list[dict[str, Any]]:
-    from tito_audit.report_objects import fields
-    from tito_audit.reports import all_reports
-
-    return [fields(report, "name title") for report in all_reports()]
-
-
-def _provider_objects() -> list[dict[str, Any]]:
-    from tito_audit.providers import all_providers
-    from tito_audit.report_objects import fields
-
-    return [fields(provider, "name where title") for provider in all_providers()]
-
-
-def _parser_objects() -> list[dict[str, Any]]:
-    from tito_audit.parsers import all_parsers
-
-    return [
-        {"name": parser.name, "reads": _reads(parser), "syntax": parser.title, "aliases": parser.aliases}
-        for parser in all_parsers()
-    ]
-
-
-_OBJECTS: dict[Kind, Callable[[], list[dict[str, Any]]]] = {
-    Kind.FORMATS: _format_objects,
-    Kind.RULES: _rule_objects,
-    Kind.REPAIRS: _repair_objects,
-    Kind.REPORTS: _report_objects,
-    Kind.PROVIDERS: _provider_objects,
-    Kind.PARSERS: _parser_objects,
-}

@@ -10,6 +10,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
+from tito_audit.record.rollout import Place
 from tito_audit.rescore.model import Price
 from tito_audit.rescore.summary import BINS, LOWEST, CausePrice, RescoreSummary
 from tito_audit.rescore.tables import (
@@ -60,27 +61,29 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
     if summary.plot:
         yield _section("recorded", "Recorded against rescored logprobs", _plot(summary) + _agreement(summary))
     if summary.causes:
-        yield _section(
-            "price",
-            "What drift costs, in nats",
-            _bars(summary) + (_table(DRIFTED_HEADS, list(drifted_rows(summary))) + _legend(DRIFTED_LEGEND)),
-        )
-    after = list(after_rows(summary))
-    if after:
-        yield _section(
-            "after",
-            "What drift does to the sampled tokens after it",
-            _table(AFTER_HEADS, after) + _legend(AFTER_LEGEND, *around(summary)),
-        )
-    shown = [one for one in summary.most_expensive(worst) if math.isfinite(one[1].difference)]
-    if shown:
-        rows = [_worst_row(str(place), price, pieces) for place, price in shown]
+        priced = _table(DRIFTED_HEADS, list(drifted_rows(summary))) + _legend(DRIFTED_LEGEND)
+        yield _section("price", "What drift costs, in nats", _bars(summary) + priced)
+    if after := list(after_rows(summary)):
+        inside = _table(AFTER_HEADS, after) + _legend(AFTER_LEGEND, *around(summary))
+        yield _section("after", "What drift does to the sampled tokens after it", inside)
+    if rows := [_worst_row(place, price, pieces) for place, price in most_expensive(summary, worst)]:
         heads = ("finding", "sampled", "logprob", "instead", "logprob", "difference", "share of the change")
         yield _section("worst", "The most expensive findings", _table(heads, rows))
-    notes = list(_notes(summary))
-    if notes:
+    if notes := list(_notes(summary)):
         items = "".join(f"<li>{_shown(note)}</li>" for note in notes)
         yield _section("notes", "Notes", f"<ul>{items}</ul>")
+
+
+def most_expensive(summary: RescoreSummary, worst: int) -> list[tuple[Place, Price]]:
+    """The findings with the highest prices that are known, and their places."""
+    return [(at, price) for at, price in summary.most_expensive(worst) if math.isfinite(price.difference)]
+
+
+def place_words(place: Place, price: Price) -> str:
+    """`TOK101 run.jsonl:3 turn 2 completion 14:16`."""
+    hit = price.finding.hit
+    turn = "" if hit.turn is None else f" turn {hit.turn}"
+    return f"{price.finding.code} {place}{turn} {hit.where} {hit.start}:{hit.end}"
 
 
 def _section(name: str, title: str, inside: str) -> str:
@@ -127,20 +130,20 @@ def _agreement(summary: RescoreSummary) -> str:
 
 def _bars(summary: RescoreSummary) -> str:
     """A bar for each cause: how much its spans change the summed logprob."""
-    priced = [one for one in summary.causes.values() if one.segments]
-    ranked = sorted(priced, key=lambda one: -abs(one.other - one.sampled))[:_BARS]
-    most = max((abs(one.other - one.sampled) for one in ranked), default=0)
+    changes = [(cause, cause.other - cause.sampled) for cause in summary.causes.values() if cause.segments]
+    ranked = sorted(changes, key=lambda pair: -abs(pair[1]))[:_BARS]
+    most = max((abs(change) for _, change in ranked), default=0)
     if not most:
         return ""
     rows = []
-    for number, one in enumerate(ranked):
-        change = one.other - one.sampled
+    for number, (cause, change) in enumerate(ranked):
+        name = _shown(_name(cause))
         width = max(round(_WIDTH * abs(change) / most), 1)
         y = number * 24
         rows.append(
-            f'<text x="236" y="{y + 15}" text-anchor="end">{_shown(_name(one))}</text>'
+            f'<text x="236" y="{y + 15}" text-anchor="end">{name}</text>'
             f'<rect class="{"loss" if change < 0 else "gain"}" x="244" y="{y + 4}" width="{width}" height="14">'
-            f"<title>{_shown(_name(one))}: {change:+.2f} nats</title></rect>"
+            f"<title>{name}: {change:+.2f} nats</title></rect>"
             f'<text x="{250 + width}" y="{y + 15}">{change:+.1f}</text>'
         )
     return (
@@ -151,8 +154,8 @@ def _bars(summary: RescoreSummary) -> str:
     )
 
 
-def _name(one: CausePrice) -> str:
-    name = f"{one.code} {visible(one.cause)}"
+def _name(price: CausePrice) -> str:
+    name = f"{price.code} {visible(price.cause)}"
     return name if len(name) <= 34 else name[:33] + "…"
 
 
@@ -160,18 +163,16 @@ def _legend(*lines: str) -> str:
     return "".join(f"<p class='quiet'>{_shown(line)}</p>" for line in lines)
 
 
-def _worst_row(place: str, price: Price, pieces: Pieces) -> tuple[str, ...]:
-    hit, first = price.finding.hit, price.segments[0]
-    turn = "" if hit.turn is None else f" turn {hit.turn}"
-    share = percent(price.share)
+def _worst_row(place: Place, price: Price, pieces: Pieces) -> tuple[str, ...]:
+    first = price.segments[0]
     return (
-        f"{price.finding.code} {place}{turn} {hit.where} {hit.start}:{hit.end}",
+        place_words(place, price),
         pieces(first.sampled_ids),
         f"{price.sampled:.2f}",
         pieces(first.other_ids),
         f"{price.other:.2f}",
         f"{price.difference:+.2f}",
-        share,
+        percent(price.share),
     )
 
 
@@ -190,7 +191,7 @@ def _notes(summary: RescoreSummary) -> Iterator[str]:
 
 
 def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    head = "".join(f'<th scope="col">{_shown(one)}</th>' for one in heads)
+    head = "".join(f'<th scope="col">{_shown(name)}</th>' for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{_shown(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
