@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_gate import BROKEN, CLEAN, ROOT, TOKENIZER, run, written
+from tests.command import run, written
+from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import Entry, LogNames, entry_of, read_baseline, write_baseline
@@ -210,7 +211,7 @@ def test_a_scan_without_the_tokenizer_keeps_what_needs_one(folder: Folder) -> No
     lines = (ROOT / "fixtures" / "formats" / "nemo_gym.jsonl").read_text(encoding="utf-8").splitlines()
     folder.writes(a=[json.loads(line) for line in lines])
     codes = ("TOK", "TPL", "REC004", "LPR501")
-    folder.accepts(tokenizer=str(TOKENIZER), select=codes)
+    folder.accepts(tokenizer=str(TOY), select=codes)
     assert {one.code for one in read_baseline(folder.baseline)} >= {"TOK101", "TPL203", "REC004", "LPR501"}
     before = folder.baseline.read_bytes()
     gate = folder.accepts(select=codes)
@@ -251,7 +252,7 @@ def test_only_what_would_fail_is_taken(folder: Folder) -> None:
 
     def taken(fail_on: str) -> set[str]:
         folder.baseline.unlink(missing_ok=True)
-        folder.accepts(tokenizer=str(TOKENIZER), fail_on=fail_on)
+        folder.accepts(tokenizer=str(TOY), fail_on=fail_on)
         return {one.severity.word for one in read_baseline(folder.baseline)}
 
     assert [taken(one) for one in ("error", "warning", "note", "never")] == [

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.test_gate import CLEAN, written
+from tests.command import written
+from tests.world import CLEAN
 from tito_audit import Gate, GateSettings, Settings, gate_rollouts
 from tito_audit.gate.baseline import read_baseline
 

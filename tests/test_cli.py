@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from tests.command import run, written
 from tests.ready import program
+from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import _Commands, main
 from tito_audit.cli._deliver import Wanted, deliver
 from tito_audit.errors import SetupError
@@ -30,11 +31,6 @@ from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
 from tito_audit.terminal.sequence import DrawOptions, Tokens, draw_tokens
-
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
-BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 
 
 @pytest.fixture
@@ -59,7 +55,7 @@ def test_a_scan_of_a_clean_log_exits_0(tmp_path: Path) -> None:
     verdict = f"nothing compared: {number} rules need a tokenizer: pass -t NAME (3 rollouts)"
     assert out.splitlines()[-1] == verdict
     assert "clean:" not in out
-    code, out, _ = run("scan", tmp_path / "clean.jsonl", "-t", TOKENIZER)
+    code, out, _ = run("scan", tmp_path / "clean.jsonl", "-t", TOY)
     assert code == 0
     assert "nothing compared" not in out
 
@@ -107,7 +103,7 @@ def test_select_and_ignore_take_comma_lists_of_prefixes_in_any_case(log: Path) -
         (["LOG", "--format", "slimy"], 'Unknown format "slimy": did you mean slime?'),
         (["LOG", "--tokenizer", "no-such-folder/x"], "no-such-folder"),
         (["LOG", "--chat-template", "no-such.jinja"], "Pass --tokenizer DIR"),
-        (["LOG", "-t", str(TOKENIZER), "--chat-template", "no-such.jinja"], "no-such.jinja: the chat template"),
+        (["LOG", "-t", str(TOY), "--chat-template", "no-such.jinja"], "no-such.jinja: the chat template"),
         (["LOG", "--fail-on", "sometimes"], "sometimes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -172,7 +168,7 @@ def test_show_prints_one_rollout_with_its_marks_and_findings(log: Path) -> None:
 
 
 def test_show_reads_tokens_with_a_tokenizer(log: Path) -> None:
-    code, out, _ = run("show", log, "--row", 0, "-t", TOKENIZER)
+    code, out, _ = run("show", log, "--row", 0, "-t", TOY)
     assert code == 0
     assert "│5│6│7│8│" not in out
 
@@ -245,7 +241,7 @@ def test_the_help_names_every_kind_of_file(command: str) -> None:
 
 
 def test_a_scan_never_imports_transformers(log: Path) -> None:
-    done = python(LOADED, "scan", log, "-t", TOKENIZER)
+    done = python(LOADED, "scan", log, "-t", TOY)
     assert "LPR504" in done.stdout
     assert "numpy" in done.stderr
     assert "transformers" not in done.stderr

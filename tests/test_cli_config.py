@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.test_cli import CLEAN, run, written
+from tests.command import run, written
+from tests.world import CLEAN
 from tito_audit.settings.options import KEYS
 
 SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run, written
+from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli._diff import Columns, changed_regions, diff_lines
 from tito_audit.cli._repaired import REPORTS, Repaired, Sayings, Tally
 from tito_audit.record.build import training_row
@@ -29,11 +30,6 @@ from tito_audit.report import ReportOptions
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import Summary
 
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
-BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
-"""A trained token has a logprob above zero; `mask` takes it out of the loss."""
 PLACE = Place("run.jsonl", 3)
 
 
@@ -190,7 +186,7 @@ def test_a_dry_run_writes_nothing_and_says_so(log: Path, tmp_path: Path, argumen
 
 
 def test_a_diff_shows_the_changed_tokens_with_mask_and_logprob(log: Path, tmp_path: Path) -> None:
-    code, page, _ = run("repair", log, "--diff", "-o", tmp_path / "cured.jsonl", "-t", TOKENIZER, "--with", "mask")
+    code, page, _ = run("repair", log, "--diff", "-o", tmp_path / "cured.jsonl", "-t", TOY, "--with", "mask")
     assert code == 0
     assert f"{log}:3 repaired by mask (LPR504)" in page
     old, new = (

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.test_cli import BROKEN, CLEAN, run, written
+from tests.command import run, written
+from tests.world import BROKEN, CLEAN
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import look_for_config, read_config

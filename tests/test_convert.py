@@ -6,7 +6,6 @@ token after the other; nothing of the conversion is used for it.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import random
@@ -27,6 +26,7 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.tiers import DEEP, examples, some
+from tests.world import lines_of
 from tito_audit import (
     RecordError,
     Rollout,
@@ -65,11 +65,6 @@ few = settings(max_examples=examples(10, 40), deadline=None)
 Json = dict[str, Any]
 Said = tuple[tuple[int, ...], tuple[float, ...] | None, tuple[float | None, ...]]
 """Token ids, loss weights and the logprobs of trained tokens, None at all others."""
-
-
-def lines_of(path: Path) -> list[Json]:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in data.splitlines()]
 
 
 def number_or_none(value: float) -> float | None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import run
+from tests.command import run, written
 from tests.ready import program
-from tests.test_gate import BROKEN, CLEAN, ROOT, written
 from tests.tiers import some
+from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._ends import refusal
 from tito_audit.errors import StorageError
 from tito_audit.run.repair import repair_rollouts

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.forms import as_table, plain
 from tests.test_formats import check, fixture_rows
-from tests.test_update import as_table, plain
 from tests.tiers import examples
 from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import RecordError

@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.forms import ids, ids_of_turns
 from tests.frameworks.ask import asked, written
 from tests.tiers import one_in
+from tests.world import FORMATS, TOY
 from tito_audit import repair_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
@@ -24,15 +26,12 @@ from tito_audit.record.stated import Stated
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
-ROOT = Path(__file__).resolve().parents[1]
-FIXTURES = ROOT / "fixtures" / "formats"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 PLACE = Place("log.jsonl", 4)
 ASKED = {"role": "user", "content": "2+2?"}
 SAID = {"role": "assistant", "content": "It is 4"}
-FORMATS = (art_group.FORMAT, art_parquet.FORMAT, agent_lightning_event.FORMAT, agent_lightning_span.FORMAT)
-FILES = {form.name: FIXTURES / f"{form.name}.jsonl" for form in FORMATS}
-FILES["art_parquet"] = FIXTURES / "art_parquet.parquet"
+FORMS = (art_group.FORMAT, art_parquet.FORMAT, agent_lightning_event.FORMAT, agent_lightning_span.FORMAT)
+FILES = {form.name: FORMATS / f"{form.name}.jsonl" for form in FORMS}
+FILES["art_parquet"] = FORMATS / "art_parquet.parquet"
 
 
 def read(form: Format, row: dict[str, Any]) -> tuple[Rollout, ...]:
@@ -42,14 +41,6 @@ def read(form: Format, row: dict[str, Any]) -> tuple[Rollout, ...]:
 
 def rows_of(form: Format) -> list[dict[str, Any]]:
     return [dict(raw.value or {}) for raw in open_log(FILES[form.name])]
-
-
-def ids(values: Any) -> list[int] | None:
-    return None if values is None else [int(value) for value in values]
-
-
-def said(rollout: Rollout) -> list[tuple[Any, Any]]:
-    return [(ids(turn.prompt_ids), ids(turn.completion_ids)) for turn in rollout.turns]
 
 
 def choice(text: str = "It is 4", **more: Any) -> dict[str, Any]:
@@ -98,7 +89,11 @@ def test_each_history_of_each_trajectory_is_a_rollout_and_each_choice_a_call() -
     row = group({**first, "additional_histories": [later]}, first)
     rollouts = read(art_group.FORMAT, row)
     assert [rollout.place for rollout in rollouts] == [Place("log.jsonl", 4, item) for item in range(3)]
-    assert [said(rollout) for rollout in rollouts] == [[([1, 20], [30, 2])], [([1], [33])], [([1, 20], [30, 2])]]
+    assert [ids_of_turns(rollout) for rollout in rollouts] == [
+        [([1, 20], [30, 2])],
+        [([1], [33])],
+        [([1, 20], [30, 2])],
+    ]
     assert [message.text for message in rollouts[1].messages] == ["2+2?", "5"]
     (turn,) = rollouts[0].turns
     assert (turn.message_index, turn.finish_reason, turn.completion_text) == (1, "stop", "It is 4")
@@ -107,7 +102,7 @@ def test_each_history_of_each_trajectory_is_a_rollout_and_each_choice_a_call() -
 
 def test_a_trajectory_by_itself_is_read_too() -> None:
     (rollout,) = read(art_group.FORMAT, {"messages_and_choices": [ASKED, choice(token_ids=[3])], "reward": 1.0})
-    assert said(rollout) == [(None, [3])]
+    assert ids_of_turns(rollout) == [(None, [3])]
 
 
 def test_histories_without_ids_say_that_they_never_hold_them() -> None:
@@ -121,7 +116,7 @@ def test_histories_without_ids_say_that_they_never_hold_them() -> None:
 def test_one_choice_without_ids_among_others_is_a_call_whose_ids_are_missing() -> None:
     entries = [ASKED, choice(prompt_token_ids=[1], token_ids=[2]), ASKED, choice()]
     (rollout,) = read(art_group.FORMAT, group({"messages_and_choices": entries}))
-    assert said(rollout) == [([1], [2]), (None, None)]
+    assert ids_of_turns(rollout) == [([1], [2]), (None, None)]
     assert rollout.stated.ids_wanted
 
 
@@ -129,7 +124,7 @@ def test_ids_may_be_spelled_in_the_token_strings_that_version_2_keeps() -> None:
     content = [{**entry(-0.5), "token": f"token_id:{token}"} for token in (30, 2)]
     trajectory = {"messages_and_choices": [ASKED, choice(logprobs={"content": content})]}
     (rollout,) = read(art_parquet.FORMAT, stored(trajectory))
-    assert said(rollout) == [(None, [30, 2])]
+    assert ids_of_turns(rollout) == [(None, [30, 2])]
     assert rollout.turns[0].completion_logprobs is not None
     assert rollout.turns[0].completion_logprobs.tolist() == [-0.5, -0.5]
 
@@ -181,7 +176,7 @@ def test_exchanges_are_calls_of_one_conversation_in_the_order_of_their_times() -
     first = chat([ASKED], choice(token_ids=[2], prompt_token_ids=[1]))
     second = chat([ASKED, SAID, ASKED], choice("5", token_ids=[4], prompt_token_ids=[1, 2, 3]), at=1)
     (rollout,) = exchanges(chat_completions=[second, first])
-    assert said(rollout) == [([1], [2]), ([1, 2, 3], [4])]
+    assert ids_of_turns(rollout) == [([1], [2]), ([1, 2, 3], [4])]
     assert [turn.message_index for turn in rollout.turns] == [1, 3]
     assert rollout.stated == Stated(model="org/m", group=1)
 
@@ -239,7 +234,7 @@ def test_the_generations_of_a_responses_exchange_are_its_calls() -> None:
     ]
     answer = {"object": "response", "model": "m", "output": [called, returned, text], "token_generations": tokens}
     (rollout,) = exchanges(responses=[{"request": {"input": "2+2?"}, "response": answer}])
-    assert said(rollout) == [([1], [2]), ([1, 2, 3], [4])]
+    assert ids_of_turns(rollout) == [([1], [2]), ([1, 2, 3], [4])]
     assert [turn.message_index for turn in rollout.turns] == [1, 3]
     assert rollout.turns[0].completion_logprobs is not None
     assert rollout.turns[0].completion_logprobs.tolist() == [-0.5]
@@ -264,19 +259,19 @@ def test_a_messages_exchange_takes_the_chat_form() -> None:
     assert rollout.messages[-1].reasoning == "hm"
     assert rollout.tools[0]["function"] == {"name": "f", "description": "d", "parameters": {"type": "object"}}
     (turn,) = rollout.turns
-    assert (said(rollout), turn.message_index, turn.finish_reason) == ([([1], [2, 3])], 4, "end_turn")
+    assert (ids_of_turns(rollout), turn.message_index, turn.finish_reason) == ([([1], [2, 3])], 4, "end_turn")
     assert turn.completion_logprobs is not None
     assert turn.completion_logprobs.tolist() == [-0.5, -0.6]
     request["messages"].append({"role": "user", "content": [{"type": "document", "source": {}}]})
     (rollout,) = exchanges(messages=[{"request": request, "response": response}])
-    assert (rollout.messages, said(rollout)) == ((), [([1], [2, 3])])
+    assert (rollout.messages, ids_of_turns(rollout)) == ((), [([1], [2, 3])])
 
 
 def test_a_completions_exchange_has_its_prompt_in_the_request() -> None:
     one = {"index": 0, "text": "4", "token_ids": [3], "finish_reason": "length"}
     exchange = {"request": {"prompt": [1, 2]}, "response": {"choices": [one]}}
     (rollout,) = exchanges(completions=[exchange])
-    assert (said(rollout), rollout.turns[0].finish_reason) == ([([1, 2], [3])], "length")
+    assert (ids_of_turns(rollout), rollout.turns[0].finish_reason) == ([([1, 2], [3])], "length")
 
 
 # Agent Lightning
@@ -294,7 +289,7 @@ def request(*messages: Any, prompt: list[int], **answer: Any) -> dict[str, Any]:
 def test_a_model_request_is_a_call_of_the_servers_model_and_weights() -> None:
     row = event(request(ASKED, prompt=[1], token_ids=[2], logprobs={"content": [entry(-0.5)]}))
     (rollout,) = read(agent_lightning_event.FORMAT, row)
-    assert said(rollout) == [([1], [2])]
+    assert ids_of_turns(rollout) == [([1], [2])]
     (turn,) = rollout.turns
     assert (turn.message_index, turn.weight_versions, turn.finish_reason) == (1, ("7",), "stop")
     assert rollout.stated == Stated(model="s", attempt="a", facts={"id": "r"})
@@ -321,7 +316,7 @@ def test_a_triplet_may_have_null_in_place_of_logprobs() -> None:
     for logprobs in (None, [-0.5, -0.25]):
         data = {"prompt_token_ids": [1], "response_token_ids": [2, 3], "response_log_probs": logprobs}
         (rollout,) = read(agent_lightning_event.FORMAT, event(data))
-        assert said(rollout) == [([1], [2, 3])]
+        assert ids_of_turns(rollout) == [([1], [2, 3])]
         values = rollout.turns[0].completion_logprobs
         assert (None if values is None else values.tolist()) == logprobs
 
@@ -342,7 +337,7 @@ def test_the_chunks_of_a_stream_are_one_answer() -> None:
     ]
     row = event({"request": {"messages": [ASKED]}, "response": chunks})
     (rollout,) = read(agent_lightning_event.FORMAT, row)
-    assert said(rollout) == [([1], [2, 3, 4])]
+    assert ids_of_turns(rollout) == [([1], [2, 3, 4])]
     assert rollout.turns[0].completion_logprobs is not None
     assert rollout.turns[0].completion_logprobs.tolist() == [-0.5, -0.25, -1.0]
     assert (rollout.messages[1].text, rollout.turns[0].finish_reason) == ("It is", "stop")
@@ -372,7 +367,7 @@ def test_of_calls_with_one_prompt_in_an_attempt_the_last_one_counts() -> None:
     asked = [request(ASKED, prompt=[1], token_ids=[n]) for n in range(3)]
     row = archive(event(asked[0]), event({"value": 1}, "reward"), event(asked[1]), event(asked[2], attempt_id="b"))
     first, second = read(agent_lightning_event.FORMAT, row)
-    assert (said(first), said(second)) == ([([1], [1])], [([1], [2])])
+    assert (ids_of_turns(first), ids_of_turns(second)) == ([([1], [1])], [([1], [2])])
     assert (first.stated.attempt, second.stated.attempt) == ("a", "b")
 
 
@@ -398,14 +393,14 @@ def span(**attributes: Any) -> dict[str, Any]:
 )
 def test_a_span_has_its_ids_under_the_names_of_its_tracer(attributes: dict[str, Any]) -> None:
     (rollout,) = read(agent_lightning_span.FORMAT, span(**attributes))
-    assert said(rollout) == [([1], [2, 3])]
+    assert ids_of_turns(rollout) == [([1], [2, 3])]
 
 
 def test_a_span_of_no_call_misses_no_ids_and_one_of_a_call_without_them_does() -> None:
     (rollout,) = read(agent_lightning_span.FORMAT, span(**{"agentlightning.reward.0.value": 1.0}))
     assert rollout.stated.ids_wanted is False
     (rollout,) = read(agent_lightning_span.FORMAT, span(prompt_token_ids=[], response_token_ids=[]))
-    assert said(rollout) == [(None, None)]
+    assert ids_of_turns(rollout) == [(None, None)]
     assert rollout.stated.ids_wanted
 
 
@@ -455,7 +450,7 @@ def test_messages_that_lack_the_tool_calls_of_an_answer_are_no_conversation() ->
 def test_triplets_in_a_list_are_the_calls_of_one_rollout() -> None:
     listed = [{"prompt": {"token_ids": [n]}, "response": {"token_ids": [n + 1]}, "reward": None} for n in (1, 2)]
     (rollout,) = read(agent_lightning_span.FORMAT, {"rollout_id": "r", "triplets": listed})
-    assert said(rollout) == [([1], [2]), ([2], [3])]
+    assert ids_of_turns(rollout) == [([1], [2]), ([2], [3])]
 
 
 # All of them
@@ -476,7 +471,7 @@ def test_triplets_in_a_list_are_the_calls_of_one_rollout() -> None:
     ],
 )
 def test_other_rows_are_of_none_of_these_formats(row: dict[str, Any]) -> None:
-    assert not any(form.matches(row) for form in FORMATS)
+    assert not any(form.matches(row) for form in FORMS)
 
 
 def spoiled(value: Any) -> Iterator[Any]:
@@ -493,7 +488,7 @@ def spoiled(value: Any) -> Iterator[Any]:
             yield from ([*value[:place], bad, *value[place + 1 :]] for bad in spoiled(value[place]))
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_row_spoiled_anywhere_is_read_or_refused_in_words(form: Format) -> None:
     for row in rows_of(form):
         text = row.get("trajectory_json")
@@ -511,13 +506,13 @@ def test_a_trajectory_that_is_no_json_object_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["art_group", "agent_lightning_event", "agent_lightning_span"])
 def test_the_fixtures_are_what_their_script_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FIXTURES))
+    monkeypatch.syspath_prepend(str(FORMATS))
     script = "make_art" if name == "art_group" else "make_lightning"
     assert FILES[name].read_text() == importlib.import_module(script).lines()[name]
 
 
 def test_the_parquet_fixture_is_what_its_script_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(FIXTURES))
+    monkeypatch.syspath_prepend(str(FORMATS))
     script = importlib.import_module("make_art")
     found, made = pq.read_table(FILES["art_parquet"]), script.table(script.Toy())
     assert found.equals(made)
@@ -547,7 +542,7 @@ def test_what_art_writes_is_read_and_what_is_written_again_art_reads(tmp_path: P
     expected = json.loads((folder / "expected.json").read_text())
     for raw, histories in zip(open_log(log), expected, strict=True):
         rollouts = read(art_group.FORMAT, dict(raw.value or {}))
-        assert [[list(call) for call in said(r)] for r in rollouts] == [
+        assert [[list(call) for call in ids_of_turns(r)] for r in rollouts] == [
             [] if calls[0][0] is None else calls for calls in histories
         ]
     assert spliced(log, tmp_path / "again.jsonl") == ["SEQ301", "TOK101"]
@@ -568,7 +563,7 @@ def test_what_agent_lightning_writes_is_read_and_its_spans_stay_spans(tmp_path: 
     for name, scored in (("spans", True), ("proxy", False), ("triplets", True), ("proxied", False)):
         for raw, (prompt, completion, logprobs) in zip(open_log(folder / f"{name}.jsonl"), expected, strict=True):
             (rollout,) = read(agent_lightning_span.FORMAT, dict(raw.value or {}))
-            assert said(rollout) == [(prompt, completion)]
+            assert ids_of_turns(rollout) == [(prompt, completion)]
             values = rollout.turns[0].completion_logprobs
             assert (None if values is None else values.tolist()) == (logprobs if scored else None)
     form = agent_lightning_span.FORMAT

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_update import as_table, plain, spliced
+from tests.forms import as_table, plain, spliced
 from tests.tiers import examples
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.errors import RecordError

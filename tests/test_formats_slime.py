@@ -13,39 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.forms import PLACE, read_one, row_of
+from tests.world import FORMATS, fixture_row
 from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.formats import format_named, pick_format
 from tito_audit.record.column import Alignment, MovePolicy
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import Turn
 from tito_audit.storage import open_log
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-FORMATS = FIXTURES / "formats"
 TOY = str(FIXTURES / "tokenizers" / "toy_bpe")
-PLACE = Place("log.jsonl", 0)
 MADE_HERE = ("miles_session", "miles_trajectory", "nemo_gym_tokens", "slime")
 
 
-def fixture(name: str, row: str) -> dict[str, Any]:
-    lines = (FORMATS / f"{name}.jsonl").read_text().splitlines()
-    found: dict[str, Any] = next(one for one in map(json.loads, lines) if one["id"] == row)
-    return found
-
-
-def read(row: dict[str, Any]) -> Rollout:
-    (rollout,) = pick_format(row).read(row, PLACE)
-    return rollout
-
-
-def row_of(row: dict[str, Any]) -> TrainingRow:
-    trained = read(row).training_row
-    assert trained is not None
-    return trained
-
-
 def turn_of(row: dict[str, Any]) -> Turn:
-    (turn,) = read(row).turns
+    (turn,) = read_one(row).turns
     return turn
 
 
@@ -139,7 +122,7 @@ def test_a_scan_finds_what_is_wrong_in_a_fixture_and_nothing_else(
 
 
 def test_the_response_is_the_end_of_a_sample_and_its_columns_lie_over_it():
-    rollout, row = read(sample()), row_of(sample())
+    rollout, row = read_one(sample()), row_of(sample())
     assert rollout.format == "slime"
     assert row.prompt_length == 3
     assert row.loss_mask is not None
@@ -164,13 +147,13 @@ def test_null_for_a_mask_trains_the_whole_response():
     [("completed", "stop"), ("truncated", "length"), ("aborted", "abort"), ("failed", None), ("pending", None)],
 )
 def test_the_status_says_why_the_last_call_ended(status: str, reason: str | None):
-    stated = read(sample(status=status)).stated.facts
+    stated = read_one(sample(status=status)).stated.facts
     assert stated["status"] == status
     assert stated.get("finish_reason") == reason
 
 
 def test_what_belongs_to_exactly_these_tokens_goes_when_they_change():
-    row = row_of(fixture("slime", "columns-beside"))
+    row = row_of(fixture_row("slime", "columns-beside"))
     said = {column.name: (column.alignment, column.policy) for column in row.columns}
     assert said["rollout_routed_experts"] == (Alignment.ROWS_MINUS_1, MovePolicy.DROP)
     assert said["rollout_top_p_token_ids"] == (Alignment.RAGGED, MovePolicy.DROP)
@@ -183,17 +166,19 @@ def test_what_belongs_to_exactly_these_tokens_goes_when_they_change():
 def test_messages_count_when_an_answer_is_among_them():
     asked = [{"role": "user", "content": "2+2?"}]
     told = [*asked, {"role": "assistant", "content": "4"}]
-    assert len(read(sample(metadata={"messages": told})).messages) == 2
-    assert len(read(sample(messages=told)).messages) == 2
-    assert read(sample(prompt=asked)).messages == ()
-    assert read(sample(metadata={"messages": asked})).messages == ()
-    assert read(sample(metadata={"tools": json.dumps([{"type": "function"}])})).tools == ({"type": "function"},)
-    assert read(sample(apply_chat_template_kwargs={"thinking": False})).template_kwargs == {"thinking": False}
+    assert len(read_one(sample(metadata={"messages": told})).messages) == 2
+    assert len(read_one(sample(messages=told)).messages) == 2
+    assert read_one(sample(prompt=asked)).messages == ()
+    assert read_one(sample(metadata={"messages": asked})).messages == ()
+    assert read_one(sample(metadata={"tools": json.dumps([{"type": "function"}])})).tools == (
+        {"type": "function"},
+    )
+    assert read_one(sample(apply_chat_template_kwargs={"thinking": False})).template_kwargs == {"thinking": False}
 
 
 @pytest.mark.parametrize("tokens", [None, []])
 def test_a_sample_without_ids_has_no_training_row(tokens: Any):
-    rollout = read(sample(tokens=tokens, loss_mask=tokens, rollout_log_probs=tokens))
+    rollout = read_one(sample(tokens=tokens, loss_mask=tokens, rollout_log_probs=tokens))
     assert rollout.format == "slime"
     assert rollout.training_row is None
     assert rollout.turns == ()
@@ -242,7 +227,7 @@ def test_the_six_columns_of_miles_are_told_and_no_others():
     rows = [dict(raw.value or {}) for raw in open_log(FORMATS / "miles_columns.parquet")]
     for row in rows:
         assert pick_format(row).name == "miles_columns"
-        assert read(row).stated.facts["sample_index"] == row["sample_index"]
+        assert read_one(row).stated.facts["sample_index"] == row["sample_index"]
         assert pick_format({**row, "reward": 1.0}).name == "slime"
         assert pick_format({**row, "tito_audit": None}).name == "miles_columns"
     assert rows[2]["loss_mask"] is None
@@ -256,13 +241,13 @@ def test_a_total_length_that_is_another_is_refused(total: Any):
     keys = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
     row = {"sample_index": 0, "total_length": total, **{key: sample()[key] for key in keys}}
     with pytest.raises(RecordError, match=r"total_length is .* holds 8 ids"):
-        read(row)
+        read_one(row)
 
 
 def test_a_line_of_a_trajectory_says_where_its_tokens_are():
     lines = (FORMATS / "miles_trajectory.jsonl").read_text().splitlines()
     for line in map(json.loads, lines):
-        rollout = read(line)
+        rollout = read_one(line)
         assert rollout.format == "miles_trajectory"
         assert rollout.stated.ids_wanted is False
         assert "ids not read: they are in dashboard_columns/" in str(*rollout.stated.reasons)
@@ -274,8 +259,8 @@ def test_a_line_of_a_trajectory_says_where_its_tokens_are():
 
 
 def test_a_session_is_one_rollout_with_every_call_in_place():
-    row = fixture("miles_session", "clean")
-    rollout = read(row)
+    row = fixture_row("miles_session", "clean")
+    rollout = read_one(row)
     assert [turn.message_index for turn in rollout.turns] == [2, 4, 6]
     assert [turn.weight_versions for turn in rollout.turns] == [("3",), ("3",), ("4",)]
     assert [turn.finish_reason for turn in rollout.turns] == ["stop"] * 3
@@ -294,17 +279,17 @@ def test_a_session_is_one_rollout_with_every_call_in_place():
 
 
 def test_the_running_sequence_may_lack_what_the_server_may_trim_and_no_more():
-    row = fixture("miles_session", "clean")
+    row = fixture_row("miles_session", "clean")
     running = row["metadata"]["accumulated_token_ids"]
     for trim, cut, odd in ((1, 1, False), (1, 2, True), (None, 1, True), (2, 2, False)):
         row["metadata"] = {"accumulated_token_ids": running[:-cut], "max_trim_tokens": trim}
-        assert bool(read(row).stated.copies_disagree) is odd
+        assert bool(read_one(row).stated.copies_disagree) is odd
 
 
 def test_a_retry_of_a_session_keeps_what_it_was_sent():
-    row = fixture("miles_session", "clean")
+    row = fixture_row("miles_session", "clean")
     row["records"][0]["request"]["messages"][1] = {"role": "user", "content": "Another question?"}
-    turn = read(row).turns[0]
+    turn = read_one(row).turns[0]
     assert turn.message_index is None
     assert turn.prompt_messages is not None
     assert turn.prompt_messages[1].text == "Another question?"
@@ -320,12 +305,12 @@ def test_a_retry_of_a_session_keeps_what_it_was_sent():
 )
 def test_a_session_that_cannot_be_read_names_the_record(records: Any, says: str):
     with pytest.raises(RecordError, match=says):
-        read({"session_id": "a", "records": records, "metadata": {}})
+        read_one({"session_id": "a", "records": records, "metadata": {}})
 
 
 def test_a_session_without_calls_wants_no_ids():
     for records in (None, []):
-        rollout = read({"session_id": "a", "records": records})
+        rollout = read_one({"session_id": "a", "records": records})
         assert rollout.format == "miles_session"
         assert rollout.stated.ids_wanted is False
 
@@ -334,8 +319,8 @@ def test_a_session_without_calls_wants_no_ids():
 
 
 def test_a_captured_line_is_one_call():
-    row = fixture("nemo_gym_tokens", "merge-in-completion")
-    rollout, turn = read(row), turn_of(row)
+    row = fixture_row("nemo_gym_tokens", "merge-in-completion")
+    rollout, turn = read_one(row), turn_of(row)
     assert rollout.format == "nemo_gym_tokens"
     assert turn.prompt_ids is not None
     assert turn.completion_ids is not None
@@ -348,7 +333,7 @@ def test_a_captured_line_is_one_call():
 
 
 def test_the_text_of_a_captured_call_counts_where_it_is_the_whole_answer():
-    tool, chat = fixture("nemo_gym_tokens", "clean"), fixture("nemo_gym_tokens", "clean-chat-item")
+    tool, chat = fixture_row("nemo_gym_tokens", "clean"), fixture_row("nemo_gym_tokens", "clean-chat-item")
     assert turn_of(chat).completion_text is None
     tool["output_items"] = [{"type": "function_call", "name": "a", "arguments": "{}", "call_id": "c"}]
     assert turn_of(tool).completion_text is None
@@ -359,14 +344,14 @@ def test_the_text_of_a_captured_call_counts_where_it_is_the_whole_answer():
 
 @pytest.mark.parametrize("version", [4, 99, 0, -1, "1", None, True, 1.5])
 def test_a_version_of_the_capture_that_is_not_known_is_refused(version: Any):
-    row = {**fixture("nemo_gym_tokens", "clean"), "schema_version": version}
+    row = {**fixture_row("nemo_gym_tokens", "clean"), "schema_version": version}
     with pytest.raises(RecordError, match="schema_version"):
-        read(row)
+        read_one(row)
 
 
 @pytest.mark.parametrize("name", ["nothing-captured", "placeholder-ids"])
 def test_a_line_without_ids_keeps_its_text(name: str):
-    turn = turn_of(fixture("nemo_gym_tokens", name))
+    turn = turn_of(fixture_row("nemo_gym_tokens", name))
     assert turn.completion_text
     assert (turn.completion_ids is None) is (name == "nothing-captured")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.test_update import as_table, plain, spliced
+from tests.forms import as_table, plain, spliced
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format
 from tito_audit.record.column import MovePolicy

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.forms import PLACE
 from tests.frameworks.ask import asked, written
 from tests.tiers import some
+from tests.world import FORMATS, TOY
 from tito_audit import repair_rollouts, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
@@ -25,22 +27,18 @@ from tito_audit.formats import (
     verifiers_v1,
 )
 from tito_audit.record.column import Alignment, MovePolicy
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.stated import Stated
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
-ROOT = Path(__file__).resolve().parents[1]
-FIXTURES = ROOT / "fixtures" / "formats"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-PLACE = Place("log.jsonl", 0)
 MADE_HERE = ("prime_rl_sample", "prime_rl_tokens", "verifiers_results", "verifiers_v1")
 
 
 def row_named(form: Format, name: str) -> dict[str, Any]:
-    for line in (FIXTURES / f"{form.name}.jsonl").read_text().splitlines():
+    for line in (FORMATS / f"{form.name}.jsonl").read_text().splitlines():
         row: dict[str, Any] = json.loads(line)
         if name in (row.get("id"), row.get("example_id")):
             return row
@@ -97,10 +95,10 @@ def trained(rollout: Rollout) -> TrainingRow:
 
 @pytest.mark.parametrize("name", MADE_HERE)
 def test_the_fixtures_are_what_their_script_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FIXTURES))
+    monkeypatch.syspath_prepend(str(FORMATS))
     made = importlib.import_module("make_verifiers").lines()
     assert tuple(sorted(made)) == MADE_HERE
-    assert (FIXTURES / f"{name}.jsonl").read_text() == made[name]
+    assert (FORMATS / f"{name}.jsonl").read_text() == made[name]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +113,7 @@ def test_the_fixtures_are_what_their_script_writes(name: str, monkeypatch: pytes
 def test_drift_is_found_where_it_was_put_and_nowhere_else(name: str, found: list[set[str]]) -> None:
     settings = Settings(tokenizer=str(TOY))
     got: dict[int, set[str]] = {}
-    for result in scan_rollouts(FIXTURES / f"{name}.jsonl", settings):
+    for result in scan_rollouts(FORMATS / f"{name}.jsonl", settings):
         worse = {finding.code for finding in result.findings if finding.severity > 0}
         got[result.place.row] = got.get(result.place.row, set()) | worse
     assert [got[row] for row in range(len(found))] == found
@@ -330,7 +328,7 @@ def test_bare_traces_and_uploaded_samples_say_what_the_episode_says() -> None:
     bare = row_named(verifiers_v1.FORMAT, "bare-trace")
     assert bare["nodes"][0]["parent"] is None
     assert said(read_one(verifiers_v1.FORMAT, bare)) == wanted
-    lines = [json.loads(line) for line in (FIXTURES / "verifiers_v1.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (FORMATS / "verifiers_v1.jsonl").read_text().splitlines()]
     whole, without = lines[-2:]
     assert said(read_one(verifiers_v1.FORMAT, whole)) == wanted
     opened = {**whole, "info": json.loads(whole["info"])}

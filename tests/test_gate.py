@@ -16,15 +16,10 @@ from tokenizers import Tokenizer
 
 import tito_audit
 from tests.command import run, written
+from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit import Gate, GateSettings, MaxRate, Settings, gate_rollouts
 from tito_audit.errors import SetupError
 from tito_audit.settings.model import Override
-
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
-BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
-"""One LPR504 at its third token; two tokens of it are generated."""
 
 
 class Repository:
@@ -35,7 +30,7 @@ class Repository:
         self.log = folder / "logs" / "train.jsonl"
         self.baseline = folder / "tito-baseline.json"
         self.log.parent.mkdir(parents=True)
-        shutil.copytree(TOKENIZER, folder / "tokenizer")
+        shutil.copytree(TOY, folder / "tokenizer")
         (folder / "tito-audit.toml").write_text('tokenizer = "tokenizer"\n', encoding="utf-8")
 
     def holds(self, *rows: dict[str, Any]) -> None:
@@ -83,7 +78,7 @@ def clean(name: str) -> dict[str, Any]:
 def merged(row: dict[str, Any], call: int, word: str) -> dict[str, Any]:
     """The rollout with a word of a call sampled as two tokens, which later prompts hold as one."""
     row = json.loads(json.dumps(row))
-    vocabulary = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    vocabulary = Tokenizer.from_file(str(TOY / "tokenizer.json"))
     said = row["calls"][call]
     at = said["generation_token_ids"].index(vocabulary.token_to_id(word))
     cuts = ([vocabulary.token_to_id(one) for one in (word[:cut], word[cut:])] for cut in range(1, len(word)))
@@ -230,7 +225,7 @@ def test_a_rate_counts_what_fail_on_would_refuse_and_everything_when_it_is_never
     shutil.copy(ROOT / "fixtures" / "formats" / "nemo_gym.jsonl", log)
 
     def counted(fail_on: str) -> int:
-        return gated(log, MaxRate("TPL201", 1.0), tokenizer=str(TOKENIZER), fail_on=fail_on).rates[0].findings
+        return gated(log, MaxRate("TPL201", 1.0), tokenizer=str(TOY), fail_on=fail_on).rates[0].findings
 
     assert [counted(one) for one in ("error", "warning", "note", "never")] == [0, 1, 3, 3]
 
@@ -269,10 +264,10 @@ def test_a_scan_ends_with_its_verdict(tmp_path: Path) -> None:
     log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
     code, page, _ = run("scan", log)
     assert (code, page.splitlines()[-1].partition(";")[0]) == (1, "failed: 1 error in 1 of 2 rollouts (50 %)")
-    code, page, _ = run("scan", log, "-t", TOKENIZER, "--fail-on", "never")
+    code, page, _ = run("scan", log, "-t", TOY, "--fail-on", "never")
     verdict = "passed: nothing fails with --fail-on never; 1 error in 1 of 2 rollouts (50 %); 2 notes in 2 (100 %)"
     assert (code, page.splitlines()[-1]) == (0, verdict)
-    last = run("scan", written(tmp_path / "clean.jsonl", [CLEAN]), "-t", TOKENIZER)[1].splitlines()[-1]
+    last = run("scan", written(tmp_path / "clean.jsonl", [CLEAN]), "-t", TOY)[1].splitlines()[-1]
     assert last == "passed: no errors; 1 note in 1 of 1 rollout (100 %)"
 
 

@@ -11,26 +11,15 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.forms import read_one, row_of
 from tito_audit import Settings, scan_rollouts
 from tito_audit.formats import pick_format
 from tito_audit.record.moved import moved_row
 from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Padding
 
-PLACE = Place("log.jsonl", 0)
 FLAT = {"input_ids": [9, 11, 12, 13, 2, 9, 9], "loss_mask": [0, 0, 0, 1, 1, 0, 0], "logprobs": [0.0] * 7}
 VERL = {"prompts": [0, 11, 12], "responses": [13, 14, 2, 0], "response_mask": [1, 0, 1, 0]}
-
-
-def read(row: Mapping[str, Any]) -> Rollout:
-    (rollout,) = pick_format(row).read(row, PLACE)
-    return rollout
-
-
-def row_of(row: Mapping[str, Any]) -> TrainingRow:
-    trained = read(row).training_row
-    assert trained is not None
-    return trained
 
 
 def found(row: Mapping[str, Any], tmp_path: Path) -> list[tuple[str, str, int, int]]:
@@ -68,13 +57,13 @@ def test_trained_tokens_that_are_hidden_stay_in_the_row_and_are_an_error(
     assert row.hidden is not None
     assert np.flatnonzero(row.hidden).tolist() == hidden
     assert ("MSK401", "hidden by the attention mask", *span) in found(logged, tmp_path)
-    (same,) = pick_format(logged).update(logged, [unmended(read(logged))])
+    (same,) = pick_format(logged).update(logged, [unmended(read_one(logged))])
     assert same is logged
 
 
 @pytest.mark.parametrize("logged", [logged for logged, _, _ in CASES if logged.get("response_mask") != [1] * 4])
 def test_a_mask_changes_where_tokens_are_hidden_and_ids_do_not(logged: dict[str, Any]) -> None:
-    rollout, row = read(logged), row_of(logged)
+    rollout, row = read_one(logged), row_of(logged)
     assert row.loss_mask is not None
     assert row.hidden is not None
     left = row.loss_mask & ~row.hidden

@@ -17,10 +17,10 @@ import pytest
 from tests import command
 from tests.ready import program
 from tests.tiers import examples, some
+from tests.world import CLEAN
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
 CALLS = {
     "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "()"}],
     "calls": [{"prompt_token_ids": [5, 6], "generation_token_ids": [7, 8]}],

@@ -22,6 +22,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.tiers import DEEP, crossed, some
+from tests.world import BROKEN, CLEAN
 from tito_audit import (
     GateSettings,
     RepairSettings,
@@ -47,9 +48,6 @@ LOGS = sorted(path.name for path in FORMATS.glob("*.json*"))
 TOY = Settings(tokenizer=str(ROOT / "fixtures" / "tokenizers" / "toy_bpe"))
 NAME = "<rows>"
 SHARED = ROOT.parent / "shared"
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
-BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
-"""A trained token has a logprob above zero; `mask` takes it out of the loss."""
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.test_cli import run, written
+from tests.command import run, written
 from tests.tiers import examples
 from tito_audit.formats import all_formats, format_named, near_formats, pick_format, told_by
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log

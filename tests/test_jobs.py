@@ -22,8 +22,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
+from tests.command import written
 from tests.ready import program
 from tests.tiers import examples, some
+from tests.world import BROKEN, CLEAN, zstd
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.run.parallel import bare, chunk_bytes
@@ -40,8 +42,6 @@ from tito_audit.tokens.load import load_tokenizer
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 TOKENIZER = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
-BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 LIMIT = 200
 LONG = 120.0
 """Seconds; nothing that comes at all takes so long."""
@@ -110,10 +110,6 @@ def joined(lines: tuple[bytes, list[tuple[bytes, bytes]], bool]) -> bytes:
     before, parts, ended = lines
     data = b"".join(line + end for line, end in parts)
     return before + b'{"first": 0}\n' + (data if ended else data[:-1])
-
-
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
 
 
 ANY_FOLDER = with_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -373,11 +369,6 @@ def scanned(
         error = str(raised)
     scan.summary.seconds = 0.0
     return results, scan.summary, error
-
-
-def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def assert_same_for_all(log: Path, place: Path) -> None:

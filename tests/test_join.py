@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from tests.command import written
+from tests.world import FORMATS, ROOT
 from tito_audit import (
     RepairSettings,
     Settings,
@@ -33,8 +35,6 @@ from tito_audit.record.rollout import Turn
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
-ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ROOT / "fixtures" / "formats"
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 TEXT = ("messages", "tools", "chat_template_kwargs")
 TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -45,11 +45,6 @@ Found = dict[Any, list[tuple[object, ...]]]
 
 def rows_of(name: str) -> list[Wire]:
     return [json.loads(line) for line in (FORMATS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def found(log: Path, *, chunk: int | None = None, **settings: Any) -> tuple[Found, list[str]]:
@@ -91,9 +86,9 @@ def split(name: str) -> tuple[list[Wire], list[Wire], list[Wire]]:
 def test_a_log_joined_with_its_messages_says_what_the_whole_log_says(name: str, tmp_path: Path) -> None:
     whole, log, said = split(name)
     random.Random(1).shuffle(said)
-    expected, _ = found(jsonl(tmp_path / "whole.jsonl", whole))
-    told = jsonl(tmp_path / "said.jsonl", said)
-    without, _ = found(jsonl(tmp_path / "log.jsonl", log))
+    expected, _ = found(written(tmp_path / "whole.jsonl", whole))
+    told = written(tmp_path / "said.jsonl", said)
+    without, _ = found(written(tmp_path / "log.jsonl", log))
     joined, notices = found(tmp_path / "log.jsonl", messages=str(told))
     text_only = [
         key for key, findings in without.items() if any(one[2] == "row cannot be read" for one in findings)
@@ -126,7 +121,7 @@ def test_columns_of_miles_are_audited_with_the_messages_beside_them(tmp_path: Pa
     whole = [{**by_id[i], "uid": i, "messages": messages[i], "tools": chat} for i in by_id]
     for row in whole:
         row["loss_mask"] = row["loss_mask"] if row["loss_mask"] is not None else [1] * row["response_length"]
-    expected, _ = found(jsonl(tmp_path / "whole.jsonl", whole), format="generic")
+    expected, _ = found(written(tmp_path / "whole.jsonl", whole), format="generic")
     joined, notices = found(log, messages=str(said), tools=str(tools))
     assert joined == expected
     assert any("joined on sample_index: 5 of 5 rollouts" in notice for notice in notices)
@@ -153,10 +148,10 @@ def test_samples_of_miles_are_told_apart_by_rollout_and_by_occurrence(tmp_path: 
         {**line, "sample_index": i, "sample_occurrence": n, "prompt": "7"}
         for line, i, n in zip(lines, index.to_pylist(), occurrences, strict=True)
     ]
-    jsonl(said / "7.jsonl", numbered)
+    written(said / "7.jsonl", numbered)
     pq.write_table(table, columns / "rollout_eval_7.parquet")
     other = [{"role": "user", "content": "another rollout"}, {"role": "assistant", "content": "yes"}]
-    jsonl(said / "eval_7.jsonl", [{**line, "messages": other} for line in lines])
+    written(said / "eval_7.jsonl", [{**line, "messages": other} for line in lines])
     tools = str(miles(tmp_path)[2])
     rollouts = list(read_rollouts(columns, Settings(messages=str(said), tools=tools)))
     told = {(Path(one.place.file).name, one.place.row): len(one.messages) for one in rollouts}
@@ -211,9 +206,9 @@ def by_rollout(results: Found, rows: Sequence[Wire], key: str) -> Found:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_capture_joined_with_its_rollouts_says_what_rollouts_with_ids_say(seed: int, tmp_path: Path) -> None:
     whole, lines, rollouts = captured(seed)
-    expected, _ = found(jsonl(tmp_path / "whole.jsonl", whole))
-    said = jsonl(tmp_path / "rollouts.jsonl", rollouts)
-    joined, notices = found(jsonl(tmp_path / "mixed.tokens.jsonl", lines), messages=str(said))
+    expected, _ = found(written(tmp_path / "whole.jsonl", whole))
+    said = written(tmp_path / "rollouts.jsonl", rollouts)
+    joined, notices = found(written(tmp_path / "mixed.tokens.jsonl", lines), messages=str(said))
     assert by_rollout(joined, lines, "rollout_id") == by_rollout(expected, whole, "_ng_rollout_id")
     assert {"SEQ301", "SEQ302", "TPL204"} <= {one[0] for findings in joined.values() for one in findings}
     words = f"{len(lines)} lines were read as the calls of {len(whole)} rollouts"
@@ -223,11 +218,11 @@ def test_a_capture_joined_with_its_rollouts_says_what_rollouts_with_ids_say(seed
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_capture_is_the_same_for_any_number_of_processes(packed: bool, tmp_path: Path) -> None:
     _, lines, rollouts = captured()
-    log = jsonl(tmp_path / "mixed.tokens.jsonl", lines)
+    log = written(tmp_path / "mixed.tokens.jsonl", lines)
     if packed:
         (tmp_path / "mixed.tokens.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
         log = tmp_path / "mixed.tokens.jsonl.gz"
-    said = str(jsonl(tmp_path / "rollouts.jsonl", rollouts))
+    said = str(written(tmp_path / "rollouts.jsonl", rollouts))
     alone = found(log, messages=said)
     assert found(log, messages=said, jobs=2, chunk=2_000) == alone
     assert found(log, messages=said, jobs=3, chunk=1) == alone
@@ -239,8 +234,8 @@ def test_a_rollout_row_without_an_id_is_known_by_task_rollout_and_attempt(tmp_pa
     name = row.pop("_ng_rollout_id")
     calls = [{**line, "rollout_id": "4-2-a1"} for line in lines if line["rollout_id"] == name]
     row |= {"_ng_task_index": 4, "_ng_rollout_index": 2, "_ng_attempt_index": 1}
-    said = jsonl(tmp_path / "rollouts.jsonl", [row])
-    (rollout,) = read_rollouts(jsonl(tmp_path / "a.tokens.jsonl", calls), Settings(messages=str(said)))
+    said = written(tmp_path / "rollouts.jsonl", [row])
+    (rollout,) = read_rollouts(written(tmp_path / "a.tokens.jsonl", calls), Settings(messages=str(said)))
     assert len(rollout.turns) == 3
     assert [turn.message_index for turn in rollout.turns] == [2, 4, 6]
     assert rollout.messages[2].tool_calls
@@ -248,7 +243,7 @@ def test_a_rollout_row_without_an_id_is_known_by_task_rollout_and_attempt(tmp_pa
 
 def test_without_a_join_each_line_of_a_capture_is_a_rollout(tmp_path: Path) -> None:
     _, lines, _ = captured()
-    log = jsonl(tmp_path / "a.tokens.jsonl", lines)
+    log = written(tmp_path / "a.tokens.jsonl", lines)
     assert len(list(read_rollouts(log, Settings(join=False)))) == len(lines)
 
 
@@ -301,8 +296,8 @@ def test_a_retry_knows_what_it_was_sent(tmp_path: Path) -> None:
         "output_items": [],
     }
     lost["generation_log_probs"] = [-0.1, -0.2]
-    said = jsonl(tmp_path / "rollouts.jsonl", [row])
-    log = jsonl(tmp_path / "a.tokens.jsonl", [*calls, lost])
+    said = written(tmp_path / "rollouts.jsonl", [row])
+    log = written(tmp_path / "a.tokens.jsonl", [*calls, lost])
     (rollout,) = read_rollouts(log, Settings(messages=str(said)))
     assert [turn.message_index for turn in rollout.turns] == [2, None, 4, 6]
     retry = rollout.turns[1]
@@ -325,7 +320,7 @@ def one_call(number: object, text: str = "It is 4.") -> tuple[Wire, Wire]:
 
 def notices_of(tmp_path: Path, log: Sequence[Wire], said: Sequence[Wire], **settings: Any) -> str:
     _, notices = found(
-        jsonl(tmp_path / "log.jsonl", log), messages=str(jsonl(tmp_path / "said.jsonl", said)), **settings
+        written(tmp_path / "log.jsonl", log), messages=str(written(tmp_path / "said.jsonl", said)), **settings
     )
     return "\n".join(notices)
 
@@ -389,7 +384,7 @@ def test_messages_of_a_row_s_own_stay(tmp_path: Path) -> None:
     said = {**said, "messages": [{"role": "user", "content": "other"}, {"role": "assistant", "content": "words"}]}
     own = {**log, **one_call(1)[1]}
     (rollout,) = read_rollouts(
-        jsonl(tmp_path / "log.jsonl", [own]), Settings(messages=str(jsonl(tmp_path / "said.jsonl", [said])))
+        written(tmp_path / "log.jsonl", [own]), Settings(messages=str(written(tmp_path / "said.jsonl", [said])))
     )
     assert rollout.messages[0].text != "other"
     assert "1 with messages of their own, which were kept" in notices_of(tmp_path, [own], [said])
@@ -398,8 +393,8 @@ def test_messages_of_a_row_s_own_stay(tmp_path: Path) -> None:
 def test_a_partner_that_cannot_be_read_costs_its_messages_only(tmp_path: Path) -> None:
     log, said = one_call(1)
     broken = {**said, "messages": [{"content": "no role"}]}
-    without, _ = found(jsonl(tmp_path / "log.jsonl", [log]))
-    joined, notices = found(tmp_path / "log.jsonl", messages=str(jsonl(tmp_path / "said.jsonl", [broken])))
+    without, _ = found(written(tmp_path / "log.jsonl", [log]))
+    joined, notices = found(tmp_path / "log.jsonl", messages=str(written(tmp_path / "said.jsonl", [broken])))
     assert joined == without
     assert any("found a row that cannot be read" in notice for notice in notices)
 
@@ -417,7 +412,9 @@ def test_messages_may_be_in_a_file_of_any_kind(form: str, tmp_path: Path) -> Non
         path.write_text(json.dumps(said), encoding="utf-8")
     else:
         path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in said).encode()))
-    expected, _ = found(jsonl(tmp_path / "log.jsonl", logs), messages=str(jsonl(tmp_path / "plain.jsonl", said)))
+    expected, _ = found(
+        written(tmp_path / "log.jsonl", logs), messages=str(written(tmp_path / "plain.jsonl", said))
+    )
     joined, notices = found(tmp_path / "log.jsonl", messages=str(path))
     assert joined == expected
     assert any("5 of 5 rollouts found their messages" in notice for notice in notices)
@@ -431,13 +428,13 @@ def test_rows_that_cannot_be_kept_for_a_second_reading_are_refused_in_a_line(
     path.write_bytes(gzip.compress((json.dumps(said) + "\n").encode()))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(StorageError, match="name another folder with TMPDIR"):
-        found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(path))
+        found(written(tmp_path / "log.jsonl", [log]), messages=str(path))
 
 
 @pytest.mark.parametrize("name", ["generic", "slime"])
 def test_a_join_gives_the_same_for_any_number_of_processes(name: str, tmp_path: Path) -> None:
     _, log, said = split(name)
-    path, told = jsonl(tmp_path / "log.jsonl", log * 3), str(jsonl(tmp_path / "said.jsonl", said))
+    path, told = written(tmp_path / "log.jsonl", log * 3), str(written(tmp_path / "said.jsonl", said))
     alone = found(path, messages=told)
     assert found(path, messages=told, jobs=2, chunk=3_000) == alone
     assert any("more than one row of the log" in notice for notice in alone[1])
@@ -452,7 +449,7 @@ def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
         {"uid": 1, "token_ids": [1, 2]},
         {"uid": 2, "token_ids": [1, 2], "tools": [{"type": "function", "function": {"name": "own"}}]},
     ]
-    path = jsonl(tmp_path / "log.jsonl", log)
+    path = written(tmp_path / "log.jsonl", log)
 
     def names(tools: Path) -> list[list[str]]:
         rollouts = read_rollouts(path, Settings(tools=str(tools)))
@@ -461,12 +458,12 @@ def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps(flat))
     (tmp_path / "object.json").write_text(json.dumps({"tools": flat}, indent=1))
     assert names(tmp_path / "list.json") == names(tmp_path / "object.json") == [["weather"], ["own"]]
-    assert names(jsonl(tmp_path / "lines.jsonl", flat)) == [["weather"], ["own"]]
-    assert names(jsonl(tmp_path / "rows.jsonl", [{"uid": "1", "tools": flat}, {"uid": 2, "tools": flat}])) == [
+    assert names(written(tmp_path / "lines.jsonl", flat)) == [["weather"], ["own"]]
+    assert names(written(tmp_path / "rows.jsonl", [{"uid": "1", "tools": flat}, {"uid": 2, "tools": flat}])) == [
         ["weather"],
         ["own"],
     ]
-    assert names(jsonl(tmp_path / "rows.jsonl", [{"uid": 2, "tools": flat}, {"uid": 3, "tools": []}])) == [
+    assert names(written(tmp_path / "rows.jsonl", [{"uid": 2, "tools": flat}, {"uid": 3, "tools": []}])) == [
         [],
         ["own"],
     ]
@@ -500,19 +497,19 @@ def test_a_repair_is_helped_by_messages_and_writes_only_the_log_s_own_columns(tm
 def test_a_capture_is_written_line_by_line_where_lines_were(packed: bool, tmp_path: Path) -> None:
     whole, lines, rollouts = captured(2)
     name = next(row["_ng_rollout_id"] for row in whole if row["id"] == "prefix-broken-by-stripped-reasoning")
-    log, out = jsonl(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
+    log, out = written(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
     if packed:
         (tmp_path / "a.tokens.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
         log = tmp_path / "a.tokens.jsonl.gz"
         out = tmp_path / "out.jsonl.gz"
-    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
     run = repair_rollouts(log, out, settings, RepairSettings(strategies=("splice",), unsafe=True))
     outcomes = list(run)
     assert len(outcomes) == len(rollouts)
     text = gzip.decompress(out.read_bytes()) if packed else out.read_bytes()
-    written = [json.loads(line) for line in text.splitlines()]
-    assert [row["model_call_id"] for row in written] == [line["model_call_id"] for line in lines]
-    changed = [row for row, line in zip(written, lines, strict=True) if row != line]
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [row["model_call_id"] for row in rows] == [line["model_call_id"] for line in lines]
+    changed = [row for row, line in zip(rows, lines, strict=True) if row != line]
     assert changed
     assert name in {row["rollout_id"] for row in changed}
     for row in changed:
@@ -524,8 +521,8 @@ def test_a_capture_is_written_line_by_line_where_lines_were(packed: bool, tmp_pa
 
 def test_a_capture_that_no_repair_changes_is_the_same_file(tmp_path: Path) -> None:
     _, lines, rollouts = captured(3)
-    log, out = jsonl(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
-    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    log, out = written(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
+    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
     for outcome in repair_rollouts(log, out, settings):
         assert outcome.rows == 1, "a fork has no place in a capture"
     assert out.read_bytes() == log.read_bytes()
@@ -536,8 +533,8 @@ def test_a_capture_that_no_repair_changes_is_the_same_file(tmp_path: Path) -> No
 
 def test_rollouts_that_are_left_out_of_a_capture_go_to_the_quarantine_line_by_line(tmp_path: Path) -> None:
     whole, lines, rollouts = captured(1)
-    log, out, bad = jsonl(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
-    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    log, out, bad = written(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
     gone = [o for o in repair_rollouts(log, out, settings, RepairSettings(quarantine=str(bad))) if o.quarantined]
     assert gone
     kept, taken = ([json.loads(line) for line in path.read_text().splitlines()] for path in (out, bad))
@@ -555,7 +552,7 @@ def test_a_line_of_a_capture_that_cannot_be_read_is_a_finding_and_stays(tmp_path
     broken = f'{first}\n\n{{"rollout_id": \n{rest}'
     log, out = tmp_path / "a.tokens.jsonl", tmp_path / "out.jsonl"
     log.write_text(broken, encoding="utf-8")
-    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
     results = list(scan_rollouts(log, settings))
     assert [result.place.row for result in results if result.rollout is None and not result.of_log] == [2]
     list(repair_rollouts(log, out, settings))
@@ -566,7 +563,7 @@ def test_one_line_of_a_capture_shows_its_whole_rollout(tmp_path: Path) -> None:
     whole, lines, rollouts = captured()
     name = next(row["_ng_rollout_id"] for row in whole if row["id"] == "clean")
     rows = [number for number, line in enumerate(lines) if line["rollout_id"] == name]
-    log, said = jsonl(tmp_path / "a.tokens.jsonl", lines), jsonl(tmp_path / "rollouts.jsonl", rollouts)
+    log, said = written(tmp_path / "a.tokens.jsonl", lines), written(tmp_path / "rollouts.jsonl", rollouts)
     for row in rows:
         command = ["show", str(log), "--row", str(row), "-t", TOY, "--messages", str(said)]
         shown = CliRunner().invoke(app, command)
@@ -578,8 +575,8 @@ def test_one_line_of_a_capture_shows_its_whole_rollout(tmp_path: Path) -> None:
 
 def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
     log, said = one_call(1)
-    path = jsonl(tmp_path / "log.jsonl", [log])
-    told = jsonl(tmp_path / "said.jsonl", [{**said, "other": 1}])
+    path = written(tmp_path / "log.jsonl", [log])
+    told = written(tmp_path / "said.jsonl", [{**said, "other": 1}])
 
     def run(*options: str) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["scan", str(path), "-t", TOY, *options])
@@ -604,4 +601,4 @@ def test_a_file_that_holds_no_row_is_refused(tmp_path: Path) -> None:
     log, _ = one_call(1)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(SetupError, match="none of its rows can be read"):
-        found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))
+        found(written(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))

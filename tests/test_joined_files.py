@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from tests.test_sessions import TOY, Wire, apart, call, chat, contents, generic, jsonl, stored
+from tests.command import written
+from tests.test_sessions import TOY, Wire, apart, call, chat, contents, generic, stored
 from tests.test_sessions import whole as whole
 from tests.tiers import DEEP, crossed, some
 from tito_audit import RepairSettings, Settings, StorageError, read_rollouts, repair_rollouts, scan_rollouts
@@ -41,7 +42,7 @@ def sharded(lines: Sequence[Wire], folder: Path, hows: Sequence[str], seed: int 
     for number, (part, how) in enumerate(zip(parts, hows, strict=True)):
         path = folder / f"part-{number}.jsonl"
         if how == "zst":
-            data = jsonl(path, part).read_bytes()
+            data = written(path, part).read_bytes()
             path = path.with_suffix(".jsonl.zst")
             path.write_bytes(pa.compress(data, codec="zstd", asbytes=True))
             (folder / f"part-{number}.jsonl").unlink()
@@ -91,7 +92,7 @@ def test_a_conversation_in_several_files_is_found_as_in_one(
     form: Any, hows: Sequence[str], whole: list[Wire], tmp_path: Path
 ) -> None:
     lines = [{"number": number, **line} for number, line in enumerate(apart(whole, form, 3))]
-    expected, _ = found_in([jsonl(tmp_path / "one.jsonl", lines)], session="session_id")
+    expected, _ = found_in([written(tmp_path / "one.jsonl", lines)], session="session_id")
     assert any(code == "SEQ301" for found in expected.values() for code, *_ in found)
     logs = sharded(lines, tmp_path, hows)
     found, notices = found_in(logs, session="session_id")
@@ -125,7 +126,7 @@ def test_a_repair_writes_each_call_back_to_its_file(
     hows: Sequence[str], jobs: int | None, whole: list[Wire], tmp_path: Path
 ) -> None:
     lines = [{"number": number, **line} for number, line in enumerate(apart(whole, generic, 5))]
-    one, out = jsonl(tmp_path / "one.jsonl", lines), tmp_path / "one-out.jsonl"
+    one, out = written(tmp_path / "one.jsonl", lines), tmp_path / "one-out.jsonl"
     settings = Settings(tokenizer=TOY, session="session_id", jobs=jobs)
     how = RepairSettings(strategies=("splice",), unsafe=True)
     list(repair_rollouts(one, out, settings, how))
@@ -137,15 +138,14 @@ def test_a_repair_writes_each_call_back_to_its_file(
     run.batch_bytes = 4_000 if jobs else None
     outcomes = list(run)
     assert any(outcome.repaired for outcome in outcomes)
-    written = [contents(tmp_path / "out" / log.name) for log in logs]
-    for rows, log in zip(written, logs, strict=True):
+    parts = [contents(tmp_path / "out" / log.name) for log in logs]
+    for rows, log in zip(parts, logs, strict=True):
         assert [row["number"] for row in rows] == [row["number"] for row in contents(log)]
-    ids = {row["number"]: (row["prompt_ids"], row["completion_ids"]) for rows in written for row in rows}
+    ids = {row["number"]: (row["prompt_ids"], row["completion_ids"]) for rows in parts for row in rows}
     assert ids == {number: (row["prompt_ids"], row["completion_ids"]) for number, row in expected.items()}
     changed = [line["number"] for line in lines if ids[line["number"]][0] != line["prompt_ids"]]
     assert (
-        len({next(k for k, rows in enumerate(written) if any(r["number"] == n for r in rows)) for n in changed})
-        > 1
+        len({next(k for k, rows in enumerate(parts) if any(r["number"] == n for r in rows)) for n in changed}) > 1
     )
 
 
@@ -161,8 +161,8 @@ def test_rows_of_later_files_that_nothing_changes_are_the_same_bytes(whole: list
 
 
 def test_one_row_of_a_file_is_joined_with_that_file_alone(tmp_path: Path) -> None:
-    one = jsonl(tmp_path / "a.jsonl", [call("s", [1], [2])])
-    other = jsonl(tmp_path / "b.jsonl", [call("s", [1, 2, 3], [4]), call("s", [1, 2, 3, 4, 5], [6])])
+    one = written(tmp_path / "a.jsonl", [call("s", [1], [2])])
+    other = written(tmp_path / "b.jsonl", [call("s", [1, 2, 3], [4]), call("s", [1, 2, 3, 4, 5], [6])])
     both = list(read_rollouts([one, other], Settings(session="session_id")))
     assert [len(rollout.turns) for rollout in both] == [3]
     assert both[0].stated.calls_at == ((str(one), 0), (str(other), 0), (str(other), 1))
@@ -171,7 +171,7 @@ def test_one_row_of_a_file_is_joined_with_that_file_alone(tmp_path: Path) -> Non
 
 
 def test_a_session_and_no_join_are_refused_together(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", [call("s", [1], [2])])
+    log = written(tmp_path / "log.jsonl", [call("s", [1], [2])])
     shown = CliRunner().invoke(app, ["scan", str(log), "--session", "session_id", "--no-join"])
     assert shown.exit_code == 2
     assert "--session session_id: nothing is joined with --no-join; leave one of the two out." in shown.output
@@ -184,7 +184,7 @@ def test_rows_with_several_choices_stay_as_they_are_and_are_counted(tmp_path: Pa
         {"response": {"prompt_token_ids": [1, 8, 2], "choices": [choice]}},
         {"response": {"prompt_token_ids": [5], "choices": [choice, choice]}},
     ]
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     scan = scan_rollouts(log, Settings())
     assert [result.rollout is not None and len(result.rollout.turns) for result in scan if not result.of_log] == [
         2,
@@ -198,7 +198,7 @@ def test_rows_with_several_choices_stay_as_they_are_and_are_counted(tmp_path: Pa
 
 
 def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", [call(k, [1, k], [2]) for k in range(4_500)])
+    log = written(tmp_path / "log.jsonl", [call(k, [1, k], [2]) for k in range(4_500)])
     scan = scan_rollouts(log, Settings(limit=2))
     assert len([result for result in scan if not result.of_log]) == 2
     assert "Only the first 4,224 rows were read, because of --limit." in scan.summary.notices
@@ -252,7 +252,7 @@ def test_rows_keep_their_numbers_beside_blank_broken_and_cut_off_lines(
 
 
 def test_a_log_that_goes_away_while_it_is_read_is_refused_in_a_line(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", [call("s", [1], [2])])
+    log = written(tmp_path / "log.jsonl", [call("s", [1], [2])])
     (batch,) = RandomAccess(log, max_row_bytes=1 << 20).batches(1 << 20)
     log.unlink()
     with pytest.raises(StorageError, match="cannot be read"):

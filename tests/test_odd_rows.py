@@ -19,6 +19,7 @@ import pytest
 
 from tests import command
 from tests.tiers import one_in
+from tests.world import CLEAN
 from tito_audit.errors import RecordError, in_words
 from tito_audit.formats import all_formats, pick_format
 from tito_audit.formats.tinker import FORMAT as TINKER
@@ -31,7 +32,6 @@ from tito_audit.storage.row import dump_row, parse_row, parses
 from tito_audit.storage.table_rows import plain_decimal, plain_values, take_rows
 
 FORMATS = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
 HERE = Place("log.jsonl", 0)
 ODD: tuple[Any, ...] = (None, 7, "x", [], {}, [None], [[1]], {"a": 1}, True, 1.5, 2**70, float("nan"))
 

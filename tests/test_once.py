@@ -20,6 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests import toy
+from tests.command import written
 from tests.tiers import examples, some
 from tito_audit import RepairSettings, Result, Settings, SetupError, repair_rollouts, scan_rollouts
 from tito_audit.chains.doubles import merged
@@ -40,11 +41,6 @@ ONCE = RepairSettings(strategies=("once",))
 
 Wire = dict[str, Any]
 Said = tuple[Severity, str, Where, int, int]
-
-
-def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def scanned(*logs: Path, **how: Any) -> tuple[dict[tuple[str, int], list[Finding]], Summary]:
@@ -138,7 +134,7 @@ class TestHistory:
     def test_one_row_a_step_that_trains_its_own_answer_is_silent(self, tmp_path: Path) -> None:
         dice = random.Random(1)
         rows = [row_of(one) for _ in range(6) for one in conversation(dice, 4)]
-        found, summary = scanned(jsonl(tmp_path / "steps.jsonl", rows))
+        found, summary = scanned(written(tmp_path / "steps.jsonl", rows))
         assert found == {}
         assert not any("trained" in notice for notice in summary.notices)
 
@@ -146,7 +142,9 @@ class TestHistory:
         dice = random.Random(2)
         talks = [conversation(dice, 3) for _ in range(4)]
         right = [row_of(one) for talk in talks for one in talk]
-        log = jsonl(tmp_path / "steps.jsonl", [row_of(one, [*one.before, one]) for talk in talks for one in talk])
+        log = written(
+            tmp_path / "steps.jsonl", [row_of(one, [*one.before, one]) for talk in talks for one in talk]
+        )
         found, summary = scanned(log)
         assert sorted(row for _, row in found) == [row for row in range(12) if row % 3]
         (finding,) = found["steps.jsonl", 2]
@@ -170,7 +168,7 @@ class TestHistory:
         dice = random.Random(3)
         talks = [conversation(dice, 3, size=3) for _ in range(4)]
         rows = [row_of(one, [*one.before, one]) for talk in talks for one in talk]
-        found, _ = scanned(jsonl(tmp_path / "steps.jsonl", rows))
+        found, _ = scanned(written(tmp_path / "steps.jsonl", rows))
         assert sorted(row for _, row in found) == [row for row in range(12) if row % 3]
 
     def test_a_few_short_rows_that_continue_others_by_chance_are_left_alone(self, tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ class TestHistory:
         talk = conversation(dice, 2, size=2)
         others = [conversation(dice, 2, size=2)[1] for _ in range(8)]
         rows = [row_of(talk[0]), row_of(talk[1], talk), *(row_of(one, [*one.before, one]) for one in others)]
-        assert scanned(jsonl(tmp_path / "games.jsonl", rows))[0] == {}
+        assert scanned(written(tmp_path / "games.jsonl", rows))[0] == {}
 
 
 def repaired_rows(log: Path, out: Path, **how: Any) -> list[Wire]:
@@ -193,7 +191,7 @@ class TestGroups:
         dice = random.Random(5)
         prompt = [dice.randrange(10, 5000) for _ in range(20)]
         rows = [row_of(Answer(prompt, [42, 7], [-0.4 - k / 1000, -0.01])) for k in range(16)]
-        found, summary = scanned(jsonl(tmp_path / "group.jsonl", rows))
+        found, summary = scanned(written(tmp_path / "group.jsonl", rows))
         assert found == {}
         assert not any("trained" in notice for notice in summary.notices)
 
@@ -201,23 +199,23 @@ class TestGroups:
         dice = random.Random(6)
         one = answer(dice, [1, 2, 3], size=40)
         other = Answer(one.context, [*one.tokens[:39], 9], one.logprobs)
-        assert scanned(jsonl(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
+        assert scanned(written(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
 
     def test_other_logprobs_show_another_event(self, tmp_path: Path) -> None:
         dice = random.Random(7)
         one = answer(dice, [1, 2, 3], size=40)
         other = replace(one, logprobs=[value * 0.5 for value in one.logprobs])
-        assert scanned(jsonl(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
+        assert scanned(written(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
         near = replace(one, logprobs=[value * 1.01 for value in one.logprobs])
-        assert len(scanned(jsonl(tmp_path / "row.jsonl", [row_of(one), row_of(near)]))[0]) == 1
+        assert len(scanned(written(tmp_path / "row.jsonl", [row_of(one), row_of(near)]))[0]) == 1
 
 
 class TestRows:
     def test_a_row_that_is_there_twice_is_found_in_the_second_file(self, tmp_path: Path) -> None:
         dice = random.Random(8)
         rows = [row_of(talk[-1], talk) for talk in (conversation(dice, 2) for _ in range(3))]
-        first = jsonl(tmp_path / "a.jsonl", rows[:2])
-        second = jsonl(tmp_path / "b.jsonl", [rows[2], rows[1]])
+        first = written(tmp_path / "a.jsonl", rows[:2])
+        second = written(tmp_path / "b.jsonl", [rows[2], rows[1]])
         found, _ = scanned(first, second)
         assert said(found) == {("b.jsonl", 1): [(Severity.ERROR, "duplicated row", Where.ROW, 9, 9 + 24 + 5 + 24)]}
         (finding,) = found["b.jsonl", 1]
@@ -231,7 +229,7 @@ class TestRows:
     ) -> None:
         dice = random.Random(3)
         rows = [row_of(answer(dice, [5, k, 6])) for k in range(6)]
-        log = jsonl(tmp_path / "log.jsonl", [*rows, rows[0]])
+        log = written(tmp_path / "log.jsonl", [*rows, rows[0]])
         assert len(said(scanned(log)[0])) == 1
         monkeypatch.setattr("tito_audit.chains.ledger.MOST_BYTES", 100)
         found, summary = scanned(log)
@@ -245,7 +243,7 @@ class TestRows:
         talk = conversation(dice, 2)
         ends = [answer(dice, [*talk[-1].seen, *[k] * 4], talk, size=20 + k) for k in range(3)]
         rows = [row_of(end, [*talk, end]) for end in ends]
-        found, _ = scanned(jsonl(tmp_path / "tree.jsonl", rows))
+        found, _ = scanned(written(tmp_path / "tree.jsonl", rows))
         assert said(found) == {
             ("tree.jsonl", row): [(Severity.ERROR, "shared prefix", Where.ROW, 9, len(talk[-1].seen))]
             for row in (1, 2)
@@ -256,7 +254,7 @@ class TestRows:
         talk = conversation(dice, 2, size=30)
         one, other = row_of(talk[0]), row_of(talk[1], talk)
         other["loss_mask"][12:15] = [0, 0, 0]
-        log = jsonl(tmp_path / "rows.jsonl", [one, other])
+        log = written(tmp_path / "rows.jsonl", [one, other])
         found, _ = scanned(log)
         assert said(found) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 39)]}
         assert "27 tokens in 2 spans of its history" in found["rows.jsonl", 1][0].hit.message
@@ -269,7 +267,7 @@ class TestRows:
         rows = [row_of(talk[0]), row_of(talk[1], talk)]
         for row, end in zip(rows, ends, strict=True):
             row["loss_mask"][9 + 29] = int(end)
-        found, _ = scanned(jsonl(tmp_path / "rows.jsonl", rows))
+        found, _ = scanned(written(tmp_path / "rows.jsonl", rows))
         assert said(found) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 38)]}
 
     def test_without_logprobs_it_is_undecided_and_not_repaired(self, tmp_path: Path) -> None:
@@ -277,7 +275,7 @@ class TestRows:
         rows = [row_of(conversation(dice, 1)[0]) for _ in range(3)]
         for row in rows:
             del row["logprobs"]
-        log = jsonl(tmp_path / "rows.jsonl", [*rows, rows[1]])
+        log = written(tmp_path / "rows.jsonl", [*rows, rows[1]])
         found, _ = scanned(log)
         assert said(found) == {("rows.jsonl", 3): [(Severity.NOTE, UNDECIDED, Where.LOG, 0, 0)]}
         assert repaired_rows(log, tmp_path / "out.jsonl") == [*rows, rows[1]]
@@ -285,7 +283,7 @@ class TestRows:
     def test_a_first_token_in_the_loss_belongs_to_the_rules_of_the_mask(self, tmp_path: Path) -> None:
         row = row_of(answer(random.Random(12), [1, 2], size=40))
         row["loss_mask"] = [1] * len(row["loss_mask"])
-        assert scanned(jsonl(tmp_path / "rows.jsonl", [row, row]))[0] == {}
+        assert scanned(written(tmp_path / "rows.jsonl", [row, row]))[0] == {}
 
 
 def call_of(one: Answer, **more: Any) -> Wire:
@@ -295,7 +293,7 @@ def call_of(one: Answer, **more: Any) -> Wire:
 class TestCalls:
     def test_a_call_that_was_logged_twice_would_be_trained_twice(self, tmp_path: Path) -> None:
         calls = [call_of(one) for one in conversation(random.Random(13), 3)]
-        log = jsonl(tmp_path / "calls.jsonl", [*calls, calls[1]])
+        log = written(tmp_path / "calls.jsonl", [*calls, calls[1]])
         found, _ = scanned(log)
         assert said(found) == {("calls.jsonl", 3): [(Severity.ERROR, "duplicated call", Where.COMPLETION, 0, 24)]}
         (finding,) = found["calls.jsonl", 3]
@@ -307,35 +305,35 @@ class TestCalls:
     def test_the_id_of_the_server_proves_and_disproves(self, tmp_path: Path) -> None:
         one = Answer([1, 2, 3], [4, 5], [-0.1, -0.2])
         same = [call_of(one, id="chatcmpl-8f31a2c0"), call_of(one, id="chatcmpl-8f31a2c0")]
-        found, _ = scanned(jsonl(tmp_path / "same.jsonl", same))
+        found, _ = scanned(written(tmp_path / "same.jsonl", same))
         assert [key for key, _ in found.items()] == [("same.jsonl", 1)]
         long = answer(random.Random(14), [1, 2, 3], size=40)
         other = [call_of(long, id="chatcmpl-8f31a2c0"), call_of(long, id="chatcmpl-8f31a2c1")]
-        assert scanned(jsonl(tmp_path / "other.jsonl", other))[0] == {}
+        assert scanned(written(tmp_path / "other.jsonl", other))[0] == {}
 
     def test_calls_and_the_rows_made_of_them_are_one_training(self, tmp_path: Path) -> None:
         dice = random.Random(15)
         talks = [conversation(dice, 3) for _ in range(3)]
-        calls = jsonl(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
-        rows = jsonl(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks])
+        calls = written(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        rows = written(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks])
         assert scanned(calls, rows)[0] == scanned(rows, calls)[0] == {}
 
     def test_rows_that_leave_out_turn_ends_train_their_calls(self, tmp_path: Path) -> None:
         dice = random.Random(27)
         talks = [conversation(dice, 3) for _ in range(3)]
-        calls = jsonl(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        calls = written(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
         rows = [row_of(talk[-1], talk if talk is not talks[2] else talk[::2]) for talk in talks]
         for row, talk in zip(rows, talks, strict=True):
             for one in talk:
                 row["loss_mask"][len(one.seen) - 1] = 0
-        found, _ = scanned(calls, jsonl(tmp_path / "rows.jsonl", rows))
+        found, _ = scanned(calls, written(tmp_path / "rows.jsonl", rows))
         assert said(found) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
 
     def test_a_call_that_no_row_trains_is_noted(self, tmp_path: Path) -> None:
         dice = random.Random(16)
         talks = [conversation(dice, 3) for _ in range(3)]
-        calls = jsonl(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
-        rows = jsonl(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks[:2]])
+        calls = written(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        rows = written(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks[:2]])
         left_out = row_of(talks[2][-1], talks[2][::2])
         rows.write_text(rows.read_text(encoding="utf-8") + json.dumps(left_out) + "\n", encoding="utf-8")
         found, summary = scanned(calls, rows)
@@ -346,8 +344,8 @@ class TestCalls:
     def test_logs_that_have_nothing_to_do_with_each_other_are_judged_alone(self, tmp_path: Path) -> None:
         dice = random.Random(17)
         calls = [call_of(one) for one in conversation(dice, 3)]
-        rows = jsonl(tmp_path / "rows.jsonl", [row_of(one) for one in conversation(dice, 3)])
-        found, _ = scanned(jsonl(tmp_path / "calls.jsonl", [*calls, calls[2]]), rows)
+        rows = written(tmp_path / "rows.jsonl", [row_of(one) for one in conversation(dice, 3)])
+        found, _ = scanned(written(tmp_path / "calls.jsonl", [*calls, calls[2]]), rows)
         assert list(found) == [("calls.jsonl", 3)]
 
 
@@ -391,7 +389,7 @@ def test_what_is_planted_is_found_to_the_token_and_repaired(
     folder = tmp_path_factory.mktemp("log")
     cut = min(cut, len(log))
     parts = [part for part in (log[:cut], log[cut:]) if part]
-    files = [jsonl(folder / f"{n}.jsonl", [row for row, _ in part]) for n, part in enumerate(parts)]
+    files = [written(folder / f"{n}.jsonl", [row for row, _ in part]) for n, part in enumerate(parts)]
     again = trained_events(log)
     found, _ = scanned(*files)
     rows = {f.name: n * (len(log) - len(parts[-1])) for n, f in enumerate(files)}
@@ -401,10 +399,10 @@ def test_what_is_planted_is_found_to_the_token_and_repaired(
     target = folder / "out" if len(files) > 1 else folder / "out" / files[0].name
     for _ in repair_rollouts([str(f) for f in files], target, Settings(), ONCE):
         pass
-    written = [
+    after_rows = [
         json.loads(line) for f in files for line in (folder / "out" / f.name).read_text("utf-8").splitlines()
     ]
-    for number, ((row, _), after) in enumerate(zip(log, written, strict=True)):
+    for number, ((row, _), after) in enumerate(zip(log, after_rows, strict=True)):
         left = [bool(one) and at not in again.get(number, ()) for at, one in enumerate(row["loss_mask"])]
         assert [bool(one) for one in after["loss_mask"]] == left, number
         assert after["token_ids"] == row["token_ids"]
@@ -422,7 +420,7 @@ def planted(dice: random.Random) -> list[Wire]:
 @pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 def test_processes_and_kinds_of_files_change_nothing(tmp_path: Path) -> None:
     rows = planted(random.Random(18))
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     want = said(scanned(log)[0])
     assert len(want) > 5
     assert said(scanned(log, jobs=2, chunk=3000)[0]) == want
@@ -436,7 +434,7 @@ def test_processes_and_kinds_of_files_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 def test_a_repair_in_several_processes_writes_the_same(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(19)))
+    log = written(tmp_path / "log.jsonl", planted(random.Random(19)))
     one = repaired_rows(log, tmp_path / "one.jsonl")
     run = repair_rollouts(log, tmp_path / "two.jsonl", Settings(jobs=2), ONCE)
     run.batch_bytes = 4000
@@ -446,7 +444,7 @@ def test_a_repair_in_several_processes_writes_the_same(tmp_path: Path) -> None:
 
 def test_the_order_of_files_changes_only_which_of_equal_rows_is_kept(tmp_path: Path) -> None:
     rows = planted(random.Random(20))
-    files = [jsonl(tmp_path / f"{n}.jsonl", rows[n::3]) for n in range(3)]
+    files = [written(tmp_path / f"{n}.jsonl", rows[n::3]) for n in range(3)]
     totals = {
         tuple(notice for notice in scanned(*order)[1].notices if "more than once" in notice)
         for order in (files, files[::-1], [files[1], files[2], files[0]])
@@ -456,13 +454,13 @@ def test_the_order_of_files_changes_only_which_of_equal_rows_is_kept(tmp_path: P
 
 
 def test_a_single_row_or_another_selection_asks_nothing(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(21)))
+    log = written(tmp_path / "log.jsonl", planted(random.Random(21)))
     assert scanned(log, row=37)[0] == {}
     assert scanned(log, select=("REC",), ignore=("REC009",))[0] == {}
 
 
 def test_it_runs_when_it_is_named(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(22)))
+    log = written(tmp_path / "log.jsonl", planted(random.Random(22)))
     assert not any("once" in outcome.cured for outcome in repair_rollouts(log, None, Settings(), RepairSettings()))
     assert any("once" in outcome.cured for outcome in repair_rollouts(log, None, Settings(), ONCE))
 
@@ -521,8 +519,8 @@ def test_calls_of_joined_rows_are_named_by_their_own_rows(tmp_path: Path) -> Non
     dice = random.Random(25)
     talks = [conversation(dice, 3) for _ in range(3)]
     calls = [call_of(one, session_id=f"s{k}") for k, talk in enumerate(talks) for one in talk]
-    first = jsonl(tmp_path / "a.jsonl", calls[:5])
-    second = jsonl(tmp_path / "b.jsonl", [*calls[5:], calls[4], {**calls[7], "session_id": "s9"}])
+    first = written(tmp_path / "a.jsonl", calls[:5])
+    second = written(tmp_path / "b.jsonl", [*calls[5:], calls[4], {**calls[7], "session_id": "s9"}])
     alone = said(scanned(first, second, join=False)[0])
     assert sorted(alone) == [("b.jsonl", 4), ("b.jsonl", 5)]
     joined = scanned(first, second)[0]
@@ -552,7 +550,7 @@ def test_rows_of_recorded_rollouts(model: str, tmp_path: Path) -> None:
                 calls.append(call_of(one))
                 before = [*one.before, one]
     logs = {
-        name: jsonl(tmp_path / f"{name}.jsonl", rows)
+        name: written(tmp_path / f"{name}.jsonl", rows)
         for name, rows in (("right", right), ("wrong", wrong), ("calls", calls))
     }
     assert scanned(logs["right"])[0] == scanned(logs["calls"])[0] == {}
@@ -604,7 +602,7 @@ def test_runs_are_merged(given_: list[tuple[int, int]]) -> None:
 
 
 def test_results_of_a_run_are_no_rollouts(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(24)))
+    log = written(tmp_path / "log.jsonl", planted(random.Random(24)))
     results: list[Result] = list(scan_rollouts(str(log), ONLY))
     assert all(result.of_log for result in results if result.findings)
     assert sum(not result.of_log for result in results) == 38

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples, some
+from tests.world import zstd
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage import RawRow, atomic, open_log, open_output
 from tito_audit.storage.atomic import new_file
@@ -44,10 +45,6 @@ Rewrite = Callable[[RawRow], Sequence[Any] | None]
 def write(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
-
-
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
 
 
 def unpacked(path: Path) -> bytes:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import run, written
 from tests.ready import program
-from tests.test_gate import BROKEN, CLEAN, ROOT, run, written
+from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
 

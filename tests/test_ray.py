@@ -33,7 +33,7 @@ from tests.ray_driver import Driver, driver, processes, wait_for
 from tests.test_jobs import FORMATS, ROOT, TOKENIZER
 from tests.test_join import captured
 from tests.test_joined_files import sharded
-from tests.test_sessions import Wire, apart, chat, contents, jsonl
+from tests.test_sessions import Wire, apart, chat, contents
 from tests.test_sessions import whole as whole
 from tests.tiers import DEEP, examples, some
 from tito_audit import (
@@ -96,8 +96,8 @@ def same_scan(call: Driver, folder: Path) -> None:
 
 def same_joined_calls(call: Driver, folder: Path) -> None:
     _, lines, rollouts = captured()
-    capture = str(jsonl(folder / "mixed.tokens.jsonl", lines))
-    said = str(jsonl(folder / "rollouts.jsonl", rollouts))
+    capture = str(written(folder / "mixed.tokens.jsonl", lines))
+    said = str(written(folder / "rollouts.jsonl", rollouts))
     one = call(ray_driver.scanned, capture, None, {**WITH, "messages": said})
     assert call(ray_driver.scanned, capture, 900, {**RAY, "messages": said}) == one
     calls = [
@@ -205,7 +205,7 @@ CHECKS = (
 def test_a_cluster_finds_and_writes_what_one_process_does(
     cluster: Driver, whole: list[Wire], tmp_path: Path
 ) -> None:
-    jsonl(tmp_path / WHOLE, whole)
+    written(tmp_path / WHOLE, whole)
     for check in CHECKS:  # one test: processes of pytest-xdist would start a cluster each
         folder = tmp_path / check.__name__
         folder.mkdir()

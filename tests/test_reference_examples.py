@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.forms import spliced
 from tests.test_formats import check
-from tests.test_update import spliced
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.formats import all_formats, format_named, pick_format

@@ -10,7 +10,7 @@ import pickle
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
@@ -28,6 +28,7 @@ from tests.remote.s3 import S3Server
 from tests.remote.server import Fault, Server
 from tests.remote.web import WebServer
 from tests.tiers import DEEP, some
+from tests.world import json_lines
 from tito_audit.errors import StorageError
 from tito_audit.storage import _store, _store_web, find_logs, remote, skipped_files
 from tito_audit.storage.remote import RangedFile, RemoteFile
@@ -85,10 +86,6 @@ def training_rows(count: int, size: int = 6, start: int = 0) -> list[dict[str, A
     ]
 
 
-def lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
 def audited(place: str | Path, *flags: object) -> dict[str, Any]:
     """The JSON report of a log, which is named the same wherever it is."""
     code, out, err = run("scan", place, "--report", "json", *flags)
@@ -140,7 +137,7 @@ def test_every_kind_of_file_reads_the_same_from_the_hub(hub: HubServer, tmp_path
             out.write_table(table, max_chunksize=40)
     elif name.endswith("gz"):
         with pa.output_stream(file, compression="gzip") as out:
-            out.write(lines(rows))
+            out.write(json_lines(rows))
     else:
         file.write_text(json.dumps(rows))
     hub.commit(f"org/kinds-{name.replace('.', '-')}", {f"data/{name}": file.read_bytes()})
@@ -194,9 +191,11 @@ def test_a_listing_of_many_objects_costs_a_request_a_thousand(s3: S3Server) -> N
 
 
 def test_a_hub_revision_is_read_at_one_commit_while_others_are_pushed(hub: HubServer) -> None:
-    first = hub.commit("org/moving", {"a.jsonl": lines(training_rows(3)), "b.jsonl": lines(training_rows(2))})
+    first = hub.commit(
+        "org/moving", {"a.jsonl": json_lines(training_rows(3)), "b.jsonl": json_lines(training_rows(2))}
+    )
     files = find_logs(["hf://datasets/org/moving"])
-    hub.commit("org/moving", {"a.jsonl": lines(training_rows(9))})
+    hub.commit("org/moving", {"a.jsonl": json_lines(training_rows(9))})
     assert [len(file.read_bytes().splitlines()) for file in files] == [3, 2]
     assert len(find_logs(["hf://datasets/org/moving"])) == 1
     assert len(find_logs([f"hf://datasets/org/moving@{first}"])) == 2
@@ -230,7 +229,7 @@ def test_a_remote_file_survives_pickling_and_joins_like_a_path() -> None:
 
 def test_the_first_rows_of_a_huge_log_cost_few_bytes(web: WebServer, folder: Path) -> None:
     with (folder / "huge.jsonl").open("wb") as file:
-        file.write(lines(training_rows(5_000)))
+        file.write(json_lines(training_rows(5_000)))
         file.truncate(100 << 30)
     for arguments in (("scan", "--limit", 10), ("show", "--row", 3, "--no-pager")):
         web.forget()
@@ -270,7 +269,7 @@ def test_one_row_of_a_large_row_group_fetches_pages_and_not_the_group(web: WebSe
 
 
 def test_every_byte_of_a_log_is_fetched_about_once(s3: S3Server, tmp_path: Path) -> None:
-    data = lines(training_rows(300, size=1_500))
+    data = json_lines(training_rows(300, size=1_500))
     assert len(data) > 4 << 20
     for jobs in some((2, 1), 1):
         url = s3.put(f"once/log-{jobs}.jsonl", data)
@@ -296,7 +295,7 @@ def test_every_byte_of_a_log_is_fetched_about_once(s3: S3Server, tmp_path: Path)
 def test_dropped_connections_and_busy_servers_are_outlasted(
     s3: S3Server, hub: HubServer, web: WebServer, folder: Path, where: str, fault: Fault
 ) -> None:
-    data = lines(training_rows(6_000))
+    data = json_lines(training_rows(6_000))
     name = f"faulty-{fault.status}"
     servers: dict[str, tuple[Server, str]] = {
         "s3": (s3, s3.put(f"{name}/log.jsonl", data)),
@@ -314,11 +313,11 @@ def test_dropped_connections_and_busy_servers_are_outlasted(
 
 def test_a_log_that_changes_while_it_is_read_is_refused(s3: S3Server, web: WebServer, folder: Path) -> None:
     written(folder / "moving.jsonl", training_rows(6_000))
-    for url in (s3.put("moving/log.jsonl", lines(training_rows(6_000))), f"{web.url}/moving.jsonl"):
+    for url in (s3.put("moving/log.jsonl", json_lines(training_rows(6_000))), f"{web.url}/moving.jsonl"):
         (found,) = find_logs([url])
         with found.open() as opened:
             opened.read(1_000)
-            s3.put("moving/log.jsonl", lines(training_rows(6_001)))
+            s3.put("moving/log.jsonl", json_lines(training_rows(6_001)))
             written(folder / "moving.jsonl", training_rows(6_001))
             with pytest.raises(StorageError, match=r"moving.*the file was changed while it was read"):
                 opened.read()
@@ -336,7 +335,7 @@ def test_a_server_without_ranges_is_read_once(folder: Path) -> None:
 
 
 def test_each_refusal_of_a_bucket_is_one_clear_line(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    s3.put("there/rollouts.jsonl", lines(training_rows(1)))
+    s3.put("there/rollouts.jsonl", json_lines(training_rows(1)))
     assert "no such file" in refused("scan", "s3://logs/there/rollout.jsonl")
     assert "Did you mean s3://logs/there/rollouts.jsonl?" in refused("scan", "s3://logs/there/rollout.jsonl")
     assert "no such bucket" in refused("scan", "s3://nothing-here/log.jsonl")
@@ -359,9 +358,9 @@ def test_each_refusal_of_a_bucket_is_one_clear_line(s3: S3Server, monkeypatch: p
 
 
 def test_each_refusal_of_the_hub_is_one_clear_line(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.commit("org/logs", {"data/train.jsonl": lines(training_rows(1))})
-    hub.commit("org/gated-logs", {"log.jsonl": lines(training_rows(1))})
-    hub.commit("org/private-logs", {"log.jsonl": lines(training_rows(1))})
+    hub.commit("org/logs", {"data/train.jsonl": json_lines(training_rows(1))})
+    hub.commit("org/gated-logs", {"log.jsonl": json_lines(training_rows(1))})
+    hub.commit("org/private-logs", {"log.jsonl": json_lines(training_rows(1))})
     assert "Did you mean hf://datasets/org/logs/data/train.jsonl?" in refused(
         "scan", "hf://datasets/org/logs/data/trian.jsonl"
     )
@@ -409,7 +408,7 @@ def telling(answer: bytes, *, endless: bool = False) -> Iterator[str]:
         server.shutdown()
 
 
-ROWS = lines(training_rows(1))
+ROWS = json_lines(training_rows(1))
 WHOLE = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(ROWS), ROWS)
 """The answer of a server without ranges."""
 
@@ -494,7 +493,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(_store_web, "READ_SECONDS", 0.1)
     monkeypatch.setattr(_store, "TRIES", 2)
-    hub.commit("org/silent", {"log.jsonl": lines(training_rows(1))})
+    hub.commit("org/silent", {"log.jsonl": json_lines(training_rows(1))})
     written(folder / "silent.jsonl", training_rows(1))
     server: Server = hub if where == "hub" else web
     server.fail(Fault("silent", stall=0.5, times=-1))
@@ -503,7 +502,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
 
 
 def test_overrides_and_baselines_name_remote_logs_by_their_urls(s3: S3Server, tmp_path: Path) -> None:
-    url = s3.put("named/a/log.jsonl", lines(training_rows(20)))
+    url = s3.put("named/a/log.jsonl", json_lines(training_rows(20)))
     assert run("scan", url)[0] == 1
     (tmp_path / "tito-audit.toml").write_text(
         '[[overrides]]\npaths = ["s3://logs/named/*"]\nignore = ["LPR", "REC"]\n'

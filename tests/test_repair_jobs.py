@@ -20,21 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.command import written
 from tests.elsewhere import Elsewhere
 from tests.ready import program
-from tests.test_jobs import (
-    BROKEN,
-    CLEAN,
-    FORMATS,
-    LONG,
-    ROOT,
-    TOKENIZER,
-    alive,
-    children,
-    held,
-    workers_of,
-    written,
-)
+from tests.test_jobs import BROKEN, CLEAN, FORMATS, LONG, ROOT, TOKENIZER, alive, children, held, workers_of
 from tests.test_join import captured
 from tests.test_log_findings import LATE, faulty, right
 from tests.tiers import some

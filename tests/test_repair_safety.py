@@ -32,6 +32,7 @@ import pytest
 from tests.command import run as run_command
 from tests.test_parquet_output import form_of, same_values
 from tests.tiers import DEEP, examples, some
+from tests.world import lines_of
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
@@ -117,11 +118,6 @@ def store(path: Path, rows: Sequence[Row], per_group: int = 7) -> Path:
     else:
         path.write_bytes(json_lines(rows))
     return path
-
-
-def lines_of(path: Path) -> list[Row]:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in data.splitlines()]
 
 
 def named(folder: Path) -> dict[str, bytes]:

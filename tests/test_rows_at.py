@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.tiers import examples, some
+from tests.world import BROKEN, CLEAN
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
@@ -32,9 +33,6 @@ from tito_audit.storage.inside import parse_row_path
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
 Json = dict[str, Any]
-CLEAN: Json = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
-BROKEN: Json = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
-"""A trained token has a logprob above zero; `mask` takes it out of the loss."""
 
 
 def rows_of(count: int = 60) -> list[Json]:

@@ -15,6 +15,7 @@ from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples, some
+from tests.world import json_lines
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
 from tito_audit.run.parallel import bare
 from tito_audit.run.workers import can_fork
@@ -40,10 +41,6 @@ def rollout(number: int) -> dict[str, Any]:
     return {"token_ids": [5 + number % 9] * size, "loss_mask": [1] * size, "logprobs": logprobs, "n": number}
 
 
-def lines(rows: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
 def stored(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     """The rows as a file of one kind."""
     path = folder / f"log.{kind}"
@@ -60,7 +57,7 @@ def stored(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
         torch = pytest.importorskip("torch")
         torch.save({"rollout_id": 0, "samples": rows}, path)
     else:
-        data = json.dumps(rows).encode() if kind.startswith("json.") or kind == "json" else lines(rows)
+        data = json.dumps(rows).encode() if kind.startswith("json.") or kind == "json" else json_lines(rows)
         packed = {"gz": gzip.compress, "zst": lambda text: pa.compress(text, codec="zstd", asbytes=True)}
         path.write_bytes(packed.get(kind.rpartition(".")[2], bytes)(data))
     return path
@@ -357,8 +354,8 @@ def capture(tmp_path: Path) -> tuple[Path, Path]:
     line = json.loads((folder / "nemo_gym_tokens.jsonl").read_text(encoding="utf-8").splitlines()[0])
     calls = [{**line, "rollout_id": f"r{number}", "created_at": call} for call in range(3) for number in range(40)]
     said = [{"rollout_id": f"r{n}", "messages": [{"role": "user", "content": "hello"}]} for n in range(40)]
-    (tmp_path / "capture.jsonl").write_bytes(lines(calls))
-    (tmp_path / "said.jsonl").write_bytes(lines(said))
+    (tmp_path / "capture.jsonl").write_bytes(json_lines(calls))
+    (tmp_path / "said.jsonl").write_bytes(json_lines(said))
     return tmp_path / "capture.jsonl", tmp_path / "said.jsonl"
 
 

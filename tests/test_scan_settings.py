@@ -15,6 +15,7 @@ import pytest
 
 from tests.command import run
 from tests.tiers import examples, some
+from tests.world import BROKEN, CLEAN
 from tito_audit import (
     Finding,
     Outcome,
@@ -43,8 +44,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "fixtures" / "tokenizers"
 BPE, METASPACE = str(TOKENIZERS / "toy_bpe"), str(TOKENIZERS / "toy_metaspace")
 FORMATS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
-CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
-BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 each_number_of_processes = pytest.mark.parametrize(
     ("jobs", "chunk"), [(1, None), pytest.param(2, 200, marks=forks), pytest.param(3, 5_000, marks=forks)]

@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from tests.command import written
 from tests.tiers import crossed, examples, some
+from tests.world import FORMATS
 from tito_audit import (
     RepairSettings,
     Settings,
@@ -32,7 +34,6 @@ from tito_audit.cli import app
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
 ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ROOT / "fixtures" / "formats"
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 SHARED = ROOT.parent / "shared"
 LOGS = some(("generic", "nemo_gym", "miles_session", "verifiers_v1", "harbor", "rllm_episode"), 4)
@@ -40,11 +41,6 @@ JUDGED = ("SEQ", "TOK", "TPL")
 
 Wire = dict[str, Any]
 Found = dict[Any, list[tuple[object, ...]]]
-
-
-def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def scanned(log: Path, **settings: Any) -> tuple[dict[int, list[tuple[object, ...]]], list[str]]:
@@ -192,7 +188,7 @@ def stored(rows: Sequence[Wire], path: Path, how: str) -> Path:
         }
         pq.write_table(pa.table(columns), path.with_suffix(".parquet"), row_group_size=7)
         return path.with_suffix(".parquet")
-    log = jsonl(path, rows)
+    log = written(path, rows)
     if how == "gz":
         packed = path.with_name(f"{path.name}.gz")
         packed.write_bytes(gzip.compress(log.read_bytes()))
@@ -207,7 +203,7 @@ def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
     rows, judged = whole, JUDGED
     if form is capture:  # It holds neither messages nor tools.
         rows, judged = [{"session_id": row["session_id"], "calls": row["calls"]} for row in whole], ("SEQ", "TOK")
-    expected, _ = by_session(jsonl(tmp_path / "whole.jsonl", rows), rows, judged=judged)
+    expected, _ = by_session(written(tmp_path / "whole.jsonl", rows), rows, judged=judged)
     found = {one[0] for findings in expected.values() for one in findings}
     assert {"SEQ301", "TOK101"} <= found
     assert form is capture or "TPL203" in found
@@ -242,11 +238,11 @@ def test_recorded_rollouts_taken_apart_and_joined_say_the_same(log: Path, tmp_pa
         if row.get("calls") and is_plain(row)
     ]
     assert any(len(row["calls"]) > 1 for row in rows)
-    expected, _ = by_session(jsonl(tmp_path / "whole.jsonl", rows), rows, tokenizer=tokenizer)
+    expected, _ = by_session(written(tmp_path / "whole.jsonl", rows), rows, tokenizer=tokenizer)
     lines = [{"session_id": row["session_id"], **generic(row, *call)} for row in rows for call in calls_of(row)]
     random.Random(0).shuffle(lines)
     joined, _ = by_session(
-        jsonl(tmp_path / "apart.jsonl", lines), lines, tokenizer=tokenizer, session="session_id"
+        written(tmp_path / "apart.jsonl", lines), lines, tokenizer=tokenizer, session="session_id"
     )
     assert joined == expected
 
@@ -258,8 +254,8 @@ def test_a_capture_joined_by_its_key_says_what_its_default_join_says(tmp_path: P
         said.append({"rollout_id": name, "messages": row["messages"], "tools": row["tools"]})
         lines += [{**capture(row, *call), "rollout_id": name} for call in calls_of(row)]
     random.Random(2).shuffle(lines)
-    log = jsonl(tmp_path / "a.tokens.jsonl", lines)
-    told = str(jsonl(tmp_path / "said.jsonl", said))
+    log = written(tmp_path / "a.tokens.jsonl", lines)
+    told = str(written(tmp_path / "said.jsonl", said))
     default, _ = scanned(log, messages=told)
     stated, notices = scanned(log, messages=told, session="rollout_id")
     assert stated == default
@@ -272,7 +268,7 @@ def test_a_capture_joined_by_its_key_says_what_its_default_join_says(tmp_path: P
 
 def test_where_nothing_is_joined_each_row_is_a_rollout(whole: list[Wire], tmp_path: Path) -> None:
     lines = apart(whole, generic)
-    log = jsonl(tmp_path / "log.jsonl", lines)
+    log = written(tmp_path / "log.jsonl", lines)
     assert [len(one.turns) for one in read_rollouts(log, Settings(join=False))] == [1] * len(lines)
 
 
@@ -295,7 +291,7 @@ def test_conversations_are_the_same_for_any_number_of_processes(
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_reports_are_the_same_for_any_number_of_processes(jobs: str, whole: list[Wire], tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", apart(whole, chat))
+    log = written(tmp_path / "log.jsonl", apart(whole, chat))
     command = ["scan", str(log), "-t", TOY, "--session", "session_id", "-f", "jsonl"]
     plain = CliRunner().invoke(app, command)
     other = CliRunner().invoke(app, [*command, "--jobs", jobs])
@@ -318,7 +314,7 @@ def test_any_row_of_a_conversation_shows_all_of_it_with_the_row_of_each_call(
     row = next(row for row in whole if len(row["calls"]) == 3 and row.get("messages"))
     lines = [{"session_id": "s", **generic(row, *call)} for call in calls_of(row)]
     lines = [lines[2], {"session_id": None, **generic(row, *calls_of(row)[0])}, lines[0], lines[1]]
-    log = jsonl(tmp_path / "log.jsonl", lines)
+    log = written(tmp_path / "log.jsonl", lines)
     for number in (0, 2, 3):
         command = ["show", str(log), "--row", str(number), "-t", TOY, "--session", "session_id"]
         shown = CliRunner().invoke(app, command)
@@ -352,7 +348,7 @@ def test_rows_that_name_no_conversation_stay_alone(tmp_path: Path) -> None:
     names: list[object] = ["a", None, 1, "1", True, "", [1], 1.0, {"a": 1}, 1.5, "a", 1, "1"]
     rows = [call(name, [5], [k]) for k, name in enumerate(names)]
     del rows[1]["session_id"]
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     found = dict(turns(log))
     assert {row: sorted(kept) for row, kept in found.items()} == {
         0: [0, 10],
@@ -371,7 +367,7 @@ def test_rows_that_are_not_one_call_stay_as_they_are(tmp_path: Path) -> None:
     choice = {"finish_reason": "stop", "token_ids": [8], "text": "x"}
     choices = {"session_id": "a", "response": {"prompt_token_ids": [1], "choices": [choice, choice]}}
     rows = [two, call("a", [1], [2]), trained, broken, choices, call("a", [1, 2], [3])]
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     scan = scan_rollouts(log, Settings(session="session_id"))
     places = Counter(result.place.row for result in scan)
     assert places == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2}
@@ -394,7 +390,7 @@ def test_calls_of_another_format_or_with_other_tools_are_conversations_of_their_
         call("a", [1, 3], [6], messages=sent, tools=tool),
         call("a", [1, 3], [7], messages=sent, chat_template_kwargs={"enable_thinking": True}),
     ]
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     assert turns(log) == [(0, [2, 5]), (1, [3, 6]), (2, [4]), (5, [7])]
     assert "calls with the same `session_id` but another format" in notice(log)
     assert "6 rows were read as the calls of 4 conversations" in notice(log)
@@ -402,7 +398,7 @@ def test_calls_of_another_format_or_with_other_tools_are_conversations_of_their_
 
 def test_a_path_leads_to_the_name(tmp_path: Path) -> None:
     rows = [{"metadata": {"run": {"id": 7 + k % 2}}, **call(None, [5], [k])} for k in range(4)]
-    assert turns(jsonl(tmp_path / "log.jsonl", rows), session="metadata.run.id") == [(0, [0, 2]), (1, [1, 3])]
+    assert turns(written(tmp_path / "log.jsonl", rows), session="metadata.run.id") == [(0, [0, 2]), (1, [1, 3])]
 
 
 def test_calls_with_equal_prompts_come_in_the_order_of_their_times(tmp_path: Path) -> None:
@@ -411,10 +407,10 @@ def test_calls_with_equal_prompts_come_in_the_order_of_their_times(tmp_path: Pat
         call("a", [1], [8], created_at="2026-01-01T00:00:01+00:00"),
         call("a", [1], [7], created_at="2026-01-01T00:00:02Z"),
     ]
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     assert turns(log) == [(0, [8, 7, 9])]
     del rows[2]["created_at"]
-    assert turns(jsonl(log, rows)) == [(0, [9, 8, 7])]
+    assert turns(written(log, rows)) == [(0, [9, 8, 7])]
     choice = {"finish_reason": "stop", "text": "x"}
     answers = [
         {
@@ -427,7 +423,7 @@ def test_calls_with_equal_prompts_come_in_the_order_of_their_times(tmp_path: Pat
         }
         for k in range(4)
     ]
-    assert turns(jsonl(log, answers)) == [(0, [3, 2, 1, 0])]
+    assert turns(written(log, answers)) == [(0, [3, 2, 1, 0])]
 
 
 def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> None:
@@ -440,7 +436,7 @@ def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> N
         call("a", [1, 2, 3, 4], [40], messages=said("q", "lost"), timestamp=1),
         call("a", [1, 2, 3, 4], [5, 6], messages=said("q", "a"), timestamp=3),
     ]
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     (one,) = read_rollouts(log, Settings(session="session_id"))
     assert one.stated.calls_at == tuple((str(log), row) for row in (2, 3, 0, 1))
     assert [message.text for message in one.messages] == ["q", "a", "r", "b"]
@@ -451,7 +447,7 @@ def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> N
 
 def test_a_key_that_no_row_has_is_refused_with_keys_like_it(tmp_path: Path) -> None:
     rows = [{"metadata": {"session_id": "x"}, "uid": 4, **call("a", [1], [2])}]
-    log = jsonl(tmp_path / "log.jsonl", rows)
+    log = written(tmp_path / "log.jsonl", rows)
     for wrong in ("sesion_id", "metadata.sesion_id", "extra.session_id"):
         with pytest.raises(SetupError) as error:
             list(scan_rollouts(log, Settings(session=wrong)))
@@ -467,8 +463,8 @@ def test_a_key_that_no_row_has_is_refused_with_keys_like_it(tmp_path: Path) -> N
 
 
 def test_of_several_logs_one_may_lack_the_key(tmp_path: Path) -> None:
-    one = jsonl(tmp_path / "one.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
-    other = jsonl(tmp_path / "other.jsonl", [{"prompt_ids": [1], "completion_ids": [2]}])
+    one = written(tmp_path / "one.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
+    other = written(tmp_path / "other.jsonl", [{"prompt_ids": [1], "completion_ids": [2]}])
     scan = scan_rollouts([one, other], Settings(session="session_id"))
     assert sum(not result.of_log for result in scan) == 2
     assert scan.summary.notices[1:] == [
@@ -518,7 +514,7 @@ def contents(log: Path) -> list[Wire]:
 
 def test_conversations_that_nothing_changes_are_the_same_file(whole: list[Wire], tmp_path: Path) -> None:
     lines = [*apart(whole, chat, 1), {"session_id": None, **generic(whole[0], *calls_of(whole[0])[0])}]
-    log, out, copy = jsonl(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "copy.jsonl"
+    log, out, copy = written(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "copy.jsonl"
     settings = Settings(tokenizer=TOY, session="session_id", select=("REC001",))
     list(repair_rollouts(log, out, settings))
     assert out.read_bytes() == log.read_bytes()
@@ -530,7 +526,7 @@ def test_conversations_that_are_left_out_go_to_the_quarantine_row_by_row(
     whole: list[Wire], tmp_path: Path
 ) -> None:
     lines = [{"number": n, **line} for n, line in enumerate(apart(whole, generic, 4))]
-    log, out, bad = jsonl(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    log, out, bad = written(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
     settings = Settings(tokenizer=TOY, session="session_id")
     run = repair_rollouts(log, out, settings, RepairSettings(quarantine=str(bad)))
     gone = [outcome for outcome in run if outcome.quarantined is not None]
@@ -545,7 +541,7 @@ def test_every_conversation_may_go_to_the_quarantine(tmp_path: Path) -> None:
     lines = [call("a", [1], [2]), call("a", [9, 9], [3]), call(None, [1], [4])]
     for line in lines[:2]:
         line["completion_logprobs"] = [-0.5, -0.5]
-    log, out, bad = jsonl(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    log, out, bad = written(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
     settings = Settings(session="session_id")
     run = repair_rollouts(
         log, out, settings, RepairSettings(strategies=("drop",), unsafe=True, quarantine=str(bad))
@@ -557,13 +553,13 @@ def test_every_conversation_may_go_to_the_quarantine(tmp_path: Path) -> None:
 
 
 def test_the_keys_of_a_call_show_what_a_log_was_read_as(whole: list[Wire], tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", apart(whole, chat))
+    log = written(tmp_path / "log.jsonl", apart(whole, chat))
     shown = CliRunner().invoke(app, ["scan", str(log), "--session", "session_id"])
     assert "read as vllm: response.choices[].token_ids" in shown.stdout
 
 
 def test_the_key_may_stand_in_the_configuration_file(tmp_path: Path) -> None:
-    log = jsonl(tmp_path / "log.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
+    log = written(tmp_path / "log.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
     config = tmp_path / "tito-audit.toml"
     config.write_text('session = "session_id"\n', encoding="utf-8")
     shown = CliRunner().invoke(app, ["scan", str(log), "--config", str(config), "-f", "json"])

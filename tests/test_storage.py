@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
+from tests.world import json_lines, zstd
 from tito_audit.errors import StorageError
 from tito_audit.storage import RawRow, find_logs, open_log
 from tito_audit.storage.documents import cut_values, rows_of_values
@@ -67,20 +68,12 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def jsonl(rows: list[Any]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
-
-
 # JSON, any chunking
 
 
 @given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_lines_give_the_same_rows_however_the_bytes_are_cut(rows, sizes):
-    found = list(rows_of_lines(chunks(jsonl(rows), sizes), 1 << 20))
+    found = list(rows_of_lines(chunks(json_lines(rows), sizes), 1 << 20))
     assert [row.value for row in found] == rows
 
 
@@ -110,7 +103,7 @@ def test_cutting_bytes_that_are_not_json_depends_on_no_chunking_and_loses_nothin
 @given(ROWS)
 def test_plain_gzip_and_zstd_hold_the_same_rows(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("packed")
-    data = jsonl(rows)
+    data = json_lines(rows)
     for name, content in (
         ("a.jsonl", data),
         ("b.jsonl.gz", gzip.compress(data)),
@@ -125,13 +118,13 @@ def test_plain_gzip_and_zstd_hold_the_same_rows(tmp_path_factory, rows):
 def test_the_suffix_is_not_believed(tmp_path):
     rows = [{"a": 1}, {"a": 2}]
     for name in ("log.parquet", "log.txt", "log.jsonl.gz", "log.pkl", "log.json"):
-        assert values_of(write(tmp_path / name, jsonl(rows))) == rows
+        assert values_of(write(tmp_path / name, json_lines(rows))) == rows
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "log.jsonl")
     assert values_of(tmp_path / "log.jsonl") == rows
 
 
 def test_members_of_gzip_and_frames_of_zstd_may_follow_one_another(tmp_path):
-    first, second = jsonl([{"a": 1}]), jsonl([{"a": 2}])
+    first, second = json_lines([{"a": 1}]), json_lines([{"a": 2}])
     expected = [{"a": 1}, {"a": 2}]
     assert values_of(write(tmp_path / "a.gz", gzip.compress(first) + gzip.compress(second))) == expected
     assert values_of(write(tmp_path / "a.zst", zstd(first) + zstd(second))) == expected
@@ -188,7 +181,7 @@ def test_what_python_writes_beside_json_is_read(tmp_path):
 
 
 def test_a_log_can_be_read_twice_and_tells_how_far_it_is(tmp_path):
-    log = open_log(write(tmp_path / "a.jsonl", jsonl([{"a": i} for i in range(5)])))
+    log = open_log(write(tmp_path / "a.jsonl", json_lines([{"a": i} for i in range(5)])))
     assert list(log) == list(log)
     assert log.position == log.size == (tmp_path / "a.jsonl").stat().st_size
 
@@ -196,7 +189,7 @@ def test_a_log_can_be_read_twice_and_tells_how_far_it_is(tmp_path):
 def test_a_pipe_is_read(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_bytes, args=(jsonl([{"a": 1}, {"a": 2}]),))
+    writer = threading.Thread(target=pipe.write_bytes, args=(json_lines([{"a": 1}, {"a": 2}]),))
     writer.start()
     assert values_of(pipe) == [{"a": 1}, {"a": 2}]
     writer.join()
@@ -241,7 +234,7 @@ def test_lines_that_are_lists_are_errors_from_the_first_on(tmp_path):
 
 
 def test_a_last_line_that_was_cut_off_says_so(tmp_path):
-    for data in (jsonl([{"a": 1}]) + b'{"a": [1, 2', b'[{"a": 1}, {"a": [1, 2', b'{\n"a": 1\n}\n{\n"a": '):
+    for data in (json_lines([{"a": 1}]) + b'{"a": [1, 2', b'[{"a": 1}, {"a": [1, 2', b'{\n"a": 1\n}\n{\n"a": '):
         good, bad = rows_of(write(tmp_path / "a.jsonl", data))
         assert good.value == {"a": 1}
         assert bad.index == 1
@@ -297,7 +290,7 @@ def test_a_document_over_the_limit_is_refused_with_advice(tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
 def test_rows_before_damage_are_given_and_then_one_error_row(tmp_path, pack, damage):
     noise = np.random.default_rng(0).integers(0, 1 << 30, examples(40_000, 100_000)).tolist()
-    packed = pack(jsonl([{"a": number} for number in noise]))
+    packed = pack(json_lines([{"a": number} for number in noise]))
     half = len(packed) // 2
     broken = packed[:half] if damage == "cut" else packed[:half] + b"\0" * 64 + packed[half + 64 :]
     rows = rows_of(write(tmp_path / "a.jsonl", broken))
@@ -311,7 +304,7 @@ def test_rows_before_damage_are_given_and_then_one_error_row(tmp_path, pack, dam
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gzip", "zstd"])
 def test_a_packed_file_of_which_nothing_can_be_read_is_a_storage_error(tmp_path, pack):
-    packed = pack(jsonl([{"a": 1}]))
+    packed = pack(json_lines([{"a": 1}]))
     with pytest.raises(StorageError, match="No row could be read"):
         rows_of(write(tmp_path / "a.jsonl", packed[:14]))
 

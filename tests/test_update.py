@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.forms import PLACE, as_table, covered, plain, read_one, spliced, trained_row
 from tests.tiers import examples
+from tests.world import FORMATS
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format, unmap_columns
-from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding
+from tito_audit.record.column import ColumnRole, MaskEncoding
 from tito_audit.record.edits import edits_between
 from tito_audit.record.moved import moved_row
 from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Padding, Rollout, TrainingRow
 from tito_audit.storage import open_log
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
-PLACE = Place("log.jsonl", 0)
 FLAT = (
     "atropos_group",
     "atropos_item",
@@ -40,40 +38,8 @@ ONE_CALL = ("marin", "tito_call")
 
 
 def fixture_rows(name: str) -> list[dict[str, Any]]:
-    found = [FIXTURES / f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
+    found = [FORMATS / f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
     return [dict(raw.value or {}) for raw in open_log(next(path for path in found if path.exists()))]
-
-
-def as_table(value: Any) -> Any:
-    """A row as it comes out of a table: lists of numbers are arrays, null among floats is NaN."""
-    if isinstance(value, dict):
-        return {name: as_table(inner) for name, inner in value.items()}
-    if not isinstance(value, list):
-        return value
-    kinds = {type(entry) for entry in value}
-    if value and kinds <= {float, type(None)}:
-        return np.array([np.nan if entry is None else entry for entry in value], np.float64)
-    return np.array(value) if value and kinds in ({int}, {bool}) else [as_table(entry) for entry in value]
-
-
-def plain(value: Any) -> Any:
-    """A row with its arrays as lists, for comparing."""
-    if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def read_one(row: Row) -> Rollout:
-    (rollout,) = pick_format(row).read(row, PLACE)
-    return rollout
-
-
-def trained_row(row: Row, item: int = 0) -> TrainingRow:
-    trained = pick_format(row).read(row, PLACE)[item].training_row
-    assert trained is not None
-    return trained
 
 
 def updated(row: Row, *, item: int = 0, **changes: Any) -> Row:
@@ -83,33 +49,6 @@ def updated(row: Row, *, item: int = 0, **changes: Any) -> Row:
     mended[item] = RepairedRollout(replace(mended[item].rollout, **changes), mended[item].turns_from)
     (new,) = form.update(row, mended)
     return new
-
-
-def spliced(row: TrainingRow, start: int, end: int, ids: Sequence[int], **changes: Any) -> TrainingRow:
-    """The training row with other ids in place of `[start, end)`, untrained and without logprobs."""
-    source = np.concatenate([np.arange(start), np.full(len(ids), -1), np.arange(end, len(row.token_ids))])
-    source = source.astype(np.int64)
-    token_ids = np.concatenate([row.token_ids[:start], np.array(ids, np.int32), row.token_ids[end:]])
-    blank = np.nan if row.sentinel is None else row.sentinel
-    new = {
-        "loss_mask": None if row.loss_mask is None else np.where(source >= 0, row.loss_mask[source], False),
-        "logprobs": None if row.logprobs is None else np.where(source >= 0, row.logprobs[source], blank),
-        **changes,
-    }
-    return covered(moved_row(row, token_ids.astype(np.int32), source, **new).row)
-
-
-def covered(row: TrainingRow) -> TrainingRow:
-    """The row without logprobs where its column has no entries."""
-    column = next((column for column in row.columns if column.role is ColumnRole.LOGPROBS), None)
-    if column is None or row.logprobs is None:
-        return row
-    logprobs = row.logprobs.copy()
-    if column.alignment is Alignment.RESPONSE:
-        logprobs[: row.prompt_length] = np.nan
-    elif column.alignment is Alignment.SAMPLED and row.loss_mask is not None:
-        logprobs[~row.loss_mask] = np.nan
-    return replace(row, logprobs=logprobs)
 
 
 def assert_holds(row: Row, wanted: TrainingRow, item: int = 0) -> None:

@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.forms import PLACE, paths, with_logprobs, with_prompt, with_turns
+from tests.world import FORMATS
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import agent_lightning_event, agent_lightning_span, art_group, art_parquet
 from tito_audit.record.edits import edits_between
 from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Turn
 from tito_audit.storage import open_log
 from tito_audit.storage.table_rows import plain_values
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
-PLACE = Place("log.jsonl", 0)
 ART, PARQUET = art_group.FORMAT, art_parquet.FORMAT
 EVENT, SPAN = agent_lightning_event.FORMAT, agent_lightning_span.FORMAT
 EVERY_ROW = [
     pytest.param(form, dict(raw.value or {}), id=f"{form.name}-{raw.index}")
     for form in (ART, PARQUET, EVENT, SPAN)
-    for raw in open_log(next(FIXTURES.glob(f"{form.name}.*")))
+    for raw in open_log(next(FORMATS.glob(f"{form.name}.*")))
 ]
 TALK = [{"role": "user", "content": "Grüße"}]
-
-
-def with_turns(rollout: Rollout, turns: dict[int, Turn], kept: Sequence[int] | None = None) -> RepairedRollout:
-    """The rollout with some turns replaced and only those `kept`."""
-    numbers = tuple(range(len(rollout.turns)) if kept is None else kept)
-    left = tuple(turns.get(number, rollout.turns[number]) for number in numbers)
-    return RepairedRollout(replace(rollout, turns=left), numbers)
-
-
-def with_prompt(turn: Turn, ids: Sequence[int]) -> Turn:
-    return replace(turn, prompt_ids=np.array(ids, np.int32))
-
-
-def with_logprobs(turn: Turn, values: Sequence[float]) -> Turn:
-    array = np.array(values, np.float64)
-    columns = tuple(replace(c, values=array) if c.role == "logprobs" else c for c in turn.columns)
-    return replace(turn, completion_logprobs=array, columns=columns)
 
 
 def update(form: Format, row: Row, changed: dict[int, dict[int, Turn]]) -> Row:
@@ -64,11 +45,6 @@ def update(form: Format, row: Row, changed: dict[int, dict[int, Turn]]) -> Row:
             np.testing.assert_array_equal(turn.completion_ids, wanted.completion_ids)
     assert form.update(new, [unmended(rollout) for rollout in form.read(new, PLACE)])[0] is new
     return new
-
-
-def paths(old: Any, new: Any) -> list[str]:
-    """Where two values differ."""
-    return [".".join(map(str, edit.path)) for edit in edits_between(old, new)]
 
 
 def prompts(form: Format, row: Row, item: int = 0) -> dict[int, Turn]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.forms import as_table, plain, trained_row
 from tests.frameworks.ask import asked, written
+from tests.world import FORMATS, TOY
 from tito_audit import read_rollouts, write_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
@@ -29,16 +31,13 @@ from tito_audit.storage import open_log
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
-ROOT = Path(__file__).resolve().parents[1]
-FIXTURES = ROOT / "fixtures" / "formats"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 PLACE = Place("log.json", 0)
 CALLS = ("atif", "harbor", "rllm_episode", "rllm_gateway")
 BATCHES = ("areal", "skyrl_generator", "trl_rollout", "verl_batch")
 
 
 def file_of(name: str) -> Path:
-    (path,) = FIXTURES.glob(f"{name}.json*")
+    (path,) = FORMATS.glob(f"{name}.json*")
     return path
 
 
@@ -49,24 +48,6 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 def row_named(name: str, label: str) -> dict[str, Any]:
     keys = ("session_id", "trial_name", "name", "trace_id", "id")
     return next(row for row in rows_of(name) if label in {row.get(key) for key in keys})
-
-
-def as_table(value: Any) -> Any:
-    """A row as it comes out of a table: lists of numbers are arrays."""
-    if isinstance(value, dict):
-        return {name: as_table(inner) for name, inner in value.items()}
-    if not isinstance(value, list):
-        return value
-    kinds = {type(entry) for entry in value}
-    return np.array(value) if value and kinds in ({int}, {float}) else [as_table(entry) for entry in value]
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def changed(row: Row, item: int = 0, number: int = 0, **changes: Any) -> Row:
@@ -94,12 +75,6 @@ def rowed(row: Row, make: Callable[[TrainingRow], TrainingRow], item: int = 0) -
 
 def turn_of(row: Row, item: int = 0, number: int = 0) -> Turn:
     return pick_format(row).read(row, PLACE)[item].turns[number]
-
-
-def trained(row: Row, item: int = 0) -> TrainingRow:
-    found = pick_format(row).read(row, PLACE)[item].training_row
-    assert found is not None
-    return found
 
 
 def longer(turn: Turn) -> Any:
@@ -315,7 +290,7 @@ def test_a_token_that_changed_in_a_datum_changes_in_both_copies(as_read: Callabl
             continue
         for at in (1, len(old.token_ids) // 2, len(old.token_ids) - 1):
             new = rowed(row, lambda before, at=at: split(before, at))  # type: ignore[misc]
-            found, want = trained(new), split(old, at)
+            found, want = trained_row(new), split(old, at)
             assert found.token_ids.tolist() == want.token_ids.tolist()
             np.testing.assert_array_equal(found.loss_mask, want.loss_mask)
             for tensor in new["loss_fn_inputs"].values():
@@ -327,7 +302,7 @@ def test_a_token_that_changed_in_a_datum_changes_in_both_copies(as_read: Callabl
 
 def test_chunks_without_a_change_stay_as_they_are() -> None:
     row = row_named("tinker", "three-chunks")
-    last = len(trained(row).token_ids) - 3
+    last = len(trained_row(row).token_ids) - 3
     new = rowed(row, lambda before: split(before, last))
     chunks, old = new["model_input"]["chunks"], row["model_input"]["chunks"]
     assert [a is b for a, b in zip(chunks, old, strict=True)] == [True, True, False]
@@ -344,7 +319,7 @@ def test_a_change_over_two_chunks_keeps_both() -> None:
         return replace(before, token_ids=ids)
 
     new = rowed(row, around)
-    assert trained(new).token_ids.tolist()[sizes[0] - 1 : sizes[0] + 1] == [7001, 7001]
+    assert trained_row(new).token_ids.tolist()[sizes[0] - 1 : sizes[0] + 1] == [7001, 7001]
     assert len(new["model_input"]["chunks"]) == 3
 
 
@@ -352,7 +327,7 @@ def test_tokens_before_an_image_are_changed_and_the_image_stays() -> None:
     row = row_named("tinker", "image")
     new = rowed(row, lambda before: split(before, 2))
     assert new["model_input"]["chunks"][1] is row["model_input"]["chunks"][1]
-    assert trained(new).token_ids.tolist()[2:4] == [7001, 7001]
+    assert trained_row(new).token_ids.tolist()[2:4] == [7001, 7001]
     with pytest.raises(RecordError, match="around an image"):
         rowed(row, lambda before: split(before, 5))
 
@@ -365,7 +340,7 @@ def test_tokens_of_another_source_have_no_provenance() -> None:
 
 def test_a_mask_of_a_datum_changes_by_itself() -> None:
     row = row_named("tinker", "clean")
-    old = trained(row)
+    old = trained_row(row)
     mask = old.loss_mask.copy()  # type: ignore[union-attr]
     mask[-1] = False
     source = np.arange(len(mask), dtype=np.int64)
@@ -375,7 +350,7 @@ def test_a_mask_of_a_datum_changes_by_itself() -> None:
     )
     (edit,) = edits_between(row, new)
     assert edit.path == ("loss_fn_inputs", "mask", "data")
-    assert trained(new).loss_mask.tolist() == mask.tolist()  # type: ignore[union-attr]
+    assert trained_row(new).loss_mask.tolist() == mask.tolist()  # type: ignore[union-attr]
 
 
 # Batches
@@ -395,13 +370,13 @@ def test_tokens_that_changed_in_a_sample_are_read_again(name: str, as_read: Call
                 continue  # nobody scored the others of the k best that would stand beside a new token
             at = len(old.token_ids) - 2
             new = rowed(row, lambda before, at=at: split(before, at), item)  # type: ignore[misc]
-            found, want = trained(new, item), split(old, at)
+            found, want = trained_row(new, item), split(old, at)
             assert found.token_ids.tolist() == want.token_ids.tolist()
             np.testing.assert_array_equal(found.loss_mask, want.loss_mask)
             assert list(new) == list(row)
             for other in range(len(rollouts)):
                 if other != item and rollouts[other].training_row is not None:
-                    assert trained(new, other).token_ids.tolist() == trained(row, other).token_ids.tolist()
+                    assert trained_row(new, other).token_ids.tolist() == trained_row(row, other).token_ids.tolist()
             told += 1
     assert told
 

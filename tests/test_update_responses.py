@@ -13,28 +13,28 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.forms import PLACE, ids_of_turns, paths, with_logprobs, with_prompt, with_turns
+from tests.world import FORMATS
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import nemo_gym, openai_chat, sglang, vllm
 from tito_audit.record.column import Column
 from tito_audit.record.edits import ABSENT, edits_between
 from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
+from tito_audit.record.rollout import IdsFrom, Rollout, Turn
 from tito_audit.storage.table_rows import plain_values
 
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "formats"
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "recorded" / "nemo-gym-round-trip.json"
-PLACE = Place("log.jsonl", 0)
-FORMATS = (nemo_gym.FORMAT, sglang.FORMAT, vllm.FORMAT, openai_chat.FORMAT)
+FORMS = (nemo_gym.FORMAT, sglang.FORMAT, vllm.FORMAT, openai_chat.FORMAT)
 EVERY_ROW = [
     pytest.param(form, json.loads(line), id=f"{form.name}-{json.loads(line)['id']}")
-    for form in FORMATS
-    for line in (FIXTURES / f"{form.name}.jsonl").read_text().splitlines()
+    for form in FORMS
+    for line in (FORMATS / f"{form.name}.jsonl").read_text().splitlines()
 ]
 
 
 def fixture(form: Format, name: str) -> dict[str, Any]:
-    lines = (FIXTURES / f"{form.name}.jsonl").read_text().splitlines()
+    lines = (FORMATS / f"{form.name}.jsonl").read_text().splitlines()
     row: dict[str, Any] = next(row for row in map(json.loads, lines) if row["id"] == name)
     return row
 
@@ -64,43 +64,12 @@ def read_one(form: Format, row: Row) -> Rollout:
     return rollout
 
 
-def with_turns(rollout: Rollout, turns: dict[int, Turn], kept: Sequence[int] | None = None) -> RepairedRollout:
-    """The rollout with some turns replaced and only those `kept`."""
-    numbers = tuple(range(len(rollout.turns)) if kept is None else kept)
-    left = tuple(turns.get(number, rollout.turns[number]) for number in numbers)
-    return RepairedRollout(replace(rollout, turns=left), numbers)
-
-
-def with_prompt(turn: Turn, ids: Sequence[int]) -> Turn:
-    return replace(turn, prompt_ids=np.array(ids, np.int32))
-
-
-def with_logprobs(turn: Turn, values: Sequence[float]) -> Turn:
-    """The turn with other logprobs, also in their column."""
-    array = np.array(values, np.float64)
-    columns = tuple(replace(c, values=array) if c.role == "logprobs" else c for c in turn.columns)
-    return replace(turn, completion_logprobs=array, columns=columns)
-
-
 def update(form: Format, row: Row, *mended: RepairedRollout) -> Sequence[Row]:
     """The new rows; the old one is as it was."""
     was = copy.deepcopy(row)
     rows = form.update(row, mended)
     assert list(edits_between(was, row)) == []
     return rows
-
-
-def paths(old: Row, new: Row) -> list[str]:
-    """Where two rows differ."""
-    return [".".join(map(str, edit.path)) for edit in edits_between(old, new)]
-
-
-def ids(values: Any) -> list[int] | None:
-    return None if values is None else [int(value) for value in values]
-
-
-def said(rollout: Rollout) -> list[tuple[Any, Any]]:
-    return [(ids(turn.prompt_ids), ids(turn.completion_ids)) for turn in rollout.turns]
 
 
 @pytest.mark.parametrize("shape", [dict, as_parquet], ids=["json", "parquet"])
@@ -123,7 +92,7 @@ def test_the_recorded_round_trip_is_the_same_object_and_can_be_forked() -> None:
         assert update(nemo_gym.FORMAT, row, unmended(rollout)) == (row,)
         parts = [with_turns(rollout, {}, [n]) for n in range(len(rollout.turns))]
         for number, part in enumerate(update(nemo_gym.FORMAT, row, *parts)):
-            assert said(read_one(nemo_gym.FORMAT, part)) == [said(rollout)[number]]
+            assert ids_of_turns(read_one(nemo_gym.FORMAT, part)) == [ids_of_turns(rollout)[number]]
 
 
 def tokens(prompt: list[int], generated: list[int], **more: Any) -> dict[str, Any]:
@@ -211,7 +180,11 @@ def test_a_prompt_changes_in_every_copy_of_its_call_and_nowhere_else(
     one = with_turns(rollout, {1: with_prompt(rollout.turns[1], [1, 2, 8, 9])})
     (new,) = update(nemo_gym.FORMAT, row, one)
     assert paths(row, new) == [f"{path}.prompt_token_ids" for path in changed]
-    assert said(read_one(nemo_gym.FORMAT, new)) == [([1], [2]), ([1, 2, 8, 9], [4, 5]), ([1, 2, 3, 4, 6], [7])]
+    assert ids_of_turns(read_one(nemo_gym.FORMAT, new)) == [
+        ([1], [2]),
+        ([1, 2, 8, 9], [4, 5]),
+        ([1, 2, 3, 4, 6], [7]),
+    ]
     (edit, *_) = edits_between(row, new)
     assert type(edit.value) is (np.ndarray if parquet else list)
     again = RepairedRollout(read_one(nemo_gym.FORMAT, new), one.turns_from)
@@ -274,7 +247,7 @@ def test_a_fork_gives_one_row_for_each_part_that_reads_as_exactly_its_turns(
     for part, new in zip(parts, rows, strict=True):
         assert nemo_gym.FORMAT.matches(new)
         again = read_one(nemo_gym.FORMAT, new)
-        assert said(again) == [said(rollout)[number] for number in part]
+        assert ids_of_turns(again) == [ids_of_turns(rollout)[number] for number in part]
         for number, turn in zip(part, again.turns, strict=True):
             np.testing.assert_array_equal(turn.completion_logprobs, rollout.turns[number].completion_logprobs)
             assert turn.message_index == rollout.turns[number].message_index
@@ -317,9 +290,9 @@ def test_a_call_between_those_of_a_part_fits_where_it_is_no_turn(shape: str, fit
             nemo_gym.FORMAT.update(row, parts)
         return
     rows = update(nemo_gym.FORMAT, row, *parts)
-    assert [said(read_one(nemo_gym.FORMAT, new)) for new in rows] == [
-        [said(rollout)[0], said(rollout)[2]],
-        [said(rollout)[1]],
+    assert [ids_of_turns(read_one(nemo_gym.FORMAT, new)) for new in rows] == [
+        [ids_of_turns(rollout)[0], ids_of_turns(rollout)[2]],
+        [ids_of_turns(rollout)[1]],
     ]
 
 
@@ -335,7 +308,7 @@ def test_a_part_may_have_other_prompts_too() -> None:
     rollout = read_one(nemo_gym.FORMAT, row)
     last = with_turns(rollout, {2: with_prompt(rollout.turns[2], [8])}, [2])
     _, new = update(nemo_gym.FORMAT, row, with_turns(rollout, {}, [0, 1]), last)
-    assert said(read_one(nemo_gym.FORMAT, new)) == [([8], [7])]
+    assert ids_of_turns(read_one(nemo_gym.FORMAT, new)) == [([8], [7])]
 
 
 def test_the_columns_of_a_call_change_by_name_and_as_they_are_spelled() -> None:
@@ -404,10 +377,10 @@ def test_what_a_row_has_no_place_for_is_refused() -> None:
 def test_answers_before_the_first_tokens_are_history() -> None:
     row = gym(called("a"), returned("a"), answer("Done.", **tokens([1, 2], [3])))
     rollout = read_one(nemo_gym.FORMAT, row)
-    assert said(rollout) == [([1, 2], [3])]
+    assert ids_of_turns(rollout) == [([1, 2], [3])]
     assert [message.role for message in rollout.messages] == ["user", "assistant", "tool", "assistant"]
     later = gym(answer("One.", **tokens([1], [2])), returned("x"), answer("Two."))
-    assert said(read_one(nemo_gym.FORMAT, later)) == [([1], [2]), (None, None)]
+    assert ids_of_turns(read_one(nemo_gym.FORMAT, later)) == [([1], [2]), (None, None)]
 
 
 @pytest.mark.parametrize("parquet", [False, True], ids=["json", "parquet"])

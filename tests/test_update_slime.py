@@ -16,32 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.forms import read_one, row_of
+from tests.world import FORMATS, fixture_row
 from tito_audit import Settings, read_rollouts, repair_rollouts, scan_rollouts, write_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format
 from tito_audit.record.edits import edits_between
 from tito_audit.record.moved import moved_row
 from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.settings.model import RepairSettings
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-FORMATS = FIXTURES / "formats"
 TOY = str(FIXTURES / "tokenizers" / "toy_bpe")
-PLACE = Place("log.jsonl", 0)
-
-
-def fixture(name: str, row: str) -> dict[str, Any]:
-    lines = (FORMATS / f"{name}.jsonl").read_text().splitlines()
-    found: dict[str, Any] = next(one for one in map(json.loads, lines) if one["id"] == row)
-    return found
-
-
-def read(row: Any) -> Rollout:
-    (rollout,) = pick_format(row).read(row, PLACE)
-    return rollout
 
 
 def spliced(row: TrainingRow, start: int, end: int, ids: list[int], mask: Any = None) -> TrainingRow:
@@ -57,9 +46,9 @@ def spliced(row: TrainingRow, start: int, end: int, ids: list[int], mask: Any = 
 
 def updated(row: Any, wanted: TrainingRow) -> Any:
     """The row with this training row, read again to see that it says so."""
-    rollout = read(row)
+    rollout = read_one(row)
     (new,) = pick_format(row).update(row, [RepairedRollout(replace(rollout, training_row=wanted), ())])
-    said = read(new).training_row
+    said = read_one(new).training_row
     assert said is not None
     assert said.token_ids.tolist() == wanted.token_ids.tolist()
     assert said.prompt_length == wanted.prompt_length
@@ -83,19 +72,13 @@ def sample(**columns: Any) -> dict[str, Any]:
     return {**row, **columns}
 
 
-def row_of(row: Any) -> TrainingRow:
-    trained = read(row).training_row
-    assert trained is not None
-    return trained
-
-
 # Samples
 
 
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("slime.*")) + sorted(FORMATS.glob("miles_*.jsonl")), ids=str)
 def test_rows_as_they_were_read_are_the_same_objects(path: Path):
     for row in map(json.loads, path.read_text().splitlines()):
-        (same,) = pick_format(row).update(row, [unmended(read(row))])
+        (same,) = pick_format(row).update(row, [unmended(read_one(row))])
         assert same is row
 
 
@@ -150,7 +133,7 @@ def test_a_mask_that_null_cannot_say_needs_its_column():
 
 
 def test_routing_and_kept_tokens_are_null_once_a_token_changed_and_not_before():
-    row = fixture("slime", "columns-beside")
+    row = fixture_row("slime", "columns-beside")
     row["rollout_indexer_topk"] = "AAECAw=="
     before = row_of(row)
     names = {
@@ -171,8 +154,8 @@ def test_routing_and_kept_tokens_are_null_once_a_token_changed_and_not_before():
 
 
 def test_a_sample_without_a_training_row_gets_none():
-    row = fixture("slime", "no-ids-null")
-    wanted = replace(read(row), training_row=row_of(sample()))
+    row = fixture_row("slime", "no-ids-null")
+    wanted = replace(read_one(row), training_row=row_of(sample()))
     with pytest.raises(RecordError, match="neither be added"):
         pick_format(row).update(row, [RepairedRollout(wanted, ())])
 
@@ -180,7 +163,7 @@ def test_a_sample_without_a_training_row_gets_none():
 def test_a_sample_holds_no_fork():
     row = sample()
     with pytest.raises(RecordError, match="fork"):
-        pick_format(row).update(row, [unmended(read(row))] * 2)
+        pick_format(row).update(row, [unmended(read_one(row))] * 2)
 
 
 @given(
@@ -246,7 +229,7 @@ def longer(row: TrainingRow | None) -> TrainingRow:
 
 def test_the_messages_of_a_trajectory_take_no_tokens():
     line = json.loads((FORMATS / "miles_trajectory.jsonl").read_text().splitlines()[0])
-    wanted = replace(read(line), training_row=row_of(sample()))
+    wanted = replace(read_one(line), training_row=row_of(sample()))
     with pytest.raises(RecordError, match="dashboard_columns"):
         pick_format(line).update(line, [RepairedRollout(wanted, ())])
     assert pick_format(line).update(line, []) == ()
@@ -262,13 +245,13 @@ def with_prompt(rollout: Rollout, number: int, ids: list[int]) -> RepairedRollou
 
 
 def test_a_changed_prompt_is_written_in_every_copy_of_a_session():
-    row = fixture("miles_session", "clean")
+    row = fixture_row("miles_session", "clean")
     kept = copy.deepcopy(row)
     row["records"][2]["response"]["usage"] = {"prompt_tokens": 0, "completion_tokens": 0}
     usage = row["records"][2]["response"]["usage"]
     old = row["records"][2]["request"]["input_ids"]
     usage.update(prompt_tokens=len(old), completion_tokens=5)
-    (new,) = pick_format(row).update(row, [with_prompt(read(row), 2, [7, 8, *old])])
+    (new,) = pick_format(row).update(row, [with_prompt(read_one(row), 2, [7, 8, *old])])
     record, meta = new["records"][2], new["records"][2]["response"]["choices"][0]["meta_info"]
     assert record["request"]["input_ids"] == [7, 8, *old]
     assert meta["prompt_tokens"] == record["response"]["usage"]["prompt_tokens"] == len(old) + 2
@@ -282,23 +265,23 @@ def test_a_changed_prompt_is_written_in_every_copy_of_a_session():
 
 
 def test_a_trimmed_sequence_stays_as_much_shorter():
-    row = fixture("miles_session", "clean-trimmed-at-the-end")
+    row = fixture_row("miles_session", "clean-trimmed-at-the-end")
     old = row["records"][2]["request"]["input_ids"]
     running = row["metadata"]["accumulated_token_ids"]
-    (new,) = pick_format(row).update(row, [with_prompt(read(row), 2, [7, *old])])
+    (new,) = pick_format(row).update(row, [with_prompt(read_one(row), 2, [7, *old])])
     assert new["metadata"]["accumulated_token_ids"] == [7, *running]
 
 
 def test_a_sequence_that_is_no_copy_is_left_alone():
-    row = fixture("miles_session", "running-ids-out-of-step")
+    row = fixture_row("miles_session", "running-ids-out-of-step")
     old = row["records"][2]["request"]["input_ids"]
-    (new,) = pick_format(row).update(row, [with_prompt(read(row), 2, [7, *old])])
+    (new,) = pick_format(row).update(row, [with_prompt(read_one(row), 2, [7, *old])])
     assert new["metadata"] is row["metadata"]
 
 
 def test_the_parts_of_a_fork_are_sessions_with_their_calls():
-    row = fixture("miles_session", "clean-with-an-error-behind")
-    rollout = read(row)
+    row = fixture_row("miles_session", "clean-with-an-error-behind")
+    rollout = read_one(row)
     parts = [
         RepairedRollout(replace(rollout, turns=rollout.turns[:2]), (0, 1)),
         RepairedRollout(replace(rollout, turns=rollout.turns[2:]), (2,)),
@@ -310,7 +293,7 @@ def test_the_parts_of_a_fork_are_sessions_with_their_calls():
     seen = rollout.turns[1].seen_ids
     assert seen is not None
     assert first["metadata"]["accumulated_token_ids"] == seen.tolist()
-    assert len(read(first).messages) == 5
+    assert len(read_one(first).messages) == 5
     with pytest.raises(RecordError, match="no call would be left"):
         pick_format(row).update(row, [RepairedRollout(replace(rollout, turns=()), ())])
 
@@ -331,9 +314,9 @@ def digest(ids: list[int]) -> str:
 
 
 def test_a_changed_prompt_of_a_capture_has_its_length_and_its_digest():
-    row = {**fixture("nemo_gym_tokens", "clean"), "routed_experts": [[[0]]], "unknown": {"x": 1}}
+    row = {**fixture_row("nemo_gym_tokens", "clean"), "routed_experts": [[[0]]], "unknown": {"x": 1}}
     wanted = [7, *row["prompt_token_ids"]]
-    (new,) = pick_format(row).update(row, [with_prompt(read(row), 0, wanted)])
+    (new,) = pick_format(row).update(row, [with_prompt(read_one(row), 0, wanted)])
     seen = wanted + row["generation_token_ids"]
     assert new == {
         **row,
@@ -343,20 +326,20 @@ def test_a_changed_prompt_of_a_capture_has_its_length_and_its_digest():
         "routed_experts": None,
     }
     assert list(new) == list(row)
-    assert read(new).turns[0].finish_reason is None
+    assert read_one(new).turns[0].finish_reason is None
 
 
 def test_a_digest_of_something_else_refuses_the_line():
-    row = {**fixture("nemo_gym_tokens", "clean"), "digest": "0" * 64}
+    row = {**fixture_row("nemo_gym_tokens", "clean"), "digest": "0" * 64}
     with pytest.raises(RecordError, match="digest does not match these tokens"):
-        pick_format(row).update(row, [with_prompt(read(row), 0, [7])])
-    (same,) = pick_format(row).update(row, [unmended(read(row))])
+        pick_format(row).update(row, [with_prompt(read_one(row), 0, [7])])
+    (same,) = pick_format(row).update(row, [unmended(read_one(row))])
     assert same is row
 
 
 def test_a_line_is_one_call_and_stays_one():
-    row = fixture("nemo_gym_tokens", "clean")
-    rollout = read(row)
+    row = fixture_row("nemo_gym_tokens", "clean")
+    rollout = read_one(row)
     with pytest.raises(RecordError, match="cannot be removed"):
         pick_format(row).update(row, [RepairedRollout(replace(rollout, turns=()), ())])
     with pytest.raises(RecordError, match="fork"):

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.forms import PLACE, paths, read_one, with_turns
+from tests.world import FORMATS
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import pick_format, prime_rl_sample, prime_rl_tokens, verifiers_results, verifiers_v1
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.edits import edits_between
 from tito_audit.record.moved import moved_row
 from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
-PLACE = Place("log.jsonl", 0)
+from tito_audit.record.rollout import Rollout, TrainingRow
 
 
 def fixture(form: Format, name: str) -> dict[str, Any]:
-    for line in (FIXTURES / f"{form.name}.jsonl").read_text().splitlines():
+    for line in (FORMATS / f"{form.name}.jsonl").read_text().splitlines():
         row: dict[str, Any] = json.loads(line)
         if name in (row.get("id"), row.get("example_id")):
             return row
@@ -62,17 +59,6 @@ def broken() -> dict[str, Any]:
     )
 
 
-def read_one(row: Row) -> Rollout:
-    (rollout,) = pick_format(row).read(row, PLACE)
-    return rollout
-
-
-def with_turns(rollout: Rollout, turns: Mapping[int, Turn]) -> RepairedRollout:
-    """The rollout with some of its turns replaced."""
-    new = tuple(turns.get(number, turn) for number, turn in enumerate(rollout.turns))
-    return RepairedRollout(replace(rollout, turns=new), tuple(range(len(new))))
-
-
 def with_prompt(rollout: Rollout, turn: int, ids: Sequence[int]) -> RepairedRollout:
     return with_turns(rollout, {turn: replace(rollout.turns[turn], prompt_ids=np.array(ids, np.int32))})
 
@@ -97,10 +83,6 @@ def written(row: Row, *mended: RepairedRollout) -> Row:
     (new,) = pick_format(row).update(row, mended)
     assert repr(before) == repr(row)
     return new
-
-
-def paths(old: Row, new: Row) -> list[str]:
-    return [".".join(map(str, edit.path)) for edit in edits_between(old, new)]
 
 
 # verifiers v1
@@ -257,7 +239,7 @@ def test_a_trace_among_others_changes_alone() -> None:
 
 @pytest.mark.parametrize("as_text", [True, False])
 def test_an_uploaded_sample_changes_inside_its_string(as_text: bool) -> None:
-    lines = [json.loads(line) for line in (FIXTURES / "verifiers_v1.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (FORMATS / "verifiers_v1.jsonl").read_text().splitlines()]
     row = lines[-2]
     if not as_text:
         row["info"] = json.loads(row["info"])
