@@ -314,7 +314,7 @@ def _without_calls(rollout: Rollout) -> Rollout:
 
 def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:
     """The rollout with ids looked up from token strings where the log has only those."""
-    if reference is None or not any(_strings_only(turn) for turn in rollout.turns):
+    if reference is None or True not in [_strings_only(turn) for turn in rollout.turns]:
         return rollout, ()
     turns, problems = [], []
     for number, turn in enumerate(rollout.turns):
@@ -386,8 +386,8 @@ def _present(
     return _needs(
         (
             messages,
-            any(turn.prompt_ids is not None for turn in turns),
-            any(turn.completion_ids is not None for turn in turns),
+            True in [turn.prompt_ids is not None for turn in turns],
+            True in [turn.completion_ids is not None for turn in turns],
             any(turn.completion_logprobs is not None or _has_logprobs(turn.columns) for turn in turns),
             len(turns) > 1,
             line is not None and len(line.token_ids) > 0,
