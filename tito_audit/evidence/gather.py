@@ -367,7 +367,7 @@ def _together(
     tokens = image_tokens(reference.vocabulary)
     if tokens is None:
         return differences
-    return GrowingDifferences(one for one in differences if not is_expansion(one, tokens)).done()
+    return GrowingDifferences([one for one in differences if not is_expansion(one, tokens)]).done()
 
 
 def _present(
