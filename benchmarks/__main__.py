@@ -13,6 +13,7 @@ from benchmarks.budget import budget_section
 from benchmarks.goals import Reached, goals_section
 from benchmarks.logs import real_logs
 from benchmarks.measure import ROOT, tokenizer_folder
+from benchmarks.ordinary import ordinary_section
 from benchmarks.plan import FULL, NORMAL, QUICK, Plan
 from benchmarks.plot import plot
 from benchmarks.results import (
@@ -29,7 +30,7 @@ from benchmarks.users import users_section
 
 __all__ = ["main"]
 
-STUDIES = ("compare", "budget", "users", "sizes", "lengths", "cold")
+STUDIES = ("ordinary", "compare", "budget", "users", "sizes", "lengths", "cold")
 NO_REAL_LOGS = "No recorded rollouts next to this checkout, so logs that models sampled are left out."
 
 
@@ -89,6 +90,8 @@ class _Page:
 def _measured(studies: Studies, wanted: Sequence[str], plan: Plan, page: _Page) -> Growth | None:
     """Run the studies, adding each to the page when it is done; returns the study of lengths."""
     lengths: Growth | None = None
+    if "ordinary" in wanted:
+        page.add(ordinary_section(studies.ordinary()))
     for kind in plan.kinds if "compare" in wanted else ():
         page.reached.compared.append(studies.comparison(kind))
         page.add(comparison_section(page.reached.compared[-1]))

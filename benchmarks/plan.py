@@ -22,6 +22,8 @@ class Plan:
     """Tokens of each corpus of conversations of one length."""
     user_tokens: int = 2_000_000
     """Ids of each user log; recorded ones, most of whose rows have findings, have half as many."""
+    ordinary_rows: int = 600
+    """Rows of each ordinary log."""
     every: int = 1
     """One in this many of these logs is measured."""
     kinds: tuple[str, ...] = ("jsonl", "parquet")
@@ -57,6 +59,7 @@ QUICK = Plan(
     turns=(2, 40),
     turn_tokens=500_000,
     user_tokens=250_000,
+    ordinary_rows=80,
     every=4,
     kinds=("jsonl",),
 )

@@ -1,5 +1,6 @@
 """The studies of the benchmark, each made of runs that take turns.
 
+ordinary    what a further row of the logs that users have costs
 comparison  the scan against the frameworks' way, a linear way and the floor, on one log
 sizes       time and memory as the log grows
 lengths     time as conversations grow and the log does not
@@ -28,6 +29,7 @@ from benchmarks.budget import Budget, budget_of
 from benchmarks.corpus import Corpus, Shape, built
 from benchmarks.logs import logs_of_users
 from benchmarks.measure import Measured
+from benchmarks.ordinary import Cost, ordinary_study
 from benchmarks.plan import Plan
 from benchmarks.users import UserRuns, per_turn, user_runs
 
@@ -134,6 +136,10 @@ class Studies:
         self._calls = made[-1]
         by_size = {size: corpus for corpus, (_, size) in zip(made, sizes, strict=False)}
         self._main, self._user = by_size[plan.tokens], by_size[plan.user_tokens]
+
+    def ordinary(self) -> dict[str, list[Cost]]:
+        """What a further row of each ordinary log costs."""
+        return ordinary_study(self.plan.ordinary_rows, self.plan.rounds, self.scratch / "ordinary", self.say)
 
     def comparison(self, kind: str) -> Comparison:
         """All engines on the main corpus as JSONL or Parquet; the quadratic one gives the same for both."""

@@ -18,6 +18,8 @@ names() {  # LINES ELSE: the last parts of paths in one line
 
 begun=$SECONDS
 aside=$(mktemp -d "${TMPDIR:-/tmp}/t.XXXX")
+# Installed first: what follows runs side by side, and two installs at once spoil each other.
+[ "$python" != .venv/bin/python ] || make --no-print-directory .venv/.installed-dev || exit
 # Style, types and what is fetched need not wait for each other.
 make --no-print-directory lint >"$aside/lint" 2>&1 &
 linting=$!

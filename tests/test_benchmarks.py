@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import batch, engines, floors, joining, logs, measure, planted, stages, studies  # noqa: E402
+from benchmarks import batch, engines, floors, joining, logs, measure, ordinary, planted, stages, studies  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.budget import Budget, budget_section  # noqa: E402
 from benchmarks.call_logs import call_log  # noqa: E402
@@ -209,7 +209,7 @@ def test_a_run_writes_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out" / "RESULTS.md"
-    wanted = ["sizes", "cold", *(["compare", "budget", "users", "lengths"] if DEEP else [])]
+    wanted = ["sizes", "cold", *(["ordinary", "compare", "budget", "users", "lengths"] if DEEP else [])]
     asked = ["--quick", "--max-tokens", "4000", "--studies", *wanted, "--tokenizer", str(TOY)]
     monkeypatch.setattr(measure, "knows_jobs", lambda: DEEP)
     if not DEEP:  # each of these starts a process
@@ -233,6 +233,31 @@ def test_a_run_writes_its_tables(
     for title in titles:
         assert title in text
     assert str(tmp_path) not in text
+
+
+# Ordinary logs
+
+
+@pytest.mark.parametrize("log", ["clean", "drift", "rows", "bare rows"])
+def test_an_ordinary_log_costs_what_its_rows_cost(log: str, tmp_path: Path) -> None:
+    cost = ordinary.cost_of(log, str(TOY), 16, tmp_path)
+    assert cost.log == log
+    assert cost.ids > 100
+    assert cost.calls > 100
+    assert cost.encode > 0
+    assert (cost.findings > 0) is (log == "drift")
+    lines = (tmp_path / f"{log}-16.jsonl").read_text().splitlines()
+    assert len(lines) == 16
+    assert ('"messages"' in lines[0]) is (log != "bare rows")
+
+
+def test_the_table_of_ordinary_logs_compares_each_with_one_encode() -> None:
+    costs = [ordinary.Cost("drift", 1_071, scan, 0.002, 2_479.4, 5.0) for scan in (0.001, 0.002, 0.004)]
+    text = ordinary.ordinary_section({"drift": costs})
+    assert (
+        "| drift | 1,071 | 5.0 | 2.00 [1.00 to 4.00] | 2.00 [2.00 to 2.00] | 1.00 [0.50 to 2.00] | 2,479 |" in text
+    )
+    assert "No real tokenizer" in ordinary.ordinary_section({})
 
 
 # Where the time goes
