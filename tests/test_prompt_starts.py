@@ -31,7 +31,7 @@ from tito_audit.evidence.prompt_starts import PromptStarts, Shapes
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.render.renderer import Forms, Renderer, make_renderer
 from tito_audit.render.template import Template
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -484,6 +484,60 @@ def test_a_template_that_was_misread_is_always_rendered() -> None:
         assert written(misread, tokenizer, renderer) == right
         assert written(misread, tokenizer, renderer) == right
         assert starts._off
+
+
+def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
+    tokenizer, renderer = toy.toy_tokenizer(), make_renderer(toy.toy_tokenizer(), chat_template=PLAIN)
+    prompt_starts._known.cache_clear()
+    starts = prompt_starts.prompt_starts(tokenizer, renderer.template(False))
+    assert starts is not None
+    variables = renderer.variables((), {})
+
+    def places(*texts: str, opens: bool = True) -> Any:
+        roles = ("user", "assistant") * len(texts)
+        logged = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+        return starts.places_alone(as_messages(logged, "messages"), variables, opens, Forms())
+
+    first = places("a", "b")
+    assert not starts.writes_alike(first)
+    starts.learn_alike(first, True)
+    assert starts.writes_alike(places("other", "texts"))
+    for unproven in (places("a", "b", "c"), places("", "b"), places("a"), places("a", "b", opens=False)):
+        assert not starts.writes_alike(unproven)
+    assert [starts.writes_alike(first) for _ in range(prompt_starts._ONE_IN)].count(False) == 1, "one is checked"
+    starts.learn_alike(first, False)
+    assert places("a", "b") is None
+    assert not starts.writes_alike(first)
+
+
+def test_a_differing_prompt_of_a_known_shape_is_not_rendered_by_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, renderer = toy.toy_tokenizer(), toy.toy_renderer()
+    prompt_starts._known.cache_clear()
+    compared: list[int] = []
+    learn = PromptStarts.learn_alike
+
+    def counted(self: PromptStarts, places: Any, alike: bool) -> None:
+        compared.append(len(places))
+        learn(self, places, alike)
+
+    def differing(word: str) -> Rollout:
+        messages = as_messages(
+            [{"role": "user", "content": f"{word}?"}, {"role": "assistant", "content": word}], "m"
+        )
+        text = renderer.render(messages[:1], add_generation_prompt=True)
+        turn = Turn(
+            tokenizer.encode(text.replace("?", " !")), tokenizer.encode(f"{word}<|im_end|>"), message_index=1
+        )
+        return Rollout(Place("toy", 0), "toy", messages, turns=(turn,))
+
+    monkeypatch.setattr(PromptStarts, "learn_alike", counted)
+    every = [differing(word) for word in ("one", "two", "three")]
+    shown = [written(rollout, tokenizer, renderer) for rollout in every]
+    assert sorted(compared) == [1, 2], "by both engines: one prompt and one conversation"
+    with everything_rendered():
+        assert shown == [written(rollout, tokenizer, renderer) for rollout in every]
 
 
 def test_shapes_tell_values_apart_that_templates_tell_apart() -> None:
