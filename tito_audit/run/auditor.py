@@ -296,11 +296,8 @@ class Loader:
                     "The rendered text has to be encoded before it can be compared.\n"
                     "Pass --tokenizer DIR as well."
                 )
-            return (
-                None,
-                None,
-                "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name.",
-            )
+            notice = "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name."
+            return None, None, notice
         key = repr((settings.tokenizer, settings.trust_remote_code))
         tokenizer = self._tokenizers.get(key)
         if tokenizer is None:

@@ -1,4 +1,7 @@
-"""Work in processes forked from this one, which share what was loaded before without copying it."""
+"""Work in processes forked from this one, which share what was loaded before without copying it.
+
+`concurrent.futures` was tried: where a process is killed, it tells neither its task nor the signal.
+"""
 
 from __future__ import annotations
 
