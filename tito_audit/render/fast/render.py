@@ -1,5 +1,5 @@
 """Runs templates in minijinja, several times faster, to guess what the reference environment writes. minijinja is
-another program: its output counts only if recorded ids confirm it, or what both wrote for messages of these shapes.
+another program: its output counts only if recorded ids confirm it, or what both wrote for such messages.
 
 It runs only templates that `static_check.py` has proven safe. A rendering is abandoned if it takes more
 instructions or writes more than expected, or contains a value that the two engines write differently. This module
