@@ -103,8 +103,8 @@ class Shapes:
             or True not in [marker in text for marker in self._inside]
         ):
             return sizes, self._part(text)
-        held = [(text.startswith(marker), text.endswith(marker), text.count(marker)) for marker in self._inside]
-        return sizes, tuple(held), tuple(map(self._part, self._split(text)))
+        marked = [(text.startswith(marker), text.endswith(marker), text.count(marker)) for marker in self._inside]
+        return sizes, tuple(marked), tuple(map(self._part, self._split(text)))
 
     def _part(self, part: str) -> str | None:
         """What a template can tell about a part of a text between markers."""

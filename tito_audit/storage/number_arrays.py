@@ -312,12 +312,12 @@ def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) ->
     # Every piece but the last ends with a comma or is empty.
     out = np.empty(len(values) + sum(sizes), values.dtype)
     out.fill(fill[0])
-    at = taken = 0
+    at = first = 0
     for piece, size in zip(pieces, sizes, strict=False):
         count = piece.count(b",")
-        out[at : at + count] = values[taken : taken + count]
-        at, taken = at + count + size, taken + count
-    out[at:] = values[taken:]
+        out[at : at + count] = values[first : first + count]
+        at, first = at + count + size, first + count
+    out[at:] = values[first:]
     return out
 
 
