@@ -318,11 +318,13 @@ class TestCalls:
         rows = written(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks])
         assert scanned(calls, rows)[0] == scanned(rows, calls)[0] == {}
 
-    def test_rows_that_leave_out_turn_ends_train_their_calls(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("tail", [(), (7,), (7, 8)])
+    def test_rows_that_leave_out_turn_ends_train_their_calls(self, tail: tuple[int, ...], tmp_path: Path) -> None:
+        """Whatever the template writes after the last answer."""
         dice = random.Random(27)
         talks = [conversation(dice, 3) for _ in range(3)]
         calls = written(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
-        rows = [row_of(talk[-1], talk if talk is not talks[2] else talk[::2]) for talk in talks]
+        rows = [row_of(talk[-1], talk if talk is not talks[2] else talk[::2], tail) for talk in talks]
         for row, talk in zip(rows, talks, strict=True):
             for one in talk:
                 row["loss_mask"][len(one.seen) - 1] = 0

@@ -69,7 +69,7 @@ def simple_slide(trained: Mask, sampled: Mask) -> int:
         return 0
     runs, full = set(simple_runs(sampled)), len(sampled)
     mine = simple_runs(trained)
-    for offset in (1, -1, 2, -2):
+    for offset in (1, -1, 2, -2, 3, -3, 4, -4):
         moved = [(start - offset, end - offset if end < full else full) for start, end in mine]
         clipped = [(start - offset, end - offset) for start, end in mine]
         if all(a in runs or b in runs for a, b in zip(moved, clipped, strict=True)):

@@ -129,8 +129,7 @@ class Ledger:
 
     def tokens(self, number: int) -> int:
         """How many tokens a sequence trains."""
-        first = self.first_spans
-        return int(self.spans["tokens"][first[number] : first[number + 1]].sum())
+        return int(self.spans["tokens"][slice(*self.first_spans[number : number + 2])].sum())
 
     def sequences_of(self, spans: Numbers) -> Numbers:
         """`[K]` the sequence that each of these spans is in."""
@@ -177,7 +176,8 @@ class Ledger:
         """`[end - start]` the last span of each sequence that trains anything, and whether others precede it."""
         first = self.first_spans[start : end + 1].astype(np.int64)
         last = first[1:] - 1
-        last -= self.spans["tokens"][last] == 0
+        for _ in range(2):  # the token after the last span, and the end of the ids
+            last -= self.spans["tokens"][last] == 0
         return last, last > first[:-1]
 
     def calls(self) -> NDArray[np.bool_]:

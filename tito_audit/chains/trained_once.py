@@ -119,14 +119,15 @@ class _Families:
         nodes = dict(zip((self._shared[low:high] - first).tolist(), self._nodes[low:high].tolist(), strict=True))
         spans = self._ledger.spans[first:end]
         file = int(self._ledger.file_starts.searchsorted(number, "right")) - 1
+        tokens = spans["tokens"].tolist()
         return _Member(
             number,
             file if self._stepwise[file] else -1,
             spans["end"].tolist(),
-            spans["tokens"].tolist(),
+            tokens,
             _totals(spans["logprob"]),
             nodes,
-            end - first - (1 if spans["tokens"][-1] else 2),
+            max(span for span, count in enumerate(tokens) if count),
             self._ledger.turn(number) is not None,
             self._ledger.answer_id(number),
             self._ledger.order(number),
@@ -289,10 +290,9 @@ def _count(event: Sequence[_Held], number: int) -> None:
 
 def _open(visits: Sequence[_Held]) -> set[int]:
     """The sequences after the first for which it is unknown whether the tokens were sampled twice."""
-    if not all(math.isnan(member.totals[span]) for member, span in visits):
-        return set()
-    ids = [member.answer_id for member, _ in visits]
-    if all(ids) and len(set(ids)) == len(ids):
+    ids = {member.answer_id for member, _ in visits}
+    told_apart = 0 not in ids and len(ids) == len(visits)
+    if told_apart or not all(math.isnan(member.totals[span]) for member, span in visits):
         return set()
     return {member.number for member, span in visits[1:] if span not in member.event}
 

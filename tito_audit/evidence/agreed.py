@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tito_audit.evidence.model import Evidence
@@ -11,11 +9,8 @@ from tito_audit.evidence.reference import headers_in, pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.arrays import Mask
-from tito_audit.record.message import Message
-from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
-from tito_audit.tokens.vocab import Vocabulary
 
 
 def agreed_mask(evidence: Evidence) -> Mask | None:
@@ -32,7 +27,10 @@ def _agreed_mask(evidence: Evidence) -> Mask | None:
     if row is None or row.loss_mask is None or row.logprobs is not None or view is None or vocabulary is None:
         return None
     messages = evidence.rollout.messages
-    if any(unknown_role_name(one.speaker) is not None for one in messages) or unclear_roles(evidence) is not None:
+    if (
+        any(unknown_role_name(message.speaker) is not None for message in messages)
+        or unclear_roles(evidence) is not None
+    ):
         return None
     pieces = pieces_of(row.token_ids, vocabulary)
     roles = token_roles(pieces, evidence.end_ids, headers_in(vocabulary, "", evidence.speakers))
@@ -41,21 +39,11 @@ def _agreed_mask(evidence: Evidence) -> Mask | None:
     by_messages = np.zeros_like(sampled)
     for span in view.spans:
         by_messages[span.start : span.ends[-1]] = True
-    if not answers or not np.array_equal(sampled, by_messages):
-        return None
-    if not _texts_agree(row, sampled, answers, vocabulary):
-        return None
-    return sampled & (~roles.among((TURN_END,)) | row.loss_mask)
-
-
-def _texts_agree(row: TrainingRow, sampled: Mask, answers: Sequence[Message], vocabulary: Vocabulary) -> bool:
-    """Whether each sampled run has the text of its message and names its tool calls."""
     runs = trained_runs(sampled)
-    if len(runs) != len(answers):
-        return False
+    if not answers or not np.array_equal(sampled, by_messages) or len(runs) != len(answers):
+        return None
     for (start, end), message in zip(runs, answers, strict=True):
         text = vocabulary.text(row.token_ids[start:end])
-        named = [call.name for call in message.tool_calls]
-        if not all(part in text for part in (message.text.strip(), *named)):
-            return False
-    return True
+        if not all(part in text for part in (message.text.strip(), *(call.name for call in message.tool_calls))):
+            return None
+    return sampled & (~roles.among((TURN_END,)) | row.loss_mask)

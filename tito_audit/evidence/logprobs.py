@@ -19,9 +19,8 @@ from tito_audit.record.runs import trained_runs
 
 ROUNDING = 1e-3
 """Values this close count as equal: logs round, some to four decimals."""
-_EXACT = 1e-6
+EXACT = 1e-6
 """Rounding that single precision explains."""
-_FARTHEST_SHIFT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
     finite = np.isfinite(logprobs) & np.isfinite(expected)
     apart = np.abs(np.where(finite, logprobs, np.nan) - np.where(finite, expected, np.nan))
     others = apart[(logprobs != 0) & (apart <= ROUNDING)]
-    rounds = max(float(others.max()), _EXACT) if len(others) else ROUNDING
+    rounds = max(float(others.max()), EXACT) if len(others) else ROUNDING
     return np.asarray((logprobs == 0) & (apart > rounds))
 
 
@@ -125,7 +124,7 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
     At least two values must be wrong in place and right at the offset; otherwise values close to zero would prove
     something.
     """
-    for distance in range(1, _FARTHEST_SHIFT + 1):
+    for distance in range(1, FARTHEST + 1):
         for offset in (distance, -distance):
             corrected = 0
             for start, end in spans:

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from tito_audit.evidence.fill import first_covered
+from tito_audit.evidence.fill import FARTHEST, first_covered
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.roles import UNKNOWN, ends_turn
 from tito_audit.evidence.unclear import unclear_tokens
@@ -19,7 +19,6 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import each_run, trained_runs
 
-_FARTHEST_SLIDE = 2
 PREFILLED = 3
 """The most first tokens of an answer that a harness is taken to write in every answer."""
 
@@ -122,7 +121,7 @@ def mask_slide(trained: Mask, sampled: Mask) -> int:
         return 0
     runs, full = set(trained_runs(sampled)), len(sampled)
     slid = trained_runs(trained)
-    for distance in range(1, _FARTHEST_SLIDE + 1):
+    for distance in range(1, FARTHEST + 1):
         for offset in (distance, -distance):
             if all(
                 (start - offset, end - offset) in runs or (end == full and (start - offset, full) in runs)

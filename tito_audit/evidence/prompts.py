@@ -295,8 +295,9 @@ def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, refe
     if stretch.canonical_start < stretch.canonical_end or stretch.recorded.pieces.control[stretch.start :].any():
         return False
     answer = rollout.messages[index] if index is not None and index < len(rollout.messages) else turn.answer
-    first = stretch.recorded.data.decode("utf-8", "replace").strip()
-    if answer is None or not first or renderer is None or messages is None:
+    opening = stretch.recorded.data.decode("utf-8", "replace")
+    first = opening.strip()
+    if answer is None or not opening or renderer is None or messages is None:
         return False
     try:
         whole = renderer.render(
@@ -307,6 +308,8 @@ def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, refe
         )
     except RenderError:
         return False
+    if not first:
+        return whole.startswith(text + opening)
     if answer.tool_calls and _FENCE.fullmatch(first):
         return True  # some models write their calls in a fence, and parsers take it off
     # A model may leave out the markers that the template writes around its tool call, and space it otherwise.

@@ -74,16 +74,13 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, _Found]]:
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> _Found:
     mask = seen_by_loss(row)
-    if mask is None or any(map(_is_zero, (facts.get(name) for name in _LEFT_OUT))):
+    flags = [facts.get(name) for name in _LEFT_OUT]
+    if mask is None or any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags):
         return []
     start, end = visible_part(row)
     if start or (len(mask) and mask[0]):
         return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
     return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs)
-
-
-def _is_zero(value: object) -> bool:
-    return isinstance(value, int | float | np.generic) and value == 0
 
 
 def _of_call(turn: Turn) -> _Found:
@@ -136,13 +133,18 @@ def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> _Found:
     hasher, at = blake2b(digest_size=8), 0
     found: list[_Span] = []
     ends = [edge for run in runs[:-1] for edge in (run, (run[1] + 1, run[1] + 1))]
-    ends += [runs[-1], *([(len(ids), len(ids))] if runs[-1][1] < len(ids) else [])]
+    ends += [runs[-1], *((end, end) for end in _ends_after(runs[-1][1], len(ids)))]
     for start, end in ends:
         hasher.update(data[4 * at : 4 * end])
         at = end
         known = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])
         found.append((int.from_bytes(hasher.digest(), "little"), end, end - start, known))
     return found
+
+
+def _ends_after(last: int, size: int) -> list[int]:
+    """Where the spans after the last trained run end: after one token, and at the end of the ids."""
+    return sorted({min(last + 1, size), size} - {last})
 
 
 def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
@@ -166,9 +168,10 @@ def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
             for number in (ends - starts > 2).nonzero()[0]:
                 out[number] = _sum(logprobs[starts[number] : ends[number]])
             found["logprob"][::2] = np.asarray(out)
-        if first + len(starts) == len(runs):  # what follows the last run is one span
-            found["end"][-1] = len(ids)
-            found = found[:-1] if ends[-1] == len(ids) else found
+        if first + len(starts) == len(runs):
+            after = _ends_after(int(ends[-1]), len(ids))
+            found = np.concatenate((found[:-1], np.zeros(len(after), SPAN)))
+            found["end"][len(found) - len(after) :], found["logprob"][len(found) - len(after) :] = after, np.nan
         digests = bytearray()
         for end in (4 * found["end"].astype(np.int64)).tolist():
             hasher.update(data[at:end])

@@ -10,7 +10,7 @@ import numpy as np
 
 from tito_audit.align.runs import paired_runs
 from tito_audit.errors import RecordError
-from tito_audit.evidence.logprobs import ROUNDING, placeholder_zeros
+from tito_audit.evidence.logprobs import EXACT, ROUNDING, placeholder_zeros
 from tito_audit.evidence.masks import perhaps_inverted
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Offsets
@@ -76,22 +76,18 @@ def rebuilt_row(
         if row.loss_mask is not None:
             # A token that was trained but never sampled had no meaningful value.
             old[(target.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
-        out = old.copy()
-        off = False
+        called, silent = np.full(len(old), np.nan), np.ones(len(old), np.bool_)
         for number in np.unique(target.turn[target.turn >= 0]):
-            values = turns[number].completion_logprobs
-            at = np.flatnonzero(target.turn == number)
-            if values is None:
-                continue
-            mine = values[target.offset[at]]
-            held = ~np.isnan(old[at]) & ~np.isnan(mine)
-            # Values near the calls' count as rounded if all of a turn do: a shifted column has some by chance.
-            rounded = bool(np.isclose(mine[held], old[at][held], rtol=0, atol=ROUNDING).all())
-            out[at] = np.where(held & rounded & ~placeholder_zeros(old[at], mine), old[at], mine)
-            off |= not rounded
+            if (values := turns[number].completion_logprobs) is not None:
+                at = np.flatnonzero(target.turn == number)
+                called[at], silent[at] = values[target.offset[at]], False
+        apart = np.abs(old - called)
+        # Values near the calls' count as rounded if all of the row do: a shifted column has some by chance, and
+        # whole answers of near-certain tokens.
+        off = bool((apart > ROUNDING).any())
+        rounded = apart <= (EXACT if off else ROUNDING)
+        out = np.where(silent | (rounded & ~placeholder_zeros(old, called)), old, called)
         logprobs = _without_strays(out, row, target, turns) if off else out
-        known = [turns[k].completion_logprobs is not None for k in range(len(turns))]
-        silent = np.array([*known, True])[target.turn] == 0
         mask &= ~(silent & np.isnan(logprobs))
     boundary = None
     if row.prompt_length is not None:
