@@ -9,9 +9,8 @@ import numpy as np
 from tito_audit.evidence.fill import FARTHEST, IMPOSSIBLE, first_covered, values_of
 from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.masks import runs_inside, sampled_turns
-from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.readings import Readings
-from tito_audit.evidence.run_spans import spans_of_runs
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.reading import NOTHING_STATED, Slide
 from tito_audit.record.rollout import TrainingRow
@@ -19,7 +18,7 @@ from tito_audit.record.runs import trained_runs
 
 ROUNDING = 1e-3
 """Values this close count as equal: logs round, some to four decimals."""
-EXACT = 1e-6
+_EXACT = 1e-6
 """Rounding that single precision explains."""
 
 
@@ -65,13 +64,13 @@ def _shifts(evidence: Evidence) -> list[LogprobShift]:
         slides = slides_against_mask(row)
         if not slides or row.loss_mask is None or not _lacks_values(row):
             return []
-        spans = spans_of_runs(row.loss_mask)
+        spans = _spans_of_runs(row.loss_mask)
         return [LogprobShift(spans[0].start, spans[-1].ends[-1], None, 0, False, 0, slides, against_mask=True)]
     if judged.right or not any(fit.slide.logprobs for fit in judged.fits):
         return []
     assert judged.values is not None
     slides = tuple(fit.slide for fit in judged.fits)
-    spans = [judged.spans[number] for number in judged.fit.answers] if judged.fit else judged.spans
+    spans = [judged.spans[number] for number in judged.fit.answers] if judged.fit else [*judged.spans]
     trained = row.loss_mask if row.loss_mask is not None else judged.values.real
     lost = int((trained & ~judged.values.real).sum())
     shift = LogprobShift(
@@ -114,7 +113,7 @@ def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
     finite = np.isfinite(logprobs) & np.isfinite(expected)
     apart = np.abs(np.where(finite, logprobs, np.nan) - np.where(finite, expected, np.nan))
     others = apart[(logprobs != 0) & (apart <= ROUNDING)]
-    rounds = max(float(others.max()), EXACT) if len(others) else ROUNDING
+    rounds = max(float(others.max()), _EXACT) if len(others) else ROUNDING
     return np.asarray((logprobs == 0) & (apart > rounds))
 
 
@@ -144,7 +143,7 @@ def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:
     """How far the logprobs may be off the mask, where nothing says what was sampled; () if they are in place."""
     if row.loss_mask is None or not row.loss_mask.any() or row.loss_mask.all():
         return ()
-    spans = spans_of_runs(row.loss_mask)
+    spans = _spans_of_runs(row.loss_mask)
     values = values_of(row, spans, FARTHEST)
     if values is None:
         return ()
@@ -155,8 +154,12 @@ def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:
     return tuple(fit.slide for fit in readings.slides(of_row=True))
 
 
+def _spans_of_runs(mask: Mask) -> list[SampledSpan]:
+    return [SampledSpan(start, (end,)) for start, end in trained_runs(mask)]
+
+
 def _lacks_values(row: TrainingRow) -> bool:
     """Whether trained tokens have a fill that cannot be a logprob."""
     assert row.loss_mask is not None
-    values = values_of(row, spans_of_runs(row.loss_mask), FARTHEST)
+    values = values_of(row, _spans_of_runs(row.loss_mask), FARTHEST)
     return values is not None and values.certain and bool((row.loss_mask & ~values.real).any())

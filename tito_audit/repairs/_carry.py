@@ -10,7 +10,7 @@ import numpy as np
 
 from tito_audit.align.runs import paired_runs
 from tito_audit.errors import RecordError
-from tito_audit.evidence.logprobs import EXACT, ROUNDING, placeholder_zeros
+from tito_audit.evidence.logprobs import ROUNDING, placeholder_zeros
 from tito_audit.evidence.masks import perhaps_inverted
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Offsets
@@ -77,16 +77,21 @@ def rebuilt_row(
             # A token that was trained but never sampled had no meaningful value.
             old[(target.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
         called, silent = np.full(len(old), np.nan), np.ones(len(old), np.bool_)
+        rounded, certain, off = np.zeros(len(old), np.bool_), np.zeros(len(old), np.bool_), False
         for number in np.unique(target.turn[target.turn >= 0]):
             if (values := turns[number].completion_logprobs) is not None:
                 at = np.flatnonzero(target.turn == number)
                 called[at], silent[at] = values[target.offset[at]], False
-        apart = np.abs(old - called)
-        # Values near the calls' count as rounded if all of the row do: a shifted column has some by chance, and
-        # whole answers of near-certain tokens.
-        off = bool((apart > ROUNDING).any())
-        rounded = apart <= (EXACT if off else ROUNDING)
-        out = np.where(silent | (rounded & ~placeholder_zeros(old, called)), old, called)
+                # Values near the calls' count as rounded if all of a turn do: a shifted column has some by chance.
+                near = not (np.abs(old[at] - called[at]) > ROUNDING).any()
+                rounded[at] = near & np.isfinite(old[at] + called[at]) & ~placeholder_zeros(old[at], called[at])
+                certain[at] = not (called[at] < -2 * ROUNDING).any()
+                off |= not near
+        if off:
+            rounded &= ~certain  # near-certain tokens are near each other's values, whatever the shift
+        if row.loss_mask is not None:  # what was out of the loss may have a fill that is close to the value
+            rounded &= ~mask | ((source >= 0) & row.loss_mask[source])
+        out = np.where(silent | rounded, old, called)
         logprobs = _without_strays(out, row, target, turns) if off else out
         mask &= ~(silent & np.isnan(logprobs))
     boundary = None
