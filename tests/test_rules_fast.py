@@ -28,7 +28,7 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.finding import Finding, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.record.runs import each_run, trained_runs
+from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
 from tito_audit.repairs.mask import _taken_out
@@ -243,7 +243,7 @@ def test_runs_are_where_the_mask_is_true_and_can_be_cut(flags: list[bool], a: in
     mask = np.array(flags, np.bool_)
     runs = trained_runs(mask)
     assert runs == simple_runs(mask)
-    assert list(each_run(mask)) == runs
+    assert list(trained_runs(mask)) == runs
     start, end = min(a, b, len(mask)), min(max(a, b), len(mask))
     assert runs_inside(runs, start, end) == [(s + start, e + start) for s, e in simple_runs(mask[start:end])]
 

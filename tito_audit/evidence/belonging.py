@@ -15,7 +15,7 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import IdsFrom, Rollout
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 
 _SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 _WORD = re.compile(r"[\u3040-\u9fff\uac00-\ud7af]|[^\W\u3040-\u9fff\uac00-\ud7af]+")
@@ -70,7 +70,7 @@ def spoken(pieces: Pieces, ranges: Sequence[tuple[int, int]]) -> bytes:
     inside = np.zeros(len(pieces), np.bool_)
     for start, end in ranges:
         inside[start:end] = True
-    return b" ".join(pieces.bytes_of(start, end) for start, end in each_run(inside & ~pieces.control))
+    return b" ".join(pieces.bytes_of(start, end) for start, end in trained_runs(inside & ~pieces.control))
 
 
 def share_words(data: bytes, other: bytes) -> bool:

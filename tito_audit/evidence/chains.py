@@ -23,7 +23,6 @@ from tito_audit.chains.links import (
     sibling_link,
 )
 from tito_audit.evidence.differences import Region, difference
-from tito_audit.evidence.many import GrowingDifferences
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import PiecesCache
 from tito_audit.evidence.reference import Reference
@@ -77,7 +76,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     seen = tuple(turn.seen_ids for turn in turns)
     links: list[Link] = []
     regions: list[tuple[Region, ...]] = []
-    differences = GrowingDifferences()
+    differences: list[Difference] = []
     pieces = PiecesCache(reference) if reference is not None else None
     earlier = Histories()
     for k, turn in enumerate(turns):
@@ -103,7 +102,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
         regions.append(_regions(k, turn, link, regions))
         if turn.prompt_ids is not None and (mine := seen[k]) is not None:
             earlier.add(History(k, turn.prompt_ids, mine))
-    return Chains(tuple(links), tuple(regions), seen, differences.done())
+    return Chains(tuple(links), tuple(regions), seen, differences)
 
 
 def _effect(stretch: Stretch, parent: int, turn: int) -> str:

@@ -9,10 +9,9 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.evidence.differences import Region, difference
-from tito_audit.evidence.many import many_of
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.stretches import Stretch, stretches
+from tito_audit.evidence.stretches import stretches
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import same_ids, starts_with
@@ -93,9 +92,8 @@ def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference
         return []
     recorded, canonical = reference.pieces(ids), reference.pieces(encoded)
     region = Region(answer.turn, start, len(ids))
-
-    def made(stretch: Stretch) -> Difference:
-        return difference(
+    return [
+        difference(
             stretch,
             Against.REENCODED,
             Severity.NOTE,
@@ -104,10 +102,6 @@ def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference
             turn=answer.turn,
             turns=rollout.turns,
         )
-
-    found = stretches(recorded, canonical, align(recorded, canonical))
-    many = many_of(found, made)
-    # One that begins in the prompt is not placed as the others are.
-    if many is not None and many.inside(start, len(ids)):
-        return many.further(-start)
-    return [made(stretch) for stretch in found if stretch.end > start]
+        for stretch in stretches(recorded, canonical, align(recorded, canonical))
+        if stretch.end > start
+    ]

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from tito_audit.evidence.built_tools import tool_sets
 from tito_audit.evidence.first_prompt import at, has_clock
-from tito_audit.evidence.many import ManyDifferences
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.evidence.reference import Reference
@@ -87,8 +86,6 @@ class _Changed:
 
     def done(self) -> Sequence[Difference]:
         """All of them."""
-        if isinstance(self._differences, ManyDifferences):
-            return self._differences.with_shared(self._changed) if self._changed else self._differences
         return [self[number] for number in range(len(self._differences))]
 
 

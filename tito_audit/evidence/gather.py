@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
-from operator import or_
+from itertools import accumulate
+from operator import attrgetter, or_
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, re
 from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
-from tito_audit.evidence.many import GrowingDifferences, ManyDifferences
 from tito_audit.evidence.model import Difference, Evidence, RowFound, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.once import each_once
@@ -30,7 +30,6 @@ from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_against_itself, row_against_template
 from tito_audit.evidence.row_as_sent import is_as_sent, row_against_request
 from tito_audit.evidence.row_of_calls import row_against_calls
-from tito_audit.record.arrays import Offsets
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
@@ -57,66 +56,49 @@ from tito_audit.tokens.tokenizer import Tokenizer
 class _Sequence:
     """The differences in one recorded sequence."""
 
-    def __init__(self, every: GrowingDifferences) -> None:
-        self._every = every
-        self._numbers = array("q")
-        self._sorted: tuple[Sequence[int], Offsets, Offsets] | None = None
+    def __init__(self) -> None:
+        self._every: list[Difference] = []
+        self._furthest: list[int] | None = None
+        """The furthest end of each and all before it, once they are in order of their starts."""
 
-    def add(self, number: int) -> None:
-        """Add a difference by its number among all."""
-        self._numbers.append(number)
-        self._sorted = None
+    def add(self, difference: Difference) -> None:
+        """Add a difference."""
+        self._every.append(difference)
+        self._furthest = None
 
-    def cover(self, one: Difference) -> bool:
+    def cover(self, difference: Difference) -> bool:
         """Whether one of them covers a difference."""
-        if self._sorted is None:
-            self._sorted = self._by_start()
-        numbers, starts, furthest = self._sorted
-        at = int(starts.searchsorted(one.start, "right")) - 1
-        while at >= 0 and furthest[at] >= one.end:
-            if _covers(self._every[numbers[at]], one):
+        if self._furthest is None:
+            self._every.sort(key=attrgetter("start"))
+            self._furthest = list(accumulate((old.end for old in self._every), max))
+        at = bisect_right(self._every, difference.start, key=attrgetter("start")) - 1
+        while at >= 0 and self._furthest[at] >= difference.end:
+            if _covers(self._every[at], difference):
                 return True
             at -= 1
         return False
-
-    def _by_start(self) -> tuple[Sequence[int], Offsets, Offsets]:
-        """Their numbers by start, their starts, and the furthest end of each and all before it."""
-        starts, ends = self._every.places(self._numbers)
-        order = starts.argsort(kind="stable")
-        numbers = array("q", np.array(self._numbers, np.int64)[order].tobytes())
-        return numbers, starts[order], np.maximum.accumulate(ends[order])
 
 
 class KnownDifferences:
     """Differences in the order in which they were added."""
 
     def __init__(self, every: Iterable[Difference]) -> None:
-        self._every = GrowingDifferences()
+        self.every: list[Difference] = []
         self._by_sequence: dict[tuple[Where, int | None], _Sequence] = {}
         self._keep(every)
 
-    @property
-    def every(self) -> Sequence[Difference]:
-        """All of them."""
-        return self._every.done()
-
     def add(self, new: Iterable[Difference]) -> None:
         """Add those that no difference from before covers."""
-        self._keep(GrowingDifferences(one for one in new if not self._covered(one)).done())
+        self._keep([difference for difference in new if not self._covered(difference)])
 
-    def _covered(self, one: Difference) -> bool:
-        known = self._by_sequence.get((one.where, one.turn))
-        return known is not None and known.cover(one)
+    def _covered(self, difference: Difference) -> bool:
+        sequence = self._by_sequence.get((difference.where, difference.turn))
+        return sequence is not None and sequence.cover(difference)
 
     def _keep(self, every: Iterable[Difference]) -> None:
-        for one in every:
-            number = len(self._every)
-            self._every.append(one)
-            key = one.where, one.turn
-            sequence = self._by_sequence.get(key)
-            if sequence is None:
-                sequence = self._by_sequence[key] = _Sequence(self._every)
-            sequence.add(number)
+        self.every += every
+        for difference in every:
+            self._by_sequence.setdefault((difference.where, difference.turn), _Sequence()).add(difference)
 
 
 def _covers(old: Difference, one: Difference) -> bool:
@@ -178,17 +160,14 @@ def gather(
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text, conventions)
-    differences = more
-    if chains.differences or answers or texts or not isinstance(more, ManyDifferences):
-        if chains.differences or more:
-            differences = each_once(_joined(chains.differences, more))
-        if reference is not None:
-            again = [reencoded_differences(rollout, answer, reference) for answer in answers]
-            written = rendered_differences(rollout, chains, texts, reference) if texts else ()
-            several = [one for one in (*again, written) if one]
-            if differences or several:
-                differences = _together(differences, several, reference)
-                differences = with_constructions(rollout, differences, reference)
+    differences: Sequence[Difference] = each_once((*chains.differences, *more))
+    if reference is not None:
+        again = [reencoded_differences(rollout, answer, reference) for answer in answers]
+        written = rendered_differences(rollout, chains, texts, reference) if texts else ()
+        several = [group for group in (*again, written) if group]
+        if differences or several:
+            differences = _together(differences, several, reference)
+            differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
     if rendered and not texts and renderer is not None and row_error is None:
@@ -199,7 +178,7 @@ def gather(
         _present(rollout, reference, row, rendered, renderer),
         bos_id=tokenizer.bos_id if tokenizer else None,
         end_ids=reference.end_ids() if reference else frozenset(),
-        differences=differences if isinstance(differences, ManyDifferences) else tuple(differences),
+        differences=tuple(differences),
         links=chains.links,
         row=row,
         rendered=compared,
@@ -269,8 +248,6 @@ def _padded(
 
 def _moved(found: Sequence[Difference], tokens: int) -> Sequence[Difference]:
     """The differences with those of the row this many tokens later."""
-    if isinstance(found, ManyDifferences):
-        return found.further(tokens, Where.ROW)
     return [
         replace(one, start=one.start + tokens, end=one.end + tokens) if one.where is Where.ROW else one
         for one in found
@@ -347,12 +324,6 @@ def _strings_only(turn: Turn) -> bool:
     return turn.completion_ids is None and bool(turn.token_texts)
 
 
-def _joined(first: Sequence[Difference], then: Sequence[Difference]) -> Sequence[Difference]:
-    every = GrowingDifferences(first)
-    every.extend(then)
-    return every.done()
-
-
 def _together(
     differences: Sequence[Difference], several: Sequence[Sequence[Difference]], reference: Reference
 ) -> Sequence[Difference]:
@@ -367,7 +338,7 @@ def _together(
     tokens = image_tokens(reference.vocabulary)
     if tokens is None:
         return differences
-    return GrowingDifferences([one for one in differences if not is_expansion(one, tokens)]).done()
+    return [difference for difference in differences if not is_expansion(difference, tokens)]
 
 
 def _present(

@@ -17,7 +17,7 @@ from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow
-from tito_audit.record.runs import each_run, trained_runs
+from tito_audit.record.runs import trained_runs
 
 PREFILLED = 3
 """The most first tokens of an answer that a harness is taken to write in every answer."""
@@ -157,7 +157,7 @@ def _sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int,
     turn, sampled = view.turn, view.sampled
     cuts = (((turn[1:] != turn[:-1]) & sampled[1:] & sampled[:-1]).nonzero()[0] + 1).tolist()
     turns: dict[int, list[tuple[int, int]]] = {}
-    for number, (start, end) in enumerate(each_run(sampled)):
+    for number, (start, end) in enumerate(trained_runs(sampled)):
         inner = cuts[bisect_right(cuts, start) : bisect_right(cuts, end)] if cuts else ()
         for a, b in pairwise((start, *inner, end)):
             key = int(turn[a])
@@ -182,7 +182,7 @@ def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan,
     `is_end` says whether a token of the row ends a turn.
     """
     spans = []
-    for start, stop in each_run(sampled):
+    for start, stop in trained_runs(sampled):
         first = stop
         while first > start and is_end(first - 1):
             first -= 1

@@ -15,7 +15,6 @@ from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import difference, region_of
-from tito_audit.evidence.many import GrowingDifferences
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prefix_reuse import (
     Comparison,
@@ -246,7 +245,7 @@ def rendered_differences(
     rollout: Rollout, chains: Chains, texts: RenderedTexts, reference: Reference
 ) -> Sequence[Difference]:
     """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
-    out = GrowingDifferences()
+    out: list[Difference] = []
     said: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
     pieces = PiecesCache(reference)
@@ -285,7 +284,7 @@ def rendered_differences(
             )
             out.append(replace(one, construction=PREFILL) if prefill else one)
     out.extend(_last_answer(rollout, chains, texts, reference, said))
-    return out.done()
+    return out
 
 
 def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, reference: Reference) -> bool:

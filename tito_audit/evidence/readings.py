@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from tito_audit.evidence.fill import FARTHEST, Values
 from tito_audit.evidence.masks import PREFILLED
 from tito_audit.evidence.model import SampledSpan
-from tito_audit.evidence.run_spans import RunSpans
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.reading import WHOLE, Conventions, End, First, Slide
-from tito_audit.record.runs import ManyRuns, trained_runs
+from tito_audit.record.runs import trained_runs
 
 _PLACES = tuple(sorted(range(-FARTHEST, FARTHEST + 1), key=abs))
 _Flags = NDArray[np.bool_]
@@ -66,12 +65,8 @@ class Readings:
         first_covered: tuple[int, int],
         stated: Conventions,
     ) -> None:
-        if isinstance(spans, RunSpans):
-            self.starts, self.shut = spans.runs.bounds.T
-            self.least = self.last = self.shut
-        else:
-            bounds = np.array([(span.start, span.shut, span.ends[0], span.ends[-1]) for span in spans], np.int64)
-            self.starts, self.shut, self.least, self.last = bounds.reshape(-1, 4).T
+        bounds = np.array([(span.start, span.shut, span.ends[0], span.ends[-1]) for span in spans], np.int64)
+        self.starts, self.shut, self.least, self.last = bounds.reshape(-1, 4).T
         if stated.first is First.PREFILL:  # what was prefilled is no part of an answer
             self.starts = np.minimum(self.starts + stated.tokens, self.shut)
         self.stated, self.first_covered = stated, first_covered
@@ -79,7 +74,7 @@ class Readings:
         real = values.real if values is not None else np.zeros(0 if mask is None else len(mask), np.bool_)
         self.size = len(real)
         runs = trained_runs(mask) if mask is not None else ()
-        self.runs = runs.bounds if isinstance(runs, ManyRuns) else np.array(runs, np.int64).reshape(-1, 2)
+        self.runs = np.array(runs, np.int64).reshape(-1, 2)
         self.counts = np.concatenate((np.zeros(1, np.int64), real.cumsum()))
         self.certain = values is not None and values.certain
         # The mask as it lies: parts of answers may be left out.

@@ -20,7 +20,6 @@ from tito_audit.evidence.belonging import (
 )
 from tito_audit.evidence.differences import difference
 from tito_audit.evidence.fill import FARTHEST
-from tito_audit.evidence.many import GrowingDifferences, many_of
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
 from tito_audit.evidence.narrowed import normalised
@@ -221,7 +220,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         view = with_answer_starts(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
-    out = GrowingDifferences()
+    out: list[Difference] = []
     # The row may end before the template does.
     for stretch in starting_before(stretches(held, canonical, blocks), len(held)):
         if _names_role(stretch, rollout):
@@ -244,7 +243,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
             where=Where.ROW,
         )
         out.append(replace(found, sampled=mine))
-    return RowFound(view, out.done())
+    return RowFound(view, out)
 
 
 def _is_certain(row: TrainingRow, view: RowView | None, stretch: Stretch) -> bool:
@@ -366,16 +365,11 @@ def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
 
 def _reencoded(held: Pieces, canonical: Pieces) -> Sequence[Difference]:
     """Where a row differs from its re-encoding."""
-
-    def made(stretch: Stretch) -> Difference:
-        harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
-        return difference(
-            stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW
-        )
-
-    found = stretches(held, canonical, align(held, canonical))
-    many = many_of(found, made)
-    return many if many is not None else [made(stretch) for stretch in found]
+    harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
+    return [
+        difference(stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW)
+        for stretch in stretches(held, canonical, align(held, canonical))
+    ]
 
 
 def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:

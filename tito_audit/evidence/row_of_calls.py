@@ -20,12 +20,11 @@ from tito_audit.evidence.belonging import (
 )
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, difference, region_of
-from tito_audit.evidence.many import GrowingDifferences
-from tito_audit.evidence.model import Against, RowFound, RowView
+from tito_audit.evidence.model import Against, Difference, RowFound, RowView
 from tito_audit.evidence.once import first_of_each
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles, unknown_roles
-from tito_audit.evidence.stretches import ManyStretches, Stretch, starting_before, stretches
+from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout, TrainingRow
@@ -46,7 +45,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
     if unrelated is not None:
         return RowFound(unrelated=unrelated)
     view = _RowColumns(rollout, row, pieces, reference)
-    out = GrowingDifferences()
+    out: list[Difference] = []
     windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
     for leaf, recorded, blocks in aligned:
         unclaimed = _unclaimed(starting_before(stretches(recorded, pieces, blocks), len(recorded)), view)
@@ -69,7 +68,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
                 turns=rollout.turns,
             )
             out.append(one)
-    return RowFound(view.finish(), first_of_each(out.done()))
+    return RowFound(view.finish(), first_of_each(out))
 
 
 def _effect_on_row(row: TrainingRow, region: Region | None, stretch: Stretch) -> str:
@@ -124,9 +123,6 @@ def _is_cut_off(stretch: Stretch, row: TrainingRow, end_ids: frozenset[int]) -> 
 
 def _unclaimed(unclaimed: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
     """Those whose row tokens no earlier chain's calls sampled."""
-    if isinstance(unclaimed, ManyStretches):
-        claimed = [view.claimed(one.canonical_start, one.canonical_end) for one in unclaimed]
-        return unclaimed.part(~np.array(claimed, np.bool_))
     return [one for one in unclaimed if not view.claimed(one.canonical_start, one.canonical_end)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from io import BytesIO
 
 import numpy as np
 
@@ -13,44 +12,31 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
-from tito_audit.record.runs import MANY, ManyRuns
+from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
 _LEAST = -50.0
 """A logprob below this is a sentinel: no sampler draws such a token."""
 _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl|resp|gen|msg)[-_].{6,}", re.DOTALL)
 """An id that a server gives to each answer."""
-_AT_ONCE = 1 << 14
-"""Runs whose records are made at a time."""
 _LEFT_OUT = ("sample_loss_mask", "sample_mask")
 """Facts that are 0 where the trainer leaves out the whole row (NeMo-RL)."""
 
 _Span = tuple[int, int, int, float]
 """Hash, end, tokens and logprob of a span, as in SPAN."""
-_Found = list[_Span] | bytes
-"""The spans of a sequence; their records where there are very many."""
-_Runs = Sequence[tuple[int, int]]
 
 
 def trainings_of(rollout: Rollout) -> Trainings | None:
     """What a rollout trains, in its training row and in each of its calls; None if nothing is known."""
     sequences: list[tuple[int, int, int]] = []
-    parts: list[bytes] = []
     spans: list[_Span] = []
-    for turn, answer_id, found in _sequences(rollout):
-        if isinstance(found, list):
-            sequences.append((len(found), turn, answer_id))
-            spans += found
-        else:
-            sequences.append((len(found) // SPAN.itemsize, turn, answer_id))
-            parts += (np.array(spans, SPAN).tobytes(), found) if spans else (found,)
-            spans = []
+    for turn, answer_id, trained in _sequences(rollout):
+        sequences.append((len(trained), turn, answer_id))
+        spans += trained
     if not sequences:
         return None
-    if spans:
-        parts.append(np.array(spans, SPAN).tobytes())
-    together = parts[0] if len(parts) == 1 else b"".join(parts)
-    return Trainings(np.array(sequences, SEQUENCE).tobytes(), together, rollout.stated.calls_at)
+    records = np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes()
+    return Trainings(*records, rollout.stated.calls_at)
 
 
 def hit_again(again: TrainedAgain) -> Hit:
@@ -61,7 +47,7 @@ def hit_again(again: TrainedAgain) -> Hit:
     return Hit(where, again.runs[0][0], again.runs[-1][1], again.message, again.turn, again.cause, severity)
 
 
-def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, _Found]]:
+def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
     """Turn, id and spans of each sequence that trains anything."""
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
     if row is not None and len(found := _of_row(row, stated.facts)):
@@ -72,7 +58,7 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, _Found]]:
             yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, found
 
 
-def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> _Found:
+def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     mask = seen_by_loss(row)
     flags = [facts.get(name) for name in _LEFT_OUT]
     if mask is None or any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags):
@@ -80,22 +66,20 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> _Found:
     start, end = visible_part(row)
     if start or (len(mask) and mask[0]):
         return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
-    return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs)
+    return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs)
 
 
-def _of_call(turn: Turn) -> _Found:
+def _of_call(turn: Turn) -> list[_Span]:
     """The spans of a call: its completion, or the sampled parts of it; [] if its context is unknown."""
     if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
         return []
     before, size = len(turn.prompt_ids), len(turn.completion_ids)
     sampled = _sampled(turn.columns, size)
-    runs = [(0, size)] if sampled is None else _runs(sampled)
+    runs = [(0, size)] if sampled is None else trained_runs(sampled)
     logprobs = turn.completion_logprobs
     if logprobs is not None:
         logprobs = np.concatenate((np.full(before, np.nan), logprobs))
     seen = np.concatenate((turn.prompt_ids, turn.completion_ids))
-    if isinstance(runs, ManyRuns):
-        return _many_spans(seen, ManyRuns(runs.bounds + before), logprobs)
     return _spans(seen, [(start + before, end + before) for start, end in runs if end > start], logprobs)
 
 
@@ -109,26 +93,13 @@ def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
     return None
 
 
-def _runs(mask: Mask) -> _Runs:
-    """The trained runs, without a copy of the mask."""
-    if not len(mask):
-        return []
-    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
-    if len(edges) > 2 * MANY:
-        return ManyRuns.of(mask)
-    bounds = [*([0] if mask[0] else []), *edges.tolist(), *([len(mask)] if mask[-1] else [])]
-    return list(zip(bounds[::2], bounds[1::2], strict=True))
-
-
-def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> _Found:
+def _spans(ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None) -> list[_Span]:
     """The records of these trained runs, of the token after each, and of the end of the ids.
 
     This lets a row that trains a turn end match one that does not.
     """
     if not runs:
         return []
-    if isinstance(runs, ManyRuns):
-        return _many_spans(ids, runs, logprobs)
     data = np.ascontiguousarray(ids, np.int32).data.cast("B")
     hasher, at = blake2b(digest_size=8), 0
     found: list[_Span] = []
@@ -145,41 +116,6 @@ def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> _Found:
 def _ends_after(last: int, size: int) -> list[int]:
     """Where the spans after the last trained run end: after one token, and at the end of the ids."""
     return sorted({min(last + 1, size), size} - {last})
-
-
-def _many_spans(ids: Ids, runs: ManyRuns, logprobs: Logprobs | None) -> bytes:
-    """The same records for very many runs, some of them at a time."""
-    data = np.ascontiguousarray(ids, np.int32).data.cast("B")
-    hasher, at = blake2b(digest_size=8), 0
-    records = BytesIO()  # its content is not copied in the end
-    for first in range(0, len(runs), _AT_ONCE):
-        starts, ends = runs.bounds[first : first + _AT_ONCE].T
-        found = np.zeros(2 * len(starts), SPAN)
-        found["end"][::2], found["end"][1::2] = ends, ends + 1
-        found["tokens"][::2] = ends - starts
-        found["logprob"] = np.nan
-        if logprobs is not None:
-            # `[N]` the `_sum` of each run; those of a token or two, of which there may be most, at once.
-            last = np.minimum(starts + 1, ends - 1)
-            two, head, tail = last > starts, logprobs[starts], logprobs[last]
-            out = np.where(two, head + tail, head)
-            real = (np.minimum(head, tail) > _LEAST) & (np.maximum(head, tail) < 0)
-            out[~real | (two & (head == tail))] = np.nan
-            for number in (ends - starts > 2).nonzero()[0]:
-                out[number] = _sum(logprobs[starts[number] : ends[number]])
-            found["logprob"][::2] = np.asarray(out)
-        if first + len(starts) == len(runs):
-            after = _ends_after(int(ends[-1]), len(ids))
-            found = np.concatenate((found[:-1], np.zeros(len(after), SPAN)))
-            found["end"][len(found) - len(after) :], found["logprob"][len(found) - len(after) :] = after, np.nan
-        digests = bytearray()
-        for end in (4 * found["end"].astype(np.int64)).tolist():
-            hasher.update(data[at:end])
-            at = end
-            digests += hasher.digest()
-        found["hash"] = np.frombuffer(digests, "<u8")
-        records.write(found.data)
-    return records.getvalue()
 
 
 def _sum(values: Logprobs) -> float:

@@ -16,7 +16,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import seen_by_loss
-from tito_audit.record.runs import ManyRuns, Run, each_run, trained_runs
+from tito_audit.record.runs import Run, trained_runs
 from tito_audit.rules._words import shown
 
 _EQUAL = 4
@@ -81,7 +81,7 @@ def _certainty(evidence: Evidence) -> Certainty:
     inside: list[int] = []
     for part in parts:
         edges = {edge for run in part.runs for edge in run}
-        for start, end in each_run(part.zeros & part.trained):
+        for start, end in trained_runs(part.zeros & part.trained):
             lengths.append(end - start)
             if edges.isdisjoint((start, end)):
                 inside.append(end - start)
@@ -172,7 +172,6 @@ class SampledValues:
         runs = self.runs
         if runs and _constant(self, runs):
             return [runs]
-        runs = runs.long(_EQUAL) if isinstance(runs, ManyRuns) else runs
         return [[run] for run in runs if _constant(self, [run])]
 
 
@@ -216,10 +215,7 @@ def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
     start, end = parts[0]
     if end - start > 1 and values.logprobs[start] != values.logprobs[start + 1]:
         return False  # the quick exit: most runs differ at once
-    if isinstance(parts, ManyRuns):
-        where = parts.moved(0, len(values.logprobs)).nonzero()[0]
-    else:
-        where = np.concatenate([np.arange(start, end) for start, end in parts])
+    where = np.concatenate([np.arange(start, end) for start, end in parts])
     mine = values.logprobs[where]
     if len(mine) < _EQUAL or not np.isfinite(mine).all():
         return False

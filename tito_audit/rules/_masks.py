@@ -17,7 +17,7 @@ from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.reading import places, slides_in_words
 from tito_audit.record.rollout import TrainingRow
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rules._words import shown
 
@@ -147,7 +147,7 @@ def _rewritten(view: RowView, trained: Mask) -> Mask:
     """Trained answer tokens that drifted: re-encoded forms of sampled ones, which belong to the TOK and TPL
     rules."""
     out = view.drifted & trained & ~view.sampled
-    for start, end in each_run(view.drifted & ~view.sampled):
+    for start, end in trained_runs(view.drifted & ~view.sampled):
         # The text of an answer may now encode as a control token, whose role is no longer the answer's.
         if start > 0 and end < len(out) and view.turn[start - 1] == view.turn[end] >= 0:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import sampled_values
 from tito_audit.rules._words import counted
@@ -58,7 +58,7 @@ def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
         if values.shifted or values.ordinary:
             continue
         for cause, wrong in (("not recorded", np.isnan(values.logprobs)), ("infinite", np.isinf(values.logprobs))):
-            for start, end in each_run(wrong & values.trained):
+            for start, end in trained_runs(wrong & values.trained):
                 has = "has" if end - start == 1 else "have"
                 what = "no logprob (null or NaN)" if cause == "not recorded" else "an infinite logprob"
                 message = (

@@ -10,7 +10,7 @@ from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted
@@ -67,7 +67,7 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
             yield _hit(evidence, values, start, end, len(marked), in_loss)
             continue
         del in_loss  # not needed while there may be very many
-        for start, end in each_run(above):
+        for start, end in trained_runs(above):
             yield _hit(evidence, values, start, end, end - start, None)
 
 

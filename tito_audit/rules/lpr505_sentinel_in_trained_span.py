@@ -14,7 +14,7 @@ from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import CHANCE, LONG, SampledValues, certainty, sampled_values
 from tito_audit.rules._words import counted
@@ -77,13 +77,13 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     for values in sampled_values(evidence):
         if values.shifted:
             continue
-        for start, end in () if values.ordinary else each_run(values.placeholders & values.trained):
+        for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
             yield _hit(
                 evidence, values, start, end, f"the placeholder {shows} instead of a logprob", f"sentinel {shows}"
             )
         if values.expected is not None:
-            for start, end in each_run(_refuted(values, values.expected)):
+            for start, end in trained_runs(_refuted(values, values.expected)):
                 said = "a logprob of 0 where the call recorded another value"
                 yield _hit(evidence, values, start, end, said, "sentinel 0")
         else:
@@ -126,7 +126,7 @@ def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, i
     for start, end in values.runs:
         edges[0, start] = edges[1, end] = True
     whole = sorted(run for parts in values.constant_stretches for run in parts)
-    for start, end in each_run(marked):
+    for start, end in trained_runs(marked):
         run = end - start
         # A stretch of nothing but zeros is LPR506's.
         around = bisect_right(whole, start, key=itemgetter(0)) - 1

@@ -13,7 +13,7 @@ from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, hidden_and_trained
-from tito_audit.record.runs import each_run, trained_runs
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
@@ -114,7 +114,7 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     if mask is None:
         return
     origins_of = _Origins(mask.view)
-    for start, end in each_run(mask.not_sampled if hidden is None else mask.not_sampled & ~hidden):
+    for start, end in trained_runs(mask.not_sampled if hidden is None else mask.not_sampled & ~hidden):
         roles = Counter(origins_of.role(position) for position in range(start, end))
         off = bool(mask.off[start:end].all())
         cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.among else _cause(roles)
@@ -131,7 +131,7 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
 
 def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]:
     """A hit for each run of trained tokens that the attention mask hides."""
-    for start, end in each_run(hidden):
+    for start, end in trained_runs(hidden):
         message = (
             f"{counted(end - start, 'trained token')} {'is' if end - start == 1 else 'are'} hidden by "
             "`attention_mask`; the loss trains what the model treats as padding"

@@ -8,7 +8,7 @@ from tito_audit.evidence.masks import sampled_turns
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import counted
@@ -60,7 +60,7 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
         # A run no longer than its slide misses its turn entirely; that is still not a choice of the trainer.
         if trained[number] or (mask.off[start] and end - start <= abs(mask.slide)):
             for a, b in spans:
-                for s, e in each_run(mask.not_trained[a:b]):
+                for s, e in trained_runs(mask.not_trained[a:b]):
                     yield _part(evidence, mask, a + s, a + e, turn)
         else:
             # Severity and message for a whole turn that is not trained.

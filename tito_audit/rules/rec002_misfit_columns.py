@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._masks import shifted
 from tito_audit.rules._words import counted, shown
@@ -98,7 +98,7 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
         return
     slide = _slide(labels, row.token_ids)
     marked = where.nonzero()[0]
-    runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else each_run(wrong)
+    runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong)
     for start, end in runs:
         count = int(wrong[start:end].sum())
         labels_are = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'}"

@@ -12,7 +12,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Mask, empty_ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import common_prefix
-from tito_audit.record.runs import each_run
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, listed, shown
 
@@ -77,7 +77,7 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
 
 def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known: int) -> Iterator[Hit]:
     """One hit for each run of unknown ids after the first `known` ones."""
-    for first, last in each_run(_unknown(evidence, ids[known:])):
+    for first, last in trained_runs(_unknown(evidence, ids[known:])):
         start, end = first + known, last + known
         wrong = ids[start:end]
         named = [str(i) for i in wrong[:_NAMED]] + (["…"] if len(wrong) > _NAMED else [])

@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
-
 from tito_audit.errors import ODD_VALUES, PluginError, in_words
 from tito_audit.evidence.judgement import JUDGEMENT
-from tito_audit.evidence.many import ManyDifferences, ManyExplained
 from tito_audit.evidence.model import Difference, Evidence, Explained, Sound
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import Finding, Severity, Skip
@@ -34,13 +31,11 @@ def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] 
     if not evidence.differences and not evidence.explained:
         return evidence  # nothing to explain, so its cache stays valid
     owners = _owners(tuple(rules))
-    explained: Sequence[Explained] = tuple(
-        Explained(one, *reason)
-        for one in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
-        if (reason := _reason(one, evidence, owners, selected)) is not None
+    explained = tuple(
+        Explained(difference, *reason)
+        for difference in evidence.differences
+        if (reason := _reason(difference, evidence, owners, selected)) is not None
     )
-    if isinstance(evidence.differences, ManyDifferences):
-        explained = _explained(evidence.differences, evidence, owners, selected)
     # The judgement of the row does not depend on why it differs.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=explained, memo=memo)
@@ -64,19 +59,6 @@ def _reason(
         if reason is not None:
             return rule.code, reason.cause, reason.what
     return None
-
-
-def _explained(
-    differences: ManyDifferences, evidence: Evidence, owners: _Owners, selected: frozenset[str] | None
-) -> ManyExplained:
-    """Very many differences with their reasons, each reason held once."""
-    reasons: dict[tuple[str, str, str] | None, int] = {}
-    numbers = np.fromiter(
-        (reasons.setdefault(_reason(one, evidence, owners, selected), len(reasons)) for one in differences),
-        np.int32,
-        len(differences),
-    )
-    return ManyExplained.of(differences, reasons, numbers)
 
 
 def check(
@@ -174,8 +156,6 @@ def _asked(
 
 def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
     """The explained differences by the code of their rule."""
-    if isinstance(evidence.explained, ManyExplained):
-        return evidence.explained.by_code()
     owned: dict[str, list[Explained]] = {}
     for one in evidence.explained:
         owned.setdefault(one.code, []).append(one)
