@@ -74,8 +74,8 @@ _SHAPES = 256
 @cache
 def all_formats() -> tuple[Format, ...]:
     """Every format, in the order they are tried."""
-    found = plugins(__name__, Format, lambda format: format.name)
-    return tuple(sorted(found, key=lambda format: (format.precedence, format.name)))
+    formats = plugins(__name__, Format, lambda format: format.name)
+    return tuple(sorted(formats, key=lambda format: (format.precedence, format.name)))
 
 
 def pick_format(row: Row) -> Format:

@@ -49,16 +49,16 @@ def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[Logg
     """The calls of a trajectory's exchanges at `path` as threads, each in the order of its requests."""
     if not isinstance(exchanges, Mapping):
         raise RecordError("exchanges is not an object with one list for each kind of endpoint")
-    found: list[list[LoggedCall]] = []
+    lines: list[list[LoggedCall]] = []
     for kind in KINDS:
         listed = exchanges.get(kind)
         if listed is None:
             continue
         if not isinstance(listed, list | tuple):
             raise RecordError(f"exchanges.{kind} is not a list")
-        in_time = _in_time([_parts_of(one, f"exchanges.{kind}[{n}]") for n, one in enumerate(listed)])
-        found += threads([c for n in in_time for c in _calls(root, kind, listed[n], (*path, kind, n))])
-    return found
+        in_time = _in_time([_parts_of(exchange, f"exchanges.{kind}[{n}]") for n, exchange in enumerate(listed)])
+        lines += threads([c for n in in_time for c in _calls(root, kind, listed[n], (*path, kind, n))])
+    return lines
 
 
 def _parts_of(exchange: object, where: str) -> Mapping[str, Any]:
@@ -92,14 +92,17 @@ def _calls(root: Row, kind: str, exchange: Mapping[str, Any], path: Path) -> lis
 
 def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
     """The call of an Anthropic Messages exchange."""
-    asked, answer = _anthropic_request(request), _anthropic_answer(response)
+    sent = _anthropic_request(request)
+    # The answer is not a message if it holds anything but text, thinking and tool calls.
+    wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
+    answer = as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
     turn = call_turn(response, "exchanges.messages[].response")
     return LoggedCall(
         turn,
         partial(CallSource, entry=path),
-        prompt=asked.messages if answer is not None else (),
+        prompt=sent.messages if answer is not None else (),
         answer=answer,
-        tools=asked.tools,
+        tools=sent.tools,
         template_kwargs=template_kwargs(request),
         stated=request_facts(request, response),
         wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
@@ -127,7 +130,7 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
         turn = Turn(prompt_ids=None, completion_ids=None)
         yield LoggedCall(turn, CallSource, before, _answer(output), wants_ids=False, **fields)
         return
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, Mapping) for one in listed):
+    if not isinstance(listed, list | tuple) or not all(isinstance(entry, Mapping) for entry in listed):
         raise RecordError("token_generations is not a list of generations (objects)")
     for number, generation in enumerate(listed):
         own = _indices(generation, len(output), number)
@@ -212,21 +215,15 @@ def _anthropic_request(request: Mapping[str, Any]) -> _ChatRequest:
     if system:
         wires.append({"role": "system", "content": _joined(system)})
     listed = request.get("messages")
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, Mapping) for one in listed):
+    if not isinstance(listed, list | tuple) or not all(isinstance(entry, Mapping) for entry in listed):
         raise RecordError("request.messages is not a list of messages (objects)")
-    known = not wires or wires[0]["content"] is not None
+    complete = not wires or wires[0]["content"] is not None
     for message in listed:
-        made = _wires(message)
-        known = known and made is not None
-        wires += made or []
-    messages = tuple(as_message(wire, "request.messages") for wire in wires) if known else ()
+        chat_wires = _wires(message)
+        complete = complete and chat_wires is not None
+        wires += chat_wires or []
+    messages = tuple(as_message(wire, "request.messages") for wire in wires) if complete else ()
     return _ChatRequest(messages, _tools(request.get("tools")))
-
-
-def _anthropic_answer(response: Mapping[str, Any]) -> Message | None:
-    """The answer as an assistant message; None if it holds anything but text, thinking and tool calls."""
-    wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
-    return as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
 
 
 def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -250,12 +247,12 @@ def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             arguments = json.dumps(block.get("input") or {}, default=str)
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind == "tool_result" and (told := _joined(block.get("content"))) is not None:
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told})
+        elif kind == "tool_result" and (result_text := _joined(block.get("content"))) is not None:
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result_text})
         else:
             return None
-    said = [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else texts[0] if texts else None
-    wire: dict[str, Any] = {"role": role, "content": said}
+    body = [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else texts[0] if texts else None
+    wire: dict[str, Any] = {"role": role, "content": body}
     if thoughts:
         wire["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -306,7 +303,7 @@ def trajectory_parts(
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
     known = tuple(version for version in versions if type(version) is int)
     facts = replace(stated, policy_versions=known if len(known) == len(versions) else ())
-    parts = [_history(root, one, at, place, name, facts) for one, at in _histories(trajectory, path)]
+    parts = [_history(root, history, at, place, name, facts) for history, at in _histories(trajectory, path)]
     exchanges = trajectory.get("exchanges")
     if exchanges is not None:
         for calls in exchange_threads(root, exchanges, (*path, "exchanges")):
@@ -346,20 +343,20 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
             wire = message_wire(entry) if isinstance(entry, Mapping) else entry
             messages.append(as_message(wire, f"{path_text(path)}[{index}]"))
             continue
-        found = choice_call({}, entry, entry)
-        if found.message is None:
+        choice = choice_call({}, entry, entry)
+        if choice.message is None:
             raise RecordError(f"{path_text(path)}[{index}].message is not an assistant message")
-        messages.append(found.message)
+        messages.append(choice.message)
         # The turn of a choice, with the trajectory's weight version if that did not change along the way.
-        turn = found.turn
+        turn = choice.turn
         versions = stated.policy_versions
-        known = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
-        turns.append(replace(turn, message_index=index, weight_versions=known))
+        weight_versions = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
+        turns.append(replace(turn, message_index=index, weight_versions=weight_versions))
         at = (*path, index)
         alone = Exchange({}, (entry,), (), (at,))
-        sources.append(partial(choice_source, root, alone, at, at, found.turn))
-        wanted |= found.wants_ids
-        copies = copies or found.disagreement or ""
+        sources.append(partial(choice_source, root, alone, at, at, choice.turn))
+        wanted |= choice.wants_ids
+        copies = copies or choice.disagreement or ""
     facts = replace(stated, copies_disagree=copies, ids_wanted=wanted)
     tools = as_tools(history.get("tools"), path_text((*path[:-1], "tools")))
     return Part(

@@ -74,14 +74,14 @@ def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple
 
     Environments add their own; a list as long as the tokens has to move with them.
     """
-    found: dict[str, tuple[Raw, MovePolicy]] = {}
+    columns: dict[str, tuple[Raw, MovePolicy]] = {}
     for name, value in row.items():
         if name in _NOT_PER_TOKEN or not is_list(value):
             continue
         entries: Any = value if index is None else value[index] if index < len(value) else None
         if is_list(entries) and (name in TOKEN_COLUMNS or is_numbers(entries)):
-            found[name] = (entries, TOKEN_COLUMNS.get(name, policy_of(name)))
-    return found
+            columns[name] = (entries, TOKEN_COLUMNS.get(name, policy_of(name)))
+    return columns
 
 
 def sample_messages(value: object, where: str) -> tuple[Message, ...]:

@@ -66,7 +66,7 @@ class PartRows:
     def read(self, row: Row, place: Place) -> Sequence[Rollout]:
         """One rollout for each thread."""
         rollouts = (part.rollout for part in self.parts(row, place))
-        return tuple(replace(one, place=replace(place, item=item)) for item, one in enumerate(rollouts))
+        return tuple(replace(rollout, place=replace(place, item=item)) for item, rollout in enumerate(rollouts))
 
     def sources(self, row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
         """Where the row stores the calls of each thread."""
@@ -74,7 +74,7 @@ class PartRows:
 
     def update(self, row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         """The row with its repaired threads; RecordError for a fork."""
-        items = [one.rollout.place.item for one in repaired]
+        items = [part.rollout.place.item for part in repaired]
         if len(set(items)) != len(items):
             raise RecordError("this format holds each conversation once and cannot hold the parts of a fork")
         stays = "this format cannot leave out a call of a conversation"
@@ -82,22 +82,22 @@ class PartRows:
 
 
 def chat_calls(
-    root: Row, request: Mapping[str, Any], response: Mapping[str, Any], asked: Path, path: Path
+    root: Row, request: Mapping[str, Any], response: Mapping[str, Any], request_path: Path, path: Path
 ) -> list[LoggedCall]:
     """One call for each choice of a chat answer or completion at `path` of the row; [] if it has none."""
     listed = response.get("choices")
     if isinstance(listed, list | tuple) and not listed:
         return []
-    found = Exchange(request, (response,), (asked,), (path,))
+    exchange = Exchange(request, (response,), (request_path,), (path,))
     fields, before = request_fields(request), request_messages(request)
     calls = []
     for number, choice in enumerate(choices(response)):
         at = path if choice is response else (*path, "choices", number)
-        one = choice_call(request, response, choice, number)
-        source = partial(choice_source, root, found, path, at, one.turn)
-        stated = replace(request_facts(request, response), copies_disagree=one.disagreement or "")
+        call = choice_call(request, response, choice, number)
+        source = partial(choice_source, root, exchange, path, at, call.turn)
+        stated = replace(request_facts(request, response), copies_disagree=call.disagreement or "")
         calls.append(
-            LoggedCall(one.turn, source, before, one.message, stated=stated, wants_ids=one.wants_ids, **fields)
+            LoggedCall(call.turn, source, before, call.message, stated=stated, wants_ids=call.wants_ids, **fields)
         )
     return calls
 
@@ -116,14 +116,14 @@ def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]
         if line is None:
             lines.append(line := [])
         line.append(exchange)
-    found: list[list[LoggedCall]] = []
+    main: list[list[LoggedCall]] = []
     alternatives: list[list[LoggedCall]] = []
     for line in lines:
-        kept = [_continued(exchange, line[number + 1 :]) for number, exchange in enumerate(line)]
-        found.append([exchange[k] for exchange, k in zip(line, kept, strict=True)])
-        for exchange, k in zip(line, kept, strict=True):
+        continued = [_continued(exchange, line[number + 1 :]) for number, exchange in enumerate(line)]
+        main.append([exchange[k] for exchange, k in zip(line, continued, strict=True)])
+        for exchange, k in zip(line, continued, strict=True):
             alternatives += [[call] for n, call in enumerate(exchange) if n != k]
-    return [*found, *alternatives]
+    return [*main, *alternatives]
 
 
 def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated) -> Part:
@@ -132,10 +132,10 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
     messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
     # Facts that only one call states and that apply to all.
     copies = next((call.stated.copies_disagree for call in calls if call.stated.copies_disagree), "")
-    said = replace(last.stated, copies_disagree=copies).overlaid(stated)
-    rollout = Rollout(place, name, messages, last.tools, last.template_kwargs, stated=said)
+    facts = replace(last.stated, copies_disagree=copies).overlaid(stated)
+    rollout = Rollout(place, name, messages, last.tools, last.template_kwargs, stated=facts)
     if not any(call.wants_ids for call in calls):
-        return Part(replace(rollout, stated=said.without_ids()), ())
+        return Part(replace(rollout, stated=facts.without_ids()), ())
     turns: list[Turn] = []
     limit = len(messages)
     for call in reversed(calls):
@@ -159,7 +159,7 @@ def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCa
     for number, call in enumerate(exchange):
         if call.answer is None or not call.prompt:
             continue
-        said = (*call.prompt, call.answer)
-        if any(same_messages(later[0].prompt[: len(said)], said) for later in after):
+        conversation = (*call.prompt, call.answer)
+        if any(same_messages(later[0].prompt[: len(conversation)], conversation) for later in after):
             return number
     return 0

@@ -89,13 +89,13 @@ def call_turn(
     logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
         (name for name in CALL_LOGPROBS if name in entry and isinstance(entry[name], dict | Mapping)), None
     )
-    taken = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
+    read_names = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
         turn = turn_of_tokens(
             (prompt_name or "", entry.get(prompt_name or "")),
             (completion_name or "", entry.get(completion_name or "")),
             lambda: flat_logprobs(entry, logprobs_name),
-            other_columns(entry, taken),
+            other_columns(entry, read_names),
         )
         sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
         if is_messages(sent):
@@ -161,8 +161,8 @@ def updated_call(
             columns[old.name] = logprobs_as_logged(values, original)
         else:
             columns[old.name] = as_logged(values, original)
-    known = {column.name for column in before.columns}
-    columns |= {new.name: added_column(entry, new) for new in after.columns if new.name not in known}
+    names_before = {column.name for column in before.columns}
+    columns |= {new.name: added_column(entry, new) for new in after.columns if new.name not in names_before}
     return _with_prompt(with_values(entry, columns), before, after, skip)
 
 
@@ -183,15 +183,15 @@ def written_once(turns: Sequence[Turn], messages: Sequence[Message]) -> tuple[Tu
     If two name the same message, as a retry does, it belongs to the later one; the other keeps what it was sent.
     """
     limit = len(messages)
-    found: list[Turn] = []
+    kept_turns: list[Turn] = []
     for turn in reversed(turns):
         index = turn.message_index
         if index is not None and index >= limit:
             turn = replace(turn, message_index=None, prompt_messages=tuple(messages[:index]))
         elif index is not None:
             limit = index
-        found.append(turn)
-    return tuple(reversed(found))
+        kept_turns.append(turn)
+    return tuple(reversed(kept_turns))
 
 
 def finish_reason(entry: Mapping[str, Any]) -> str | None:
@@ -214,10 +214,10 @@ def stop_string(entry: Mapping[str, Any]) -> str | None:
     if reason is None:
         return None
     if not isinstance(reason, str) and isinstance(reason, dict | Mapping):
-        found = reason.get("matched")
+        text = reason.get("matched")
     else:
-        found = entry.get("stop_reason") or entry.get("matched_stop")
-    return found if isinstance(found, str) and found and reason is not None else None
+        text = entry.get("stop_reason") or entry.get("matched_stop")
+    return text if isinstance(text, str) and text and reason is not None else None
 
 
 def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -240,7 +240,7 @@ def version_spans(value: object, tokens: int = 0) -> tuple[tuple[str, int, int],
     if not is_list(value):
         return ()
     entries = plain(value)
-    if len(entries) == tokens > len(set(map(str, entries))) and all(isinstance(one, str | int) for one in entries):
+    if len(entries) == tokens > len(set(map(str, entries))) and all(isinstance(v, str | int) for v in entries):
         cuts = [0, *(at for at in range(1, tokens) if entries[at] != entries[at - 1]), tokens]
         return tuple((str(entries[a]), a, b) for a, b in pairwise(cuts) if str(entries[a]) != "-1")
     spans: list[tuple[str, int, int]] = []
@@ -342,25 +342,21 @@ def stated_facts(row: Mapping[str, Any]) -> Stated:
     group = next((row[name] for name in _GROUPS if name in row and isinstance(row[name], int | str)), None)
     facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
     if not _RARE.isdisjoint(row):
-        facts |= _rare_facts(row)
+        spans = version_spans(row.get("weight_versions"))
+        rare = {"weight_versions": weight_versions(row), "weight_spans": spans, _GRIDS: _image_grids(row)}
+        facts |= {name: value for name, value in rare.items() if value}
     return Stated(model=model, tokenizer=tokenizer, group=group, facts=facts)
-
-
-def _rare_facts(row: Mapping[str, Any]) -> dict[str, object]:
-    spans = version_spans(row.get("weight_versions"))
-    facts = {"weight_versions": weight_versions(row), "weight_spans": spans, _GRIDS: _image_grids(row)}
-    return {name: value for name, value in facts.items() if value}
 
 
 def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     """The grids of patches (time, height, width) of a row's images; () if it names none."""
-    held = (value for name in _PICTURE_INPUTS if isinstance(value := row.get(name), dict | Mapping))
-    grids: Any = next((grid for one in (row, *held) if is_list(grid := one.get(_GRIDS))), ())
+    inputs = (value for name in _PICTURE_INPUTS if isinstance(value := row.get(name), dict | Mapping))
+    grids: Any = next((grid for holder in (row, *inputs) if is_list(grid := holder.get(_GRIDS))), ())
     try:
-        found = [tuple(int(side) for side in grid) for grid in grids]
+        sizes = [tuple(int(side) for side in grid) for grid in grids]
     except (TypeError, ValueError, OverflowError):
         return ()
-    return tuple((one[0], one[1], one[2]) for one in found) if all(len(one) == 3 for one in found) else ()
+    return tuple((grid[0], grid[1], grid[2]) for grid in sizes) if all(len(grid) == 3 for grid in sizes) else ()
 
 
 def real_name(value: object) -> str | None:
@@ -376,8 +372,8 @@ def real_name(value: object) -> str | None:
 
 def one_model(names: Sequence[object]) -> str | None:
     """The one real name among those of several calls; None if there is none or more than one."""
-    found = {name for one in names if (name := real_name(one)) is not None}
-    return found.pop() if len(found) == 1 else None
+    real_names = {name for logged in names if (name := real_name(logged)) is not None}
+    return real_names.pop() if len(real_names) == 1 else None
 
 
 def model_facts(row: Mapping[str, Any]) -> Stated:
@@ -396,7 +392,7 @@ def _in_row(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
     if _NAMED_OR_HELD.isdisjoint(row):
         return None
     objects = [row, *(value for name in _CONTAINERS if isinstance(value := row.get(name), dict | Mapping))]
-    return next((found for one in objects for name in names if (found := real_name(one.get(name)))), None)
+    return next((real for holder in objects for name in names if (real := real_name(holder.get(name)))), None)
 
 
 def _of_calls(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[str | None]:
@@ -414,12 +410,12 @@ def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) 
     parsed the calls from the model's text, which the messages then do not hold.
     """
     functions = (tool.get("function", tool) for tool in tools)
-    known = {
+    offered = {
         function.get("name")
         for function in functions
         if isinstance(function, Mapping) and isinstance(function.get("name"), str)
     }
-    return any(call.name not in known for message in messages for call in message.tool_calls)
+    return any(call.name not in offered for message in messages for call in message.tool_calls)
 
 
 # Why the sampled turns of a training row ended
@@ -459,11 +455,11 @@ def _named_reasons(row: object) -> tuple[str | None, ...]:
         return ()
     for name in _EACH:
         value: Any = row.get(name)
-        if is_list(value) and all(one is None or isinstance(one, str | Mapping) for one in value):
-            words = tuple(_finish_word(one) for one in value)
+        if is_list(value) and all(entry is None or isinstance(entry, str | Mapping) for entry in value):
+            words = tuple(_finish_word(entry) for entry in value)
             if any(words):
                 return words
-    word = next((found for name in _ONE if (found := _finish_word(row.get(name)))), None)
+    word = next((text for name in _ONE if (text := _finish_word(row.get(name)))), None)
     return () if word is None else (word,)
 
 

@@ -223,29 +223,29 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
     return name, value
 
 
-def other_columns(row: Mapping[str, Any], taken: Collection[str]) -> dict[str, tuple[Raw, MovePolicy]]:
-    """Every list that may have one entry per token, except those in `taken`; lengths decide later what fits.
+def other_columns(row: Mapping[str, Any], read_names: Collection[str]) -> dict[str, tuple[Raw, MovePolicy]]:
+    """Every list that may have one entry per token, except those in `read_names`; lengths decide later what fits.
 
     An unknown list of numbers as long as the tokens is taken to describe them: it has to move with them.
     """
-    found: dict[str, tuple[Raw, MovePolicy]] = {}
+    columns: dict[str, tuple[Raw, MovePolicy]] = {}
     for name, value in row.items():
-        if name in taken or not isinstance(value, _LISTS) or len(value) < 2:
+        if name in read_names or not isinstance(value, _LISTS) or len(value) < 2:
             continue
         policy = policy_of(name)
         if policy is not MovePolicy.MOVE or is_numbers(value):
-            found[name] = (value, policy)
-    return found
+            columns[name] = (value, policy)
+    return columns
 
 
 def lists_of_lengths(
-    row: Mapping[str, Any], taken: Collection[str], sizes: Collection[int]
+    row: Mapping[str, Any], read_names: Collection[str], sizes: Collection[int]
 ) -> dict[str, tuple[Raw, MovePolicy]]:
-    """Every list of one of these lengths, except those in `taken`."""
+    """Every list of one of these lengths, except those in `read_names`."""
     return {
         name: (value, policy_of(name))
         for name, value in row.items()
-        if name not in taken and is_list(value) and len(value) in sizes
+        if name not in read_names and is_list(value) and len(value) in sizes
     }
 
 
@@ -285,13 +285,13 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
     if not isinstance(logged, _LISTS) and isinstance(logged, dict | Mapping):
         tokens = logged.get("content")
         if is_list(tokens):
-            tokens = [one.get("top_logprobs") if isinstance(one, Mapping) else None for one in tokens[:_FIRST]]
+            tokens = [t.get("top_logprobs") if isinstance(t, Mapping) else None for t in tokens[:_FIRST]]
         else:
             tokens = logged.get("top_logprobs")
     if not is_list(tokens) or not len(tokens) or isinstance(tokens[0], int | float):
         return ()
-    found = (_values(token) for token in tokens[:_FIRST])
-    return tuple(values for values in found if len(values) > 1)
+    likeliest = (_values(token) for token in tokens[:_FIRST])
+    return tuple(values for values in likeliest if len(values) > 1)
 
 
 def _values(top: Any) -> tuple[float, ...]:
@@ -299,7 +299,7 @@ def _values(top: Any) -> tuple[float, ...]:
     if isinstance(top, dict | Mapping):
         entries = list(top.values())[:_MOST]
     elif is_list(top):
-        entries = [one.get("logprob") if isinstance(one, Mapping) else one for one in _part(top)]
+        entries = [number.get("logprob") if isinstance(number, Mapping) else number for number in _part(top)]
     numbers = {float(entry) for entry in entries if isinstance(entry, int | float) and not isinstance(entry, bool)}
     return tuple(sorted(numbers, reverse=True))
 
@@ -329,12 +329,12 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
         if any(is_unknown(value) for value in new):
             return [None if is_unknown(value) else as_whole(value) for value in new]
         try:
-            made = np.array([as_whole(value) for value in new], dtype)
+            array = np.array([as_whole(value) for value in new], dtype)
         except OverflowError:
-            made = np.empty(0, dtype)
-        if len(made) != len(new) or not np.array_equal(made, np.array(new)):
+            array = np.empty(0, dtype)
+        if len(array) != len(new) or not np.array_equal(array, np.array(new)):
             raise RecordError(f"a column of {dtype} in this table cannot hold the repaired values")
-        return made
+        return array
     return _as_list(new, list(original) if is_list(original) else [])
 
 

@@ -105,27 +105,27 @@ def told_by(format: Format, row: Row) -> tuple[str, ...]:
     paths = _paths(row)
     ways = format.signature.by_keys
     for way in ways:
-        found = [_first(paths, group.names) for group in way.required]
-        if all(path is not None for path in found):
+        required = [_first(paths, group.names) for group in way.required]
+        if all(path is not None for path in required):
             more = [_first(paths, group.names) for group in way.optional]
-            return tuple(dict.fromkeys(path for path in (*found, *more) if path is not None))
+            return tuple(dict.fromkeys(path for path in (*required, *more) if path is not None))
     every = (_first(paths, (key,)) for way in ways for group in way.required for key in group.names)
     return tuple(dict.fromkeys(path for path in every if path is not None))
 
 
-def near_formats(row: Row, formats: Sequence[Format], taken: str | None, most: int = 3) -> tuple[Near, ...]:
+def near_formats(row: Row, formats: Sequence[Format], read_as: str | None, most: int = 3) -> tuple[Near, ...]:
     """Formats that the row nearly matches, the nearest first."""
     paths = _paths(row)
-    found: list[tuple[tuple[int, int], Near]] = []
+    ranked: list[tuple[tuple[int, int], Near]] = []
     for format in formats:
-        if format.name in (taken, "generic"):  # plain columns are in rows of many formats
+        if format.name in (read_as, "generic"):  # plain columns are in rows of many formats
             continue
         fits = format.matches(row)
         near = _nearest(paths, format, fits)
         if near is not None and (fits or _worth_a_word(near)):
-            found.append(((len(near.lacks) + len(near.excess) if not fits else 0, -len(near.has)), near))
-    found.sort(key=lambda pair: pair[0])
-    return tuple(near for _, near in found[:most])
+            ranked.append(((len(near.lacks) + len(near.excess) if not fits else 0, -len(near.has)), near))
+    ranked.sort(key=lambda pair: pair[0])
+    return tuple(near for _, near in ranked[:most])
 
 
 def _nearest(paths: Sequence[str], format: Format, fits: bool) -> Near | None:
@@ -162,7 +162,7 @@ def _first(paths: Sequence[str], names: Sequence[str]) -> str | None:
 
 def _paths(row: Row) -> list[str]:
     """Paths of everything that is in a row and not null, level by level: `choices[].token_ids`."""
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     level: list[tuple[str, Any]] = [("", row)]
     looked = 0
     for _ in range(_DEEP):
@@ -170,13 +170,13 @@ def _paths(row: Row) -> list[str]:
         for path, value in level:
             looked += 1
             if looked > _NODES:
-                return list(found)
-            below += _inside(path, value, found)
+                return list(paths)
+            below += _inside(path, value, paths)
         level = below
-    return list(found)
+    return list(paths)
 
 
-def _inside(path: str, value: Any, found: dict[str, None]) -> Iterator[tuple[str, Any]]:
+def _inside(path: str, value: Any, paths: dict[str, None]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if inner is None:
@@ -184,7 +184,7 @@ def _inside(path: str, value: Any, found: dict[str, None]) -> Iterator[tuple[str
             # A model's output may be used as a key; a path has to be readable.
             short = str(key) if len(str(key)) <= _LONG else f"{str(key)[:_LONG]}…"
             name = f"{path}.{short}" if path else short
-            found.setdefault(name)
+            paths.setdefault(name)
             if isinstance(inner, Mapping | list | tuple):
                 yield name, inner
     elif isinstance(value, list | tuple):
@@ -202,9 +202,9 @@ def wrapped_at(row: Row, formats: Sequence[Format]) -> tuple[str, str] | None:
         # A message may hold ids, but then the row is the object around it.
         if "role" in inner:
             continue
-        found = next((form.name for form in formats if form.matches(inner)), None)
-        if found is not None:
-            return path, found
+        name = next((form.name for form in formats if form.matches(inner)), None)
+        if name is not None:
+            return path, name
     return None
 
 
@@ -254,17 +254,17 @@ def possible_formats(keys: Sequence[str], formats: Sequence[Format]) -> tuple[tu
 
     A format that matches whatever the values are is the last.
     """
-    row, found = _KeysOnly(keys), []
+    row, possible = _KeysOnly(keys), []
     for format in formats:
         try:
             certain = format.matches(row)
         except _ValueNeeded:
-            found.append((format, False))
+            possible.append((format, False))
             continue
         if certain:
-            found.append((format, True))
+            possible.append((format, True))
             break
-    return tuple(found)
+    return tuple(possible)
 
 
 _INTEGERS, _NUMBERS = "i", "ifb"
@@ -384,9 +384,9 @@ def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
             f"--map {unknown[0]}=…: no such column. The name on the left is one of "
             f"{', '.join(CANONICAL_COLUMNS)}; the log's own name goes on the right."
         )
-    found = {ours: _value_at(row, theirs) for ours, theirs in mapping.items()}
+    columns = {ours: _value_at(row, theirs) for ours, theirs in mapping.items()}
     rest = {name: value for name, value in row.items() if name not in set(mapping.values())}
-    return {**rest, **found}
+    return {**rest, **columns}
 
 
 def _value_at(row: Row, path: str) -> Any:
@@ -481,14 +481,14 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
     Judged by names and first values; `mapped` are columns that the user named. Searches objects in the row and its
     first call.
     """
-    found: list[tuple[str, str]] = []
+    unread: list[tuple[str, str]] = []
     signature = {key for by_key in format.signature.by_keys for group in by_key.keys for key in group.names}
-    known = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}
+    read_names = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}
     for (path, name, value), _ in zip(_columns(row), range(_MOST), strict=False):
-        kind = None if name in known or path in mapped else _looks_like(name, value)
+        kind = None if name in read_names or path in mapped else _looks_like(name, value)
         if kind is not None and not _is_read(kind, value, rollouts):
-            found.append((kind, path))
-    return tuple(found)
+            unread.append((kind, path))
+    return tuple(unread)
 
 
 def _columns(row: Row) -> Iterator[tuple[str, str, Any]]:
@@ -521,7 +521,7 @@ def _looks_like(name: str, value: Any) -> str | None:
     kinds = set(map(type, first)) - {type(None)}
     if not kinds or not kinds <= {int, float, bool}:
         return None
-    numbers = [one for one in first if one is not None]
+    numbers = [entry for entry in first if entry is not None]
     if float in kinds:
         return "logprobs" if _LOGPROBS.search(words) and max(numbers) <= 0 > min(numbers) else None
     if set(numbers) <= {0, 1}:
@@ -540,21 +540,21 @@ def _is_read(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
         except (OverflowError, TypeError, ValueError):
             return True  # no ids
         sequences = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
-        sequences += [turn.completion_ids for one in rollouts for turn in one.turns]
-        sequences += [turn.seen_ids for one in rollouts for turn in one.turns]
-        sequences += [one.training_row.token_ids for one in rollouts if one.training_row is not None]
+        sequences += [turn.completion_ids for rollout in rollouts for turn in rollout.turns]
+        sequences += [turn.seen_ids for rollout in rollouts for turn in rollout.turns]
+        sequences += [rollout.training_row.token_ids for rollout in rollouts if rollout.training_row is not None]
         return any(
             ids is not None
             and (part.tobytes() in ids.tobytes() or (len(part) == len(ids) and bool((part[:-1] == ids[1:]).all())))
             for ids in sequences
         )
     columns = [column for rollout in rollouts for turn in rollout.turns for column in turn.columns]
-    columns += [c for one in rollouts if one.training_row is not None for c in one.training_row.columns]
-    given = np.array(value, dtype=np.float64)
+    columns += [c for r in rollouts if r.training_row is not None for c in r.training_row.columns]
+    floats = np.array(value, dtype=np.float64)
     return any(
-        len(column.values) == len(given)
+        len(column.values) == len(floats)
         and column.values.dtype.kind in "biuf"
         and column.role.value != "other"
-        and np.array_equal(column.values.astype(np.float64), given, equal_nan=True)
+        and np.array_equal(column.values.astype(np.float64), floats, equal_nan=True)
         for column in columns
     )

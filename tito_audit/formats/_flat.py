@@ -55,8 +55,8 @@ def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | No
     visible = as_floats(mask, "attention_mask") > 0
     if not visible.any() or visible.all():
         return row, Padding(), None
-    kept = np.flatnonzero(visible | trained_tokens(row, len(visible)))
-    start, end = int(kept[0]), int(kept[-1]) + 1
+    inside = np.flatnonzero(visible | trained_tokens(row, len(visible)))
+    start, end = int(inside[0]), int(inside[-1]) + 1
     hidden = None if visible[start:end].all() else ~visible[start:end]
     if end - start == len(visible):
         return row, Padding(), hidden
@@ -144,7 +144,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         ids,
         mask=None if mask is None else (mask, row[mask]),
         logprobs=flat_logprobs(row, logprobs),
-        other=other_columns(row, _taken(mask, logprobs)),
+        other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=prompt_length,
         # Only slime and miles write this length, and for them no mask means the whole response.
         absent_mask_trains_response=stated and mask is None,
@@ -178,7 +178,7 @@ def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
         np.concatenate([prompt, response]),
         mask=(mask, row[mask]),
         logprobs=flat_logprobs(row, logprobs),
-        other=other_columns(row, _taken(mask, logprobs)),
+        other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=len(prompt),
     )
     return _finished(trained, Padding(), hidden)
@@ -363,7 +363,7 @@ def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:
     return all(isinstance(entry, int | float) and entry == 1 for entry in mask)
 
 
-def _taken(mask: str | None, logprobs: str | None) -> set[str]:
+def _read_names(mask: str | None, logprobs: str | None) -> set[str]:
     """The columns that are not counted as others, including ids under every name."""
     return {mask or "", logprobs or "", *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, "attention_mask"}
 

@@ -92,12 +92,12 @@ class SampleRows:
         if samples is None:
             before = self.read_one(row, place)
             ones = repaired if self.forks else at_most_one_each([before], repaired)
-            return tuple(self.write_one(row, before, one) for one in ones)
+            return tuple(self.write_one(row, before, each_rollout) for each_rollout in ones)
         read = _samples_read(samples.rows, place, self.read_one)
         chosen = at_most_one_each(read, repaired)
         new = [self.write_one(*each) for each in zip(samples.rows, read, chosen, strict=True)]
-        made = put_back(row, samples, new, samples.ids)
-        return (row if made is row else samples.finished(row, made, new),)
+        updated = put_back(row, samples, new, samples.ids)
+        return (row if updated is row else samples.finished(row, updated, new),)
 
 
 def sample(
@@ -136,16 +136,16 @@ def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
     """Where a row stores the columns of its samples. Next to training rows, a mask that trains a whole sample
     marks a call."""
     mixed = any(rollout.training_row is not None for rollout in rollouts)
-    found = []
+    sources = []
     for number, rollout in enumerate(rollouts):
-        names = [column.name for one in (rollout.training_row, *rollout.turns) if one for column in one.columns]
+        names = [column.name for part in (rollout.training_row, *rollout.turns) if part for column in part.columns]
         there = {name: source for name in names if (source := samples.source(number, name)) is not None}
         columns = {name: (source,) for name, source in there.items()}
         mask = first_list(samples.rows[number], RESPONSE_MASKS) if mixed and rollout.turns else None
         implied = samples.source(number, mask) if mask is not None else None
         calls = tuple(CallSource(columns=columns) for _ in rollout.turns)
-        found.append(Sources(columns, calls, () if implied is None else (implied.path,)))
-    return found
+        sources.append(Sources(columns, calls, () if implied is None else (implied.path,)))
+    return sources
 
 
 def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
@@ -170,20 +170,23 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
                 values.setdefault(str(column), list(row[str(column)]))[int(place[0])] = value
             else:
                 values[str(column)] = value
-    made = {name: _in_kind(value, row.get(name)) for name, value in values.items()}
-    made |= {name: _spliced(row[name], changed) for name, changed in parts.items()}
-    return with_values(row, made)
+    columns: dict[str, Any] = {}
+    for name, value in values.items():
+        logged = row.get(name)
+        columns[name] = np.array(value, logged.dtype) if isinstance(logged, np.ndarray) else value
+    columns |= {name: _spliced(row[name], changed) for name, changed in parts.items()}
+    return with_values(row, columns)
 
 
 def _samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tuple[Rollout, ...]:
     """One rollout for each sample; RecordError naming the one that cannot be read."""
-    found = []
+    rollouts = []
     for item, sample in enumerate(samples):
         try:
-            found.append(read(sample, replace(place, item=item)))
+            rollouts.append(read(sample, replace(place, item=item)))
         except RecordError as error:
             raise RecordError(f"sample {item}: {error}") from None
-    return tuple(found)
+    return tuple(rollouts)
 
 
 def _spliced(original: Any, parts: Sequence[tuple[int, int, list[Any]]]) -> Any:
@@ -192,10 +195,6 @@ def _spliced(original: Any, parts: Sequence[tuple[int, int, list[Any]]]) -> Any:
     for start, end, own in reversed(parts):
         entries[start:end] = own
     return as_logged([entry.item() if isinstance(entry, np.generic) else entry for entry in entries], original)
-
-
-def _in_kind(values: Any, original: Any) -> Any:
-    return np.array(values, original.dtype) if isinstance(original, np.ndarray) else values
 
 
 # Batches: samples of trainers, with prompt and response ids and columns over the response, one list per sample
@@ -238,7 +237,7 @@ def sample_rollout(
     """
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
     trained: TrainingRow | None = flat_row(row, has_calls=False) if flat else split_row(row)
-    messages, asked = _messages(row, prompt)
+    messages, prompt_messages = _messages(row, prompt)
     turns: tuple[Turn, ...] = ()
     stated = stated_facts(row)
     if not any(filled(row.get(name)) for name in names):
@@ -246,7 +245,7 @@ def sample_rollout(
     elif trained is None:
         plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
         whole = with_finishes(split_row(row, of_one_call=True), row)
-        turns = (replace(call_turn(plain, prompt_messages=asked or None), as_row=whole),)
+        turns = (replace(call_turn(plain, prompt_messages=prompt_messages or None), as_row=whole),)
     tools = as_tools(parsed(row, "tools"), "tools")
     return Rollout(
         place, format_name, messages, tools, turns=turns, training_row=with_finishes(trained, row), stated=stated
@@ -279,11 +278,11 @@ def with_training_row(
 
 def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """All messages of a sample, if they include its answers, and the messages of its prompt."""
-    found = as_messages(parsed(row, "messages"), "messages")
-    if found and any(not message.given for message in found):
-        return found, ()
-    asked = found or as_messages(prompt, "prompt")
-    return asked, asked
+    messages = as_messages(parsed(row, "messages"), "messages")
+    if messages and any(not message.given for message in messages):
+        return messages, ()
+    prompt_messages = messages or as_messages(prompt, "prompt")
+    return prompt_messages, prompt_messages
 
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
@@ -336,9 +335,9 @@ def packed(row: Row) -> Samples | None:
         elif name in MASKS or name in ROW_LOGPROBS:
             if value is not None:
                 # It does not fit the samples; read as one sample, a rule can report it.
-                kept = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
+                flat_columns = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
                 whole = partial(_finished, ids, ((0, len(row[ids])),))
-                return Samples((kept,), lambda _, name: Source((name,)), ids, whole)
+                return Samples((flat_columns,), lambda _, name: Source((name,)), ids, whole)
         elif name == "tools" or (not is_list(value) and _applies_to_all(name, value)):
             rest[name] = value
     samples = tuple(
@@ -364,12 +363,12 @@ def packed(row: Row) -> Samples | None:
 def _finished(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
     """The new row with the new boundaries of its samples, and its counts."""
     sizes = [len(sample[ids]) for sample in samples]
-    made = with_values(new, _boundaries(old, cuts, sizes))
-    made = with_counts(made, total_counts(len(old[ids]), len(made[ids])))
-    again = packed(made)
+    counted_row = with_values(new, _boundaries(old, cuts, sizes))
+    counted_row = with_counts(counted_row, total_counts(len(old[ids]), len(counted_row[ids])))
+    again = packed(counted_row)
     if len(samples) > 1 and (again is None or [len(sample[again.ids]) for sample in again.rows] != sizes):
         raise RecordError("it would be unclear where one sample ends and the next begins")
-    return made
+    return counted_row
 
 
 def _ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges | None:
@@ -441,24 +440,24 @@ def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
     for names, read in _READERS.items():
         for name in names:
             values = _whole_numbers(row.get(name))
-            found = None if values is None else read(values, name, _Row(row, size))
-            if found is not None and len(found) > 1:
-                found_by[name] = found
+            ranges = None if values is None else read(values, name, _Row(row, size))
+            if ranges is not None and len(ranges) > 1:
+                found_by[name] = ranges
     if not found_by or size <= len(next(iter(found_by.values()))):
         return None
     (name, cuts), *others = found_by.items()
-    for other, found in others:
-        if _starts(found) != _starts(cuts):
+    for other, ranges in others:
+        if _starts(ranges) != _starts(cuts):
             raise RecordError(
                 f"{name} and {other} cut the row into different samples, so it is unclear where one ends"
             )
     # RecordError if tokens outside of all samples are not padding: trained, or visible and not all the same.
-    held = _Row(row, len(row[ids]))
-    outside = np.ones(held.size, np.bool_)
+    sizes = _Row(row, len(row[ids]))
+    outside = np.ones(sizes.size, np.bool_)
     for start, end in cuts:
         outside[start:end] = False
-    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & held.visible()).tolist()}
-    if len(seen) > 1 or (outside & held.trained()).any():
+    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & sizes.visible()).tolist()}
+    if len(seen) > 1 or (outside & sizes.trained()).any():
         count = int(outside.sum())
         raise RecordError(f"{count} tokens of the row are in none of the {len(cuts)} samples that {name} counts")
     return cuts

@@ -81,16 +81,16 @@ def is_response_object(value: Mapping[str, Any]) -> bool:
 
 def input_steps(params: Mapping[str, Any], where: str) -> list[Step]:
     """The steps of a request: `instructions` as a system message, then its input."""
-    found: list[Step] = []
+    found_steps: list[Step] = []
     instructions = params.get("instructions")
     if isinstance(instructions, str) and instructions:
-        found.append(_step({"role": "system", "content": instructions}, (), where))
-    given = params.get("input")
-    if isinstance(given, str):
-        found.append(_step({"role": "user", "content": given}, (), where))
-    elif given is not None:
-        found.extend(steps(given, f"{where}.input"))
-    return found
+        found_steps.append(_step({"role": "system", "content": instructions}, (), where))
+    request_input = params.get("input")
+    if isinstance(request_input, str):
+        found_steps.append(_step({"role": "user", "content": request_input}, (), where))
+    elif request_input is not None:
+        found_steps.extend(steps(request_input, f"{where}.input"))
+    return found_steps
 
 
 def steps(items: object, where: str) -> list[Step]:
@@ -99,13 +99,13 @@ def steps(items: object, where: str) -> list[Step]:
         raise RecordError(f"{where} is not a list of items")
     if not all(isinstance(item, Mapping) for item in items):
         raise RecordError(f"{where} holds something that is not an item (an object)")
-    found: list[Step] = []
+    formed: list[Step] = []
     run: list[Item] = []
     for item in items:
         if _type(item) in ("reasoning", "function_call") or _is_answer(item):
             run.append(item)
             continue
-        found.extend(_calls(run, where))
+        formed.extend(_calls(run, where))
         run = []
         if _type(item) in _KNOWN:
             # The message of an item that a model did not write.
@@ -114,8 +114,8 @@ def steps(items: object, where: str) -> list[Step]:
                 other_wire = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             else:
                 other_wire = {"role": item.get("role"), "content": _content(item.get("content"), where)}
-            found.append(_step(other_wire, (item,), where))
-    return [*found, *_calls(run, where)]
+            formed.append(_step(other_wire, (item,), where))
+    return [*formed, *_calls(run, where)]
 
 
 def unread_types(items: object) -> tuple[str, ...]:
@@ -306,61 +306,61 @@ class Generated:
 def exchange(row: Row) -> Exchange | None:
     """The answer and the request of a row; None if the row has none of the known shapes."""
     if _is_response(row):
-        asked = next((key for key in _REQUEST_KEYS if isinstance(row.get(key), Mapping)), None)
-        return _exchange(row, asked, {(): row})
+        key_of_request = next((key for key in _REQUEST_KEYS if isinstance(row.get(key), Mapping)), None)
+        return _exchange(row, key_of_request, {(): row})
     for key in _RESPONSE_KEYS:
-        found = _responses(row.get(key), key)
-        if found:
-            asked = next((k for k in (*_REQUEST_KEYS, "body") if isinstance(row.get(k), Mapping)), None)
-            return _exchange(row, asked, found)
-    found = _responses(row.get("body"), "body")
-    return _exchange(row, None, found) if found else None
+        answers = _responses(row.get(key), key)
+        if answers:
+            key_of_request = next((k for k in (*_REQUEST_KEYS, "body") if isinstance(row.get(k), Mapping)), None)
+            return _exchange(row, key_of_request, answers)
+    answers = _responses(row.get("body"), "body")
+    return _exchange(row, None, answers) if answers else None
 
 
-def _exchange(row: Row, asked: str | None, found: Mapping[Path, Mapping[str, Any]]) -> Exchange:
-    """The answers with the request under the key `asked`; if that is None, the row itself is the request."""
-    request, paths = _request(row if asked is None else row[asked], () if asked is None else (asked,))
-    return Exchange(request, tuple(found.values()), paths, tuple(found))
+def _exchange(row: Row, holder: str | None, answers: Mapping[Path, Mapping[str, Any]]) -> Exchange:
+    """The answers with the request under the key `holder`; if that is None, the row itself is the request."""
+    request, paths = _request(row if holder is None else row[holder], () if holder is None else (holder,))
+    return Exchange(request, tuple(answers.values()), paths, tuple(answers))
 
 
-def all_choices(found: Exchange) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], int, Path]]:
+def all_choices(logged: Exchange) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], int, Path]]:
     """Every choice of every answer: the answer, the choice, its number, and its path in the row."""
-    for response, path in zip(found.responses, found.response_paths, strict=True):
+    for response, path in zip(logged.responses, logged.response_paths, strict=True):
         for number, choice in enumerate(choices(response)):
             yield response, choice, number, path if choice is response else (*path, "choices", number)
 
 
 def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The choices of an answer; an SGLang answer without `choices` is its own choice."""
-    found = response.get("choices")
-    if found is None:
+    listed = response.get("choices")
+    if listed is None:
         return (response,)
-    if not isinstance(found, list | tuple) or not all(isinstance(choice, Mapping) for choice in found):
+    if not isinstance(listed, list | tuple) or not all(isinstance(choice, Mapping) for choice in listed):
         raise RecordError("choices is not a list of answers (objects)")
-    if not found:
+    if not listed:
         raise RecordError("choices is empty: the server gave no answer, so there is nothing to audit")
-    if any(choice.get("delta") is not None for choice in found):
+    if any(choice.get("delta") is not None for choice in listed):
         raise RecordError(
             "choices holds a chunk of a stream. Ids and logprobs of one answer are spread over several chunks; "
             "log the joined answer"
         )
-    return found
+    return listed
 
 
-def has_meta_info(found: Exchange) -> bool:
+def has_meta_info(logged: Exchange) -> bool:
     """True if an answer has the `meta_info` of SGLang, at the top or on its first choice."""
-    return any(isinstance(choice.get("meta_info"), Mapping) for choice in _first_choices(found))
+    return any(isinstance(choice.get("meta_info"), Mapping) for choice in _first_choices(logged))
 
 
-def has_server_ids(found: Exchange) -> bool:
+def has_server_ids(logged: Exchange) -> bool:
     """True if an answer has ids where vLLM puts them: in their own list, or as token strings."""
-    if any(response.get("prompt_token_ids") is not None for response in found.responses):
+    if any(response.get("prompt_token_ids") is not None for response in logged.responses):
         return True
     return any(
         choice.get("token_ids") is not None
         or choice.get("prompt_token_ids") is not None
         or _is_token_id(_first_token(choice))
-        for choice in _first_choices(found)
+        for choice in _first_choices(logged)
     )
 
 
@@ -464,14 +464,14 @@ def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | N
 
 def _disagreement(copies: Mapping[str, Ids]) -> str | None:
     """How two copies of one call's ids differ; None if all agree. The first copy is the one that is read."""
-    (kept, ids), *others = copies.items() or [("", np.empty(0))]
+    (first_name, ids), *others = copies.items() or [("", np.empty(0))]
     for name, other in others:
         if np.array_equal(ids, other):
             continue
         if len(ids) != len(other):
-            return f"{kept} has {len(ids)} ids, {name} has {len(other)}"
+            return f"{first_name} has {len(ids)} ids, {name} has {len(other)}"
         at = int(np.flatnonzero(ids != other)[0])
-        return f"{kept} has id {ids[at]} at position {at}, {name} has {other[at]}"
+        return f"{first_name} has id {ids[at]} at position {at}, {name} has {other[at]}"
     return None
 
 
@@ -516,10 +516,10 @@ def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], t
     return value, (path,)
 
 
-def _first_choices(found: Exchange) -> list[Mapping[str, Any]]:
+def _first_choices(logged: Exchange) -> list[Mapping[str, Any]]:
     """The first choice of each answer, which is enough to recognize the server."""
     first = []
-    for response in found.responses:
+    for response in logged.responses:
         listed = response.get("choices")
         if listed is None:
             first.append(response)

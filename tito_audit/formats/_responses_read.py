@@ -68,21 +68,23 @@ def choice_call(
     message = _answer(choice)
     turn = _with_prompt(_turn(tokens, choice, response, message), request, response, choice, number)
     nothing = turn.prompt_ids is None and tokens.ids is None and tokens.texts is None
-    said = message if message is not None and message.role == "assistant" else None
-    turn = replace(turn, answer=said, usage=usage_of(request, response, choice, tokens.ids))
-    return ChoiceCall(turn, said, tokens.disagreement, not nothing or _wants_ids(choice))
+    answer = message if message is not None and message.role == "assistant" else None
+    turn = replace(turn, answer=answer, usage=usage_of(request, response, choice, tokens.ids))
+    scores = object_at(choice, "meta_info").get("output_token_logprobs")
+    wants_ids = not nothing or scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)
+    return ChoiceCall(turn, answer, tokens.disagreement, wants_ids)
 
 
 def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     """One rollout for each choice of each answer in the row, as format `name`."""
-    found = exchange(row)
-    if found is None:
+    logged = exchange(row)
+    if logged is None:
         raise RecordError("not the answer of a server: an object with `choices` or `meta_info` is expected")
-    listed = [(response, choice, number) for response, choice, number, _ in all_choices(found)]
-    base = Rollout(place, name, **request_fields(found.request))
-    before = request_messages(found.request)
+    listed = [(response, choice, number) for response, choice, number, _ in all_choices(logged)]
+    base = Rollout(place, name, **request_fields(logged.request))
+    before = request_messages(logged.request)
     return tuple(
-        _rollout(replace(base, place=replace(place, item=item)), before, found.request, answer, len(listed))
+        _rollout(replace(base, place=replace(place, item=item)), before, logged.request, answer, len(listed))
         for item, answer in enumerate(listed)
     )
 
@@ -93,8 +95,8 @@ def format_of_answers(
     """The format of rows that hold answers of a server, recognized by what `holds` finds in them."""
 
     def matches(row: Row) -> bool:
-        found = exchange(row)
-        return found is not None and holds(found)
+        logged = exchange(row)
+        return logged is not None and holds(logged)
 
     read = partial(rollouts_of, name=name)
     update = calls_written(read, choice_sources, stays=ONE_CALL)
@@ -139,11 +141,11 @@ def usage_of(
     meta, usage = object_at(choice, "meta_info"), object_at(response, "usage")
     if "completion_tokens" in meta:
         listed, usage = (choice,), meta
-    elif [one.get("index", at) for at, one in enumerate(listed)] != list(range(len(listed))):
+    elif [entry.get("index", at) for at, entry in enumerate(listed)] != list(range(len(listed))):
         return None  # choices of one answer in several rows
     if request.get("echo") or any(_whole(request.get(name)) > len(listed) for name in ("n", "best_of")):
         return None
-    parts = [ids] if len(listed) == 1 else [generated(one).ids for one in listed]
+    parts = [ids] if len(listed) == 1 else [generated(entry).ids for entry in listed]
     counted, details = _whole(usage.get("completion_tokens")), object_at(usage, "completion_tokens_details")
     if not counted or any(part is None for part in parts):
         return None
@@ -162,14 +164,14 @@ def _rollout(
 ) -> Rollout:
     """The rollout of one choice."""
     response, choice, number = answer
-    found = choice_call(request, response, choice, number)
-    messages = (*before, found.message) if before and found.message is not None else ()
-    turn = replace(found.turn, message_index=len(before) if messages else None)
-    stated = replace(request_facts(request, response), copies_disagree=found.disagreement or "")
+    call = choice_call(request, response, choice, number)
+    messages = (*before, call.message) if before and call.message is not None else ()
+    turn = replace(call.turn, message_index=len(before) if messages else None)
+    stated = replace(request_facts(request, response), copies_disagree=call.disagreement or "")
     if siblings > 1:
         stated = replace(stated, group=as_group(response.get("id")))
     turns: tuple[Turn, ...] = (turn,)
-    if not found.wants_ids:
+    if not call.wants_ids:
         stated = stated.without_ids()
         turns = ()
     return replace(base, messages=messages, turns=turns, stated=stated)
@@ -266,7 +268,7 @@ def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> 
     if spans:
         return tuple(dict.fromkeys(version for version, _, _ in spans))
     versions = _versions(choice, response, "weight_version")
-    return next(((str(one),) for one in versions if isinstance(one, str | int)), ())
+    return next(((str(named),) for named in versions if isinstance(named, str | int)), ())
 
 
 def _versions(choice: Mapping[str, Any], response: Mapping[str, Any], name: str) -> Iterator[object]:
@@ -282,13 +284,13 @@ def _whole(value: object) -> int:
 
 def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy]]:
     """Every other list of a choice that may have one entry per token."""
-    found: dict[str, tuple[Any, MovePolicy]] = {}
+    columns: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in choice.items():
         if name == "routed_experts" and isinstance(value, list):
-            found[name] = (value, MovePolicy.DROP)
+            columns[name] = (value, MovePolicy.DROP)
         elif name not in _ID_KEYS and _may_be_column(value):
-            found[name] = (value, MovePolicy.MOVE)
-    return found
+            columns[name] = (value, MovePolicy.MOVE)
+    return columns
 
 
 def _may_be_column(value: object) -> bool:
@@ -297,52 +299,47 @@ def _may_be_column(value: object) -> bool:
     return isinstance(value, list) and all(type(x) in (int, float) for x in value)
 
 
-def _wants_ids(choice: Mapping[str, Any]) -> bool:
-    scores = object_at(choice, "meta_info").get("output_token_logprobs")
-    return scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)
-
-
 # Where a row holds a choice, with every copy of its prompt and of its logprobs
 
 
 def choice_sources(row: Row, rollouts: Sequence[Rollout], within: Path = ()) -> Sequence[Sources]:
     """The source of each choice of the answers in the row, or in the object at `within`."""
-    found = exchange(at(row, within))
-    if found is not None and within:
-        asked, answered = (
-            tuple((*within, *path) for path in paths) for paths in (found.request_paths, found.response_paths)
+    logged = exchange(at(row, within))
+    if logged is not None and within:
+        request_paths, answered = (
+            tuple((*within, *path) for path in paths) for paths in (logged.request_paths, logged.response_paths)
         )
-        found = replace(found, request_paths=asked, response_paths=answered)
-    listed = list(all_choices(found)) if found is not None else []
+        logged = replace(logged, request_paths=request_paths, response_paths=answered)
+    listed = list(all_choices(logged)) if logged is not None else []
     return of_calls(
         [
-            choice_source(row, found, path if choice is response else path[:-2], path, turn)
+            choice_source(row, logged, path if choice is response else path[:-2], path, turn)
             for turn in rollout.turns
-            if found is not None
+            if logged is not None
         ]
         for (response, choice, _, path), rollout in zip(listed, rollouts, strict=True)
     )
 
 
-def choice_source(row: Row, found: Exchange, above: Path, path: Path, turn: Turn) -> CallSource:
+def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Turn) -> CallSource:
     """The source of the choice at `path`, in the answer at `above`, with every copy that the row holds."""
     holders = list(dict.fromkeys((above, path)))
     inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
-    inner = [one for one in inner if object_at(row, *one)]
+    inner = [place for place in inner if object_at(row, *place)]
     return CallSource(
-        prompts=plain_sources(_prompts(row, found, holders, turn.prompt_ids)),
+        prompts=plain_sources(_prompts(row, logged, holders, turn.prompt_ids)),
         logprobs=tuple(_logprobs(at(row, path), path, logged_logprobs(turn))),
         columns={name: (Source((*path, name)),) for name in at(row, path)},
-        routing=tuple((*one, "routed_experts") for one in inner if "routed_experts" in at(row, one)),
+        routing=tuple((*place, "routed_experts") for place in inner if "routed_experts" in at(row, place)),
         counters=tuple(map(Counter, inner)),
         scored=any(_is_scored(at(row, holder)) for holder in holders),
     )
 
 
-def _prompts(row: Row, found: Exchange, holders: Sequence[Path], prompt: Ids | None) -> Iterator[Path]:
+def _prompts(row: Row, logged: Exchange, holders: Sequence[Path], prompt: Ids | None) -> Iterator[Path]:
     """Every copy of the prompt: in the answer, the choice and the request, also if that has a batch of prompts."""
-    for holder in dict.fromkeys((*holders, *found.request_paths)):
-        for name in _PROMPT_KEYS if holder in found.request_paths else _PROMPT_KEYS[:1]:
+    for holder in dict.fromkeys((*holders, *logged.request_paths)):
+        for name in _PROMPT_KEYS if holder in logged.request_paths else _PROMPT_KEYS[:1]:
             value = at(row, holder).get(name)
             if is_numbers(value):
                 if same_as(value, prompt):

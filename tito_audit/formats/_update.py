@@ -248,9 +248,9 @@ def _as_padded(
     if len(old) != left + len(before.token_ids) + right:
         # The column did not fit, so its padding is unknown.
         old, left, right = [], 0, 0
-    known = old[-1:] if right else old[:1] if left else [] if fill is None else [fill]
-    ahead = _side(old[:left], after.padding.left, known, outer_first=True)
-    behind = _side(old[len(old) - right :], after.padding.right, known, outer_first=False)
+    padding = old[-1:] if right else old[:1] if left else [] if fill is None else [fill]
+    ahead = _side(old[:left], after.padding.left, padding, outer_first=True)
+    behind = _side(old[len(old) - right :], after.padding.right, padding, outer_first=False)
     return as_logged([*ahead, *inner, *behind], original)
 
 
@@ -310,9 +310,9 @@ def updated_columns(row: Row, before: TrainingRow, after: TrainingRow, ids: str 
         if old.name in changed or before.padding != after.padding:
             original = row.get(old.name)
             values[old.name] = column_as_logged(original, old, now.get(old.name), before, after)
-    known = {column.name for column in before.columns}
+    names_before = {column.name for column in before.columns}
     for new in after.columns:
-        if new.name not in known:
+        if new.name not in names_before:
             values[new.name] = added_column(row, new, after.padding)
     values.update(_attention(row, before, after))
     return values
@@ -323,7 +323,7 @@ def added_column(holder: Mapping[str, Any], column: Column, padding: Padding | N
     name is taken."""
     if holder.get(column.name) is not None:
         raise RecordError(f"column {column.name!r} would be added, and the log has one of that name")
-    values = [None if isinstance(one, float) and one != one else one for one in column.values.tolist()]
+    values = [None if isinstance(value, float) and value != value else value for value in column.values.tolist()]
     return list(padded(values, padding or Padding(), _fill_value(column)))
 
 
@@ -345,20 +345,20 @@ def updated_row(
 def at_most_one_each(rollouts: Sequence[Rollout], repaired: Sequence[RepairedRollout]) -> list[RepairedRollout]:
     """The repaired form of each of the row's rollouts, in order; RecordError if one is forked or missing."""
     by_item: dict[int, list[RepairedRollout]] = {}
-    for one in repaired:
-        by_item.setdefault(one.rollout.place.item, []).append(one)
+    for part in repaired:
+        by_item.setdefault(part.rollout.place.item, []).append(part)
     if any(len(by_item.get(rollout.place.item, [])) != 1 for rollout in rollouts):
         raise RecordError("this format holds one training row for each rollout and cannot hold a fork of it")
     return [by_item[rollout.place.item][0] for rollout in rollouts]
 
 
-def _side(old: list[Any], size: int, known: list[Any], *, outer_first: bool) -> list[Any]:
+def _side(old: list[Any], size: int, values: list[Any], *, outer_first: bool) -> list[Any]:
     """Padding of a new size on one side: the outermost part of the old one, or the old one extended."""
     if size <= len(old):
         return old[:size] if outer_first else old[len(old) - size :]
-    if not known:
+    if not values:
         raise RecordError("the row would need padding, and nothing in it says with which value")
-    more = known * (size - len(old))
+    more = values * (size - len(old))
     return more + old if outer_first else old + more
 
 
@@ -412,7 +412,7 @@ def moved_boundaries(
     regions: list[_Region] = list(gaps(paired_runs(old, new, frequent_from=_LONG + 1), len(old), len(new)))
     out = [0]
     for number, end in enumerate(ends[1:-1]):
-        region = next((one for one in regions if one[0] <= end <= one[1]), None)
+        region = next((changed for changed in regions if changed[0] <= end <= changed[1]), None)
         if region is None:
             out.append(end + sum(r[3] - r[2] - (r[1] - r[0]) for r in regions if r[1] < end))
         elif region[0] < region[1] and end in region[:2]:

@@ -190,40 +190,40 @@ def trees_of(episode: Row) -> list[Tree]:
         return list(_trees(episode, (), ""))
     if not isinstance(traces, list | tuple):
         raise RecordError("traces is not a list of traces")
-    found: list[Tree] = []
+    trees: list[Tree] = []
     for number, trace in enumerate(traces):
         if not isinstance(trace, Mapping):
             raise RecordError(f"traces[{number}] is not a trace (an object)")
-        found.extend(_trees(trace, ("traces", number), f"traces[{number}]."))
-    return found
+        trees.extend(_trees(trace, ("traces", number), f"traces[{number}]."))
+    return trees
 
 
 def paths_of(tree: Tree) -> list[list[int]]:
     """The branches as node numbers from the root to a leaf, in the order of the leaves."""
     parents = {tree.nodes[number].parent for number in tree.members}
-    found = []
+    paths = []
     for leaf in tree.members:
         if leaf in parents:
             continue
         path = [leaf]
         while (above := tree.nodes[path[-1]].parent) is not None:
             path.append(above)
-        found.append(path[::-1])
-    return found
+        paths.append(path[::-1])
+    return paths
 
 
 def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
     """For each sampled node its prompt `[P]` and the numbers of the nodes before it."""
-    found: dict[int, tuple[Ids, list[int]]] = {}
+    prompts: dict[int, tuple[Ids, list[int]]] = {}
     for path in paths_of(tree):
         whole = np.concatenate([empty_ids(), *(tree.nodes[number].ids for number in path)])
         at = 0
         for depth, number in enumerate(path):
             node = tree.nodes[number]
-            if node.sampled and number not in found:
-                found[number] = whole[: at + node.start], path[:depth]
+            if node.sampled and number not in prompts:
+                prompts[number] = whole[: at + node.start], path[:depth]
             at += len(node.ids)
-    return found
+    return prompts
 
 
 def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
@@ -259,8 +259,8 @@ def _node(wire: object, number: int, where: str) -> Node:
     token_ids = wire.get("token_ids")
     ids = empty_ids() if token_ids is None else as_ids(token_ids, f"{where}.token_ids")
     mask = _mask(wire, ids, where)
-    said = wire.get("sampled")
-    sampled = bool(mask.any()) if said is None else said is True or (isinstance(said, np.bool_) and bool(said))
+    flag = wire.get("sampled")
+    sampled = bool(mask.any()) if flag is None else flag is True or (isinstance(flag, np.bool_) and bool(flag))
     if sampled and len(ids) and not mask.any():
         mask = _mask_from_logprobs(wire, ids, where)
     start = int(mask.argmax()) if sampled and mask.any() else len(ids)
@@ -289,8 +289,8 @@ def _mask(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
 def _mask_from_logprobs(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
     """The mask of a node without one: its last tokens were sampled, as many as have logprobs."""
     mask = np.zeros(len(ids), np.bool_)
-    logprobs, held = wire.get("logprobs"), wire.get("mask")
-    if filled(held):
+    logprobs, logged_mask = wire.get("logprobs"), wire.get("mask")
+    if filled(logged_mask):
         return mask
     if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
         raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")
@@ -311,7 +311,7 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
     if not repaired:
         return ()
     rollouts = read(row, repaired[0].rollout.place)
-    if len({one.rollout.place.item for one in repaired}) < len(repaired):
+    if len({part.rollout.place.item for part in repaired}) < len(repaired):
         raise RecordError(
             "a trace cannot hold a fork and does not need one: its branches already are separate sequences"
         )
@@ -319,11 +319,11 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
     episode = episode_of(row)
     changed: _Changed = {}
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
-    for tree, before, one in zip(trees, rollouts, ones, strict=False):
-        if len(one.turns_from) != len(before.turns):
+    for tree, before, part in zip(trees, rollouts, ones, strict=False):
+        if len(part.turns_from) != len(before.turns):
             raise RecordError("a call of a trace cannot be left out: the messages after it build on its tokens")
-        _row_stays(before.training_row, one.rollout.training_row)
-        _collect(tree, before, changes_of(before, one), changed)
+        _row_stays(before.training_row, part.rollout.training_row)
+        _collect(tree, before, changes_of(before, part), changed)
     if not changed:
         return (row,)
     edits = [
@@ -333,17 +333,17 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
     ]
     written = with_edits(episode, edits)
     new = _put_back(row, with_edits(written, list(_counts_after(episode, written))))
-    for again, one, before in zip(read(new, rollouts[0].place), ones, rollouts, strict=True):
+    for again, part, before in zip(read(new, rollouts[0].place), ones, rollouts, strict=True):
         # The repaired rollout with logprobs rounded as in the log.
         turns = []
-        for want, got in zip(one.rollout.turns, again.turns, strict=False):
-            wanted, said = want.completion_logprobs, got.completion_logprobs
-            same_size = wanted is not None and said is not None and len(wanted) == len(said)
-            if same_size and np.allclose(wanted, said, rtol=0, atol=10.0**-_DIGITS, equal_nan=True):  # type: ignore[arg-type]
-                want = replace(want, completion_logprobs=said)
+        for want, got in zip(part.rollout.turns, again.turns, strict=False):
+            wanted, logprobs = want.completion_logprobs, got.completion_logprobs
+            same_size = wanted is not None and logprobs is not None and len(wanted) == len(logprobs)
+            if same_size and np.allclose(wanted, logprobs, rtol=0, atol=10.0**-_DIGITS, equal_nan=True):  # type: ignore[arg-type]
+                want = replace(want, completion_logprobs=logprobs)
             turns.append(want)
-        turns += one.rollout.turns[len(turns) :]
-        check_written(again, replace(one, rollout=replace(one.rollout, turns=tuple(turns))), before)
+        turns += part.rollout.turns[len(turns) :]
+        check_written(again, replace(part, rollout=replace(part.rollout, turns=tuple(turns))), before)
     return (new,)
 
 
@@ -450,13 +450,13 @@ def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
     own: dict[int, Ids] = {}
     for number, ids in prompts.items():
         old, path = before[number]
-        parts = [(n, given) for n in path for given in ((True, False) if tree.nodes[n].sampled else (True,))]
+        parts = [(n, scaffold) for n in path for scaffold in ((True, False) if tree.nodes[n].sampled else (True,))]
         parts.append((number, True))
-        lengths = [tree.nodes[n].start if given else len(tree.nodes[n].completion) for n, given in parts]
-        cuts = _cuts(old, ids, [0, *np.cumsum(lengths).tolist()], [not given for _, given in parts])
-        for (n, given), start, end in zip(parts, cuts[:-1], cuts[1:], strict=True):
+        lengths = [tree.nodes[n].start if scaffold else len(tree.nodes[n].completion) for n, scaffold in parts]
+        cuts = _cuts(old, ids, [0, *np.cumsum(lengths).tolist()], [not scaffold for _, scaffold in parts])
+        for (n, scaffold), start, end in zip(parts, cuts[:-1], cuts[1:], strict=True):
             node, part = tree.nodes[n], ids[start:end]
-            if not given:
+            if not scaffold:
                 if not same_ids(part, node.completion):
                     raise RecordError(f"{node.where} was sampled, and no repair may change what was sampled")
             elif not same_ids(part, own.get(n, node.ids[: node.start])):
@@ -490,15 +490,15 @@ def _rewritten_node(node: Node, ids: Ids, null: object) -> dict[Path, Any]:
             raise RecordError(f"{node.where}.mask trains the tokens that would change")
         values["mask",] = as_logged(np.concatenate([np.zeros(len(ids), np.bool_), node.trained]), mask)
     if filled(content):
-        told = _moved_values(old, ids, list(content), node.start)
+        moved = _moved_values(old, ids, list(content), node.start)
         # In this log an empty list means unknown.
-        values["is_content",] = [] if told is None else as_logged(told, content)
+        values["is_content",] = [] if moved is None else as_logged(moved, content)
     for name, value in weights.items() if isinstance(weights, Mapping) else ():
         if filled(value):
-            told = _moved_values(old, ids, list(value), node.start)
-            if told is None:
+            moved = _moved_values(old, ids, list(value), node.start)
+            if moved is None:
                 raise RecordError(f"{node.where}.loss_weights.{name} weighs the tokens that would change")
-            values["loss_weights", name] = as_logged(told, value)
+            values["loss_weights", name] = as_logged(moved, value)
     values.update({(name,): null for name in _UNREBUILT if wire.get(name) is not None})
     return values
 
@@ -549,7 +549,8 @@ def _counts_after(before: Row, after: Row) -> Iterator[Edit]:
     for path in dict.fromkeys(tree.path for tree in old_trees):
         old = [tree for tree in old_trees if tree.path == path]
         new = [tree for tree in new_trees if tree.path == path]
-        calls = _calls(old[0].trace)
+        logged = old[0].trace.get("calls")
+        calls: Sequence[Any] = logged if isinstance(logged, list | tuple) else ()
         usage = _usage_after(calls, old, new)
         for number, count in usage.items():
             yield Edit((*path, "calls", number, "usage", "prompt_tokens"), count)
@@ -568,11 +569,6 @@ def _counted(holder: Mapping[str, Any], more: int, path: Path) -> Iterator[Edit]
             yield Edit((*path, name), holder[name] + more)
 
 
-def _calls(trace: Mapping[str, Any]) -> Sequence[Any]:
-    calls = trace.get("calls")
-    return calls if isinstance(calls, list | tuple) else ()
-
-
 def _usage_after(calls: Sequence[Any], old: Sequence[Tree], new: Sequence[Tree]) -> dict[int, int]:
     """The new `prompt_tokens` of calls whose prompt changed its length, by the number of the call.
 
@@ -580,18 +576,18 @@ def _usage_after(calls: Sequence[Any], old: Sequence[Tree], new: Sequence[Tree])
     """
     lengths = {n: len(ids) for tree in old for n, (ids, _) in prompts_of(tree).items()}
     now = {n: len(ids) for tree in new for n, (ids, _) in prompts_of(tree).items()}
-    found = {}
+    counts = {}
     for number, call in enumerate(calls):
         usage = call.get("usage") if isinstance(call, Mapping) else None
         node = call.get("node") if isinstance(call, Mapping) else None
         if type(node) is not int or not isinstance(usage, Mapping) or node not in lengths:
             continue
-        if _given(usage) == lengths[node] != now[node]:
-            found[number] = usage["prompt_tokens"] + now[node] - lengths[node]
-    return found
+        if _prompt_tokens(usage) == lengths[node] != now[node]:
+            counts[number] = usage["prompt_tokens"] + now[node] - lengths[node]
+    return counts
 
 
-def _given(usage: Mapping[str, Any]) -> int | None:
+def _prompt_tokens(usage: Mapping[str, Any]) -> int | None:
     prompt, cached = usage.get("prompt_tokens"), usage.get("cached_input_tokens")
     if type(prompt) is not int:
         return None
@@ -606,15 +602,17 @@ def _new_input(calls: Sequence[Any], trees: Sequence[Tree], usage: Mapping[int, 
         if isinstance(call, Mapping)
         and type(call.get("node")) is int
         and isinstance(call.get("usage"), Mapping)
-        and _given(call["usage"]) is not None
+        and _prompt_tokens(call["usage"]) is not None
     }
     counted: dict[int, int] = {}
     for tree in trees:
         for path in paths_of(tree):
             before = 0
-            for number, one in (by_node[node] for node in path if node in by_node):
-                given = (_given(one) or 0) + (usage.get(number, one["prompt_tokens"]) - one["prompt_tokens"])
-                counted.setdefault(number, max(0, given - before))
-                wrote = one.get("completion_tokens")
-                before = given + (wrote if type(wrote) is int else 0)
+            for number, counts in (by_node[node] for node in path if node in by_node):
+                size = (_prompt_tokens(counts) or 0) + (
+                    usage.get(number, counts["prompt_tokens"]) - counts["prompt_tokens"]
+                )
+                counted.setdefault(number, max(0, size - before))
+                wrote = counts.get("completion_tokens")
+                before = size + (wrote if type(wrote) is int else 0)
     return sum(counted.values())

@@ -63,11 +63,11 @@ def changes_of(before: Rollout, repaired_rollout: RepairedRollout) -> dict[int, 
         raise RecordError("the turns of the repaired rollout are not those of the row")
     if list(numbers) != sorted(set(numbers)):
         raise RecordError("the repaired rollout has its turns in another order than the row, or one of them twice")
-    found = {
+    changes = {
         n: _change(before.turns[n], turn, n)
         for n, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
     }
-    return {number: change for number, change in found.items() if change is not None}
+    return {number: change for number, change in changes.items() if change is not None}
 
 
 def check_written(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> None:
@@ -82,8 +82,8 @@ def check_written(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> No
             raise RecordError(f"the row has no separate place for the new prompt of call {number}")
         if not recovered and not same_ids(turn.completion_ids, want.completion_ids):
             raise RecordError(f"the row would read with another completion of call {number}")
-        said, logprobs = turn.completion_logprobs, want.completion_logprobs
-        if said is not None and logprobs is not None and not _agree(said, logprobs):
+        written_logprobs, logprobs = turn.completion_logprobs, want.completion_logprobs
+        if written_logprobs is not None and logprobs is not None and not _agree(written_logprobs, logprobs):
             raise RecordError(f"the row would read with other logprobs of call {number}")
         sent = _sent_messages(was, was.turns[number])
         if sent is not None and _sent_messages(rollout, turn) != sent:
@@ -101,18 +101,18 @@ def recounted(
     prompt_name = next((key for key in _PROMPT_COUNTS if type(holder.get(key)) is int), None)
     completion_name = next((key for key in _COMPLETION_COUNTS if type(holder.get(key)) is int), None)
     for old, new in zip(before, after, strict=True):
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         if prompt_name is not None and holder[prompt_name] == old[0]:
-            found[prompt_name] = new[0]
+            counts[prompt_name] = new[0]
         if completion_name is not None and holder[completion_name] == old[1]:
-            found[completion_name] = new[1]
+            counts[completion_name] = new[1]
         # If there is a count of prompts, a match of the completion alone does not prove the way to count.
-        if prompt_name is not None and prompt_name not in found:
+        if prompt_name is not None and prompt_name not in counts:
             continue
         if type(holder.get("total_tokens")) is int and holder["total_tokens"] == sum(old):
-            found["total_tokens"] = sum(new)
-        if found:
-            return {name: value for name, value in found.items() if holder[name] != value}
+            counts["total_tokens"] = sum(new)
+        if counts:
+            return {name: value for name, value in counts.items() if holder[name] != value}
     return {}
 
 
@@ -127,18 +127,18 @@ def _change(before: Turn, after: Turn, number: int) -> Change | None:
         if before.prompt_ids is None or after.prompt_ids is None:
             raise RecordError(f"call {number} would gain or lose its prompt; a prompt can only be rewritten")
         prompt = after.prompt_ids
-    known = {column.name: column for column in before.columns}
-    added = next((column.name for column in after.columns if column.name not in known), None)
+    columns_before = {column.name: column for column in before.columns}
+    added = next((column.name for column in after.columns if column.name not in columns_before), None)
     if added is not None:
         raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
     columns = {
         name: values
         for name, values in changed_columns(before, after).items()
-        if values is None or known[name].policy is not MovePolicy.DROP
+        if values is None or columns_before[name].policy is not MovePolicy.DROP
     }
     logprobs = _changed_logprobs(before, after, columns, number)
-    found = Change(before, after, prompt, logprobs, columns)
-    return found if prompt is not None or logprobs is not None or columns else None
+    change = Change(before, after, prompt, logprobs, columns)
+    return change if prompt is not None or logprobs is not None or columns else None
 
 
 def _changed_logprobs(
@@ -147,20 +147,20 @@ def _changed_logprobs(
     """The new logprobs, None if unchanged; their column is removed from `columns` unless it was dropped."""
     column = _logprob_column(before)
     moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
-    recorded, said = Change(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
+    recorded, logprobs = Change(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
     if moved is not None:
-        if said is not None and not _agree(moved, said):
+        if logprobs is not None and not _agree(moved, logprobs):
             raise RecordError(f"call {number} has one set of logprobs in its column and another one in the turn")
         return np.asarray(moved, np.float64)
     if column is not None and column.name in columns:
         return None
-    if said is None:
+    if logprobs is None:
         if before.completion_logprobs is not None and column is not None:
             columns[column.name] = None
         return None
     if recorded is None:
         raise RecordError(f"call {number} has no logprobs in the log, and none can be added")
-    return None if same_floats(recorded, said) else said
+    return None if same_floats(recorded, logprobs) else logprobs
 
 
 def _logprob_column(turn: Turn) -> Column | None:
@@ -182,8 +182,8 @@ def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
     if len(column) != len(logprobs):
         return False
     values = column.astype(np.float64)
-    known = ~np.isnan(values) & ~np.isnan(logprobs)
-    return bool((values[known] == logprobs[known]).all())
+    both_known = ~np.isnan(values) & ~np.isnan(logprobs)
+    return bool((values[both_known] == logprobs[both_known]).all())
 
 
 def _sent_messages(rollout: Rollout, turn: Turn) -> object:
@@ -234,11 +234,11 @@ def rewritten_calls(
     edits: dict[Path, Any] = {}
     changed = False
     where: Sequence[Sources] = ()
-    for item, (rollout, one) in enumerate(zip(before, chosen, strict=True)):
-        if len(one.turns_from) != len(rollout.turns):
+    for item, (rollout, part) in enumerate(zip(before, chosen, strict=True)):
+        if len(part.turns_from) != len(rollout.turns):
             raise RecordError(stays)
-        (row_stays or _refuse_row)(rollout.training_row, one.rollout.training_row)
-        changes = changes_of(rollout, one)
+        (row_stays or _refuse_row)(rollout.training_row, part.rollout.training_row)
+        changes = changes_of(rollout, part)
         changed = changed or bool(changes)
         where = where or (sources(row, before) if changes else ())
         for number, change in changes.items():
@@ -253,12 +253,12 @@ def rewritten_calls(
                 edits[edit.path] = edit.value
     if not changed:
         return row
-    after = [one.rollout for one in chosen]
+    after = [part.rollout for part in chosen]
     for edit in totals(row, before, after) if totals is not None else ():
         edits[edit.path] = edit.value
     new: Row = with_edits(row, [Edit(path, value) for path, value in edits.items()])
-    for rollout, one, was in zip(read(new, before[0].place), chosen, before, strict=True):
-        check_written(rollout, one, was)
+    for rollout, part, was in zip(read(new, before[0].place), chosen, before, strict=True):
+        check_written(rollout, part, was)
     return new
 
 
@@ -300,8 +300,8 @@ def _prompt_edits(row: Row, source: CallSource, change: Change, gone: Any) -> It
         if at(row, path) is not None:
             yield Edit(path, gone)
     for counter in source.counters:
-        prefix, held = counter.prefix, at(row, counter.path)
-        counts = {name[len(prefix) :]: value for name, value in held.items() if str(name).startswith(prefix)}
+        prefix, holder = counter.prefix, at(row, counter.path)
+        counts = {name[len(prefix) :]: value for name, value in holder.items() if str(name).startswith(prefix)}
         for name, value in recounted(counts, [lengths_of([change.before])], [lengths_of([change.after])]).items():
             yield Edit((*counter.path, prefix + name), value)
     for turn, earlier in source.retries:

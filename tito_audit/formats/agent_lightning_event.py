@@ -59,8 +59,8 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
     else:
         events = [(event, ("events", number)) for number, event in enumerate(row["events"])]
         stated = _stated(row["rollout"])
-    found = _last_of_retries([_calls(row, event, path) for event, path in events])
-    parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(found)]
+    calls_of_events = _last_of_retries([_calls(row, event, path) for event, path in events])
+    parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(calls_of_events)]
     return parts or [Part(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
 
 
@@ -95,15 +95,15 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
     request, response = data.get("request"), data.get("response")
     if request is not None and not isinstance(request, Mapping):
         raise RecordError("data.request is not an object")
-    asked = (*path, "request") if request is not None else path
+    request_path = (*path, "request") if request is not None else path
     at = (*path, "response")
-    if _is_chunks(response):
-        stream = _joined(response)  # type: ignore[arg-type]  # _is_chunks has looked
-        (call,) = chat_calls(root, request or {}, stream.response, asked, at)
+    if isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
+        stream = _joined(response)
+        (call,) = chat_calls(root, request or {}, stream.response, request_path, at)
         return [replace(call, source=partial(stream.source, at))]
     if not isinstance(response, Mapping):
         raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
-    return chat_calls(root, request or {}, response, asked, at) if "choices" in response else []
+    return chat_calls(root, request or {}, response, request_path, at) if "choices" in response else []
 
 
 def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
@@ -194,11 +194,6 @@ class _Joined:
             start = end
         whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
         return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
-
-
-def _is_chunks(value: object) -> bool:
-    """True for a list of stream chunks."""
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
 
 
 def _joined(chunks: Sequence[Mapping[str, Any]]) -> _Joined:

@@ -71,16 +71,16 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
     if isinstance(row.get("attributes"), Mapping):
         # The call of one span; a span that is not a model call needs no ids.
         attributes = row["attributes"]
-        found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
-        completion = None if found is None else _own_completion(literal(attributes[found]), found)
-        held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
+        column = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
+        completion = None if column is None else _own_completion(literal(attributes[column]), column)
+        fields = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
         prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
         answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
-        turn = _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason")))
+        turn = _turn(fields, _text(attributes.get("gen_ai.completion.0.finish_reason")))
         calls = [
             LoggedCall(
                 turn,
-                partial(_source, held, turn.prompt_ids),
+                partial(_source, fields, turn.prompt_ids),
                 prompt,
                 answer[0] if answer else None,
                 _span_tools(_unflattened(attributes, "gen_ai.request.functions")),
@@ -119,15 +119,15 @@ def _own_completion(value: Any, name: str) -> Any:
 def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     """The call of one triplet."""
     prompt, response = triplet["prompt"], triplet["response"]
-    asked = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
-    held = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
-    request, said = (object_at(triplet, "metadata", name) for name in ("request", "response"))
+    prompted = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
+    answered = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
+    request, response_facts = (object_at(triplet, "metadata", name) for name in ("request", "response"))
     answer = _as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
     first = object_at(response, "raw_content", 0)
-    turn = replace(_turn(held, _text(first.get("finish_reason"))), prompt_ids=_prompt(asked))
+    turn = replace(_turn(answered, _text(first.get("finish_reason"))), prompt_ids=_prompt(prompted))
 
     def source() -> CallSource:
-        return replace(_source(held, None), prompts=_source(asked, turn.prompt_ids).prompts, counters=())
+        return replace(_source(answered, None), prompts=_source(prompted, turn.prompt_ids).prompts, counters=())
 
     return LoggedCall(
         turn,
@@ -135,20 +135,20 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
         _as_chat(prompt.get("raw_content"), "prompt.raw_content"),
         answer[0] if answer else None,
         _span_tools(request.get("functions")),
-        stated=_model(said.get("model"), request.get("model")),
+        stated=_model(response_facts.get("model"), request.get("model")),
     )
 
 
-def _turn(held: _TokenFields, finish_reason: str | None) -> Turn:
+def _turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
     """The turn with the ids and logprobs that exist; adapters write empty lists for missing ones."""
-    ids = ids_or_none(held.completion, "response token ids")
-    entries = _entries(held)
+    ids = ids_or_none(fields.completion, "response token ids")
+    entries = _entries(fields)
     logprobs = [entry.get("logprob") for entry in entries or ()]
     values, columns = call_columns(
-        empty_ids() if ids is None else ids, logprobs=(held.logprobs, logprobs) if logprobs else None
+        empty_ids() if ids is None else ids, logprobs=(fields.logprobs, logprobs) if logprobs else None
     )
     return Turn(
-        _prompt(held),
+        _prompt(fields),
         ids,
         None if ids is None else values,
         finish_reason=finish_reason,
@@ -156,35 +156,35 @@ def _turn(held: _TokenFields, finish_reason: str | None) -> Turn:
     )
 
 
-def _prompt(held: _TokenFields) -> Any:
-    name = next((name for name in held.prompts if held.holder.get(name) is not None), None)
-    return None if name is None else ids_or_none(literal(held.holder[name]), name)
+def _prompt(fields: _TokenFields) -> Any:
+    name = next((name for name in fields.prompts if fields.holder.get(name) is not None), None)
+    return None if name is None else ids_or_none(literal(fields.holder[name]), name)
 
 
-def _entries(held: _TokenFields) -> list[Mapping[str, Any]] | None:
+def _entries(fields: _TokenFields) -> list[Mapping[str, Any]] | None:
     """The tokens' logprobs as objects; None if there are none."""
-    value = literal(held.holder.get(held.logprobs))
+    value = literal(fields.holder.get(fields.logprobs))
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
-        raise RecordError(f"{held.logprobs} is not a list of tokens (objects with a `logprob`)")
+        raise RecordError(f"{fields.logprobs} is not a list of tokens (objects with a `logprob`)")
     return list(value)
 
 
-def _source(held: _TokenFields, prompt_ids: Ids | None) -> CallSource:
+def _source(fields: _TokenFields, prompt_ids: Ids | None) -> CallSource:
     """Where an object stores its call: the prompt under each name that repeats it, the logprobs, the counts."""
-    prompts = [name for name in held.prompts if same_as(literal(held.holder.get(name)), prompt_ids)]
-    logprobs = (Source((*held.path, held.logprobs), Layout.ENTRIES),) if _entries(held) else ()
+    prompts = [name for name in fields.prompts if same_as(literal(fields.holder.get(name)), prompt_ids)]
+    logprobs = (Source((*fields.path, fields.logprobs), Layout.ENTRIES),) if _entries(fields) else ()
     return CallSource(
-        plain_sources([(*held.path, name) for name in prompts]),
+        plain_sources([(*fields.path, name) for name in prompts]),
         logprobs,
-        counters=(Counter(held.path, "gen_ai.usage."),),
+        counters=(Counter(fields.path, "gen_ai.usage."),),
         whole="{name} holds texts along with the logprobs and cannot be left out",
     )
 
 
 def _model(*names: object) -> Stated:
-    return Stated(model=next((found for name in names if (found := real_name(name)) is not None), None))
+    return Stated(model=next((real for name in names if (real := real_name(name)) is not None), None))
 
 
 def _text(value: object) -> str | None:
@@ -269,8 +269,8 @@ def _content(value: Any) -> Any:
         parts = parsed_by_python(value)
     except ValueError:
         return value
-    known = ("text", "image_url", "input_audio", "file")
-    whole = isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") in known for p in parts)
+    part_types = ("text", "image_url", "input_audio", "file")
+    whole = isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") in part_types for p in parts)
     return parts if whole else value
 
 
@@ -278,7 +278,7 @@ def _listed(value: Any) -> Any:
     """The value with every object whose keys count from 0 turned into a list."""
     if not isinstance(value, dict):
         return value
-    inner = {key: _listed(one) for key, one in value.items()}
+    inner = {key: _listed(entry) for key, entry in value.items()}
     numbers: Sequence[str] = sorted((key for key in inner if key.isdecimal()), key=int)
     if numbers and [int(key) for key in numbers] == list(range(len(numbers))):
         # Next to the entries a tracer may keep facts about all of them (`prompt_filter_results`).

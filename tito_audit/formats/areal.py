@@ -43,12 +43,12 @@ def _ids(row: Row) -> str:
 
 
 def _sample(row: Row, place: Place) -> Rollout:
-    found = sample_rollout(row, place, FORMAT.name, (_ids(row), "input_tokens"))
-    if not found.turns or row.get("output_versions") is None:
-        return found
+    rollout = sample_rollout(row, place, FORMAT.name, (_ids(row), "input_tokens"))
+    if not rollout.turns or row.get("output_versions") is None:
+        return rollout
     versions = as_floats(row["output_versions"], "output_versions")
-    known = dict.fromkeys(f"{version:g}" for version in versions.tolist() if version == version and version >= 0)
-    return replace(found, turns=(replace(found.turns[0], weight_versions=tuple(known)),))
+    named = dict.fromkeys(f"{version:g}" for version in versions.tolist() if version == version and version >= 0)
+    return replace(rollout, turns=(replace(rollout.turns[0], weight_versions=tuple(named)),))
 
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:

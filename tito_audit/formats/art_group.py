@@ -20,7 +20,7 @@ from tito_audit.signature import Signature, keys, way
 def _matches(row: Row) -> bool:
     listed = row.get("trajectories")
     if isinstance(listed, list | tuple):
-        return any(is_trajectory(one) for one in listed[:8])
+        return any(is_trajectory(entry) for entry in listed[:8])
     return "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
 
 
@@ -31,10 +31,10 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
     if not isinstance(listed, list | tuple):
         raise RecordError("trajectories is not a list")
     parts: list[Part] = []
-    for number, one in enumerate(listed):
-        if not is_trajectory(one):
+    for number, each in enumerate(listed):
+        if not is_trajectory(each):
             raise RecordError(f"trajectories[{number}] is not a trajectory: it has no list `messages_and_choices`")
-        parts += trajectory_parts(row, one, ("trajectories", number), place, FORMAT.name, Stated(group=place.row))
+        parts += trajectory_parts(row, each, ("trajectories", number), place, FORMAT.name, Stated(group=place.row))
     return parts
 
 

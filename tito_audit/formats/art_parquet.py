@@ -87,7 +87,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         if len(repaired) != 1 or repaired[0].rollout.turns or repaired[0].rollout.training_row is not None:
             raise RecordError("the row holds no tokens and has no place for any")
         return (row,)
-    if len(repaired) > len({one.rollout.place.item for one in repaired}):
+    if len(repaired) > len({part.rollout.place.item for part in repaired}):
         raise RecordError(
             "ART numbers the trajectories of a group without gaps, so the parts of a fork have no number"
         )
@@ -98,8 +98,8 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 def _parsed(row: Row) -> Row:
     """The row with its trajectory as an object."""
-    known = row.get("format_version") == _VERSION and row.get(_JSON) is not None
-    return {**row, _JSON: _trajectory(row)} if known else row
+    readable = row.get("format_version") == _VERSION and row.get(_JSON) is not None
+    return {**row, _JSON: _trajectory(row)} if readable else row
 
 
 def _trajectory(row: Row) -> Mapping[str, Any]:

@@ -61,43 +61,43 @@ def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, A
         return
     if not isinstance(inner, list | tuple):
         raise RecordError(f"{path_text((*path, _INNER))} is not a list of trajectories")
-    for number, one in enumerate(inner):
-        yield from _trajectories(one, (*path, _INNER, number))
+    for number, embedded in enumerate(inner):
+        yield from _trajectories(embedded, (*path, _INNER, number))
 
 
 def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout:
     agent = trajectory.get("agent")
     if not isinstance(agent, Mapping):
         raise RecordError(f"{where}agent is not an object that names the agent")
-    found = _conversation_of(trajectory.get("steps"), f"{where}steps")
+    read = _conversation_of(trajectory.get("steps"), f"{where}steps")
     tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
     # The model, unless the steps of the trajectory name several.
     steps = trajectory["steps"]
     usual = agent.get("model_name")
-    named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
+    named = [steps[call.step].get("model_name") for call in read.calls] or [usual]
     model = one_model([name if isinstance(name, str) else usual for name in named])
     stated = Stated(model=model)
-    if found.unread:
+    if read.unread:
         because = "an observation of a step without an agent has no known form"
-        stated = stated.with_facts(items_not_read=found.unread).not_read(Unread.MESSAGES, because)
-    elif calls_unknown_tools(found.messages, tools):
+        stated = stated.with_facts(items_not_read=read.unread).not_read(Unread.MESSAGES, because)
+    elif calls_unknown_tools(read.messages, tools):
         # The agent parsed these calls from the model's text, or their tools were not logged; either way no
         # prompt can be rendered again.
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
-    told = not stated.reasons
+    readable = not stated.reasons
     turns: tuple[Turn, ...] = ()
-    if any(call.metrics.get(name) is not None for call in found.calls for name in _ID_NAMES):
-        turns = tuple(_turn(call, found, f"{where}steps[{call.step}]", told) for call in found.calls)
+    if any(call.metrics.get(name) is not None for call in read.calls for name in _ID_NAMES):
+        turns = tuple(_turn(call, read, f"{where}steps[{call.step}]", readable) for call in read.calls)
     else:
         stated = stated.without_ids()
-    return Rollout(place, FORMAT.name, found.messages if told else (), tools, turns=turns, stated=stated)
+    return Rollout(place, FORMAT.name, read.messages if readable else (), tools, turns=turns, stated=stated)
 
 
-def _turn(call: _StepCall, found: _Conversation, where: str, told: bool) -> Turn:
-    message = found.messages[call.message]
+def _turn(call: _StepCall, conversation: _Conversation, where: str, readable: bool) -> Turn:
+    message = conversation.messages[call.message]
     # The message's text does not contain reasoning and tool calls, which are part of the completion.
-    whole = told and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
-    index = call.message if told else None
+    whole = readable and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
+    index = call.message if readable else None
     return _step_turn(call, where, message_index=index, text=message.text if whole else None)
 
 
@@ -134,7 +134,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
         total = object_at(trajectory, "final_metrics").get("total_prompt_tokens")
         steps = trajectory["steps"]
         counted = [object_at(step, "metrics").get("prompt_tokens") for step in steps]
-        if not old.turns or type(total) is not int or total != sum(one for one in counted if type(one) is int):
+        if not old.turns or type(total) is not int or total != sum(n for n in counted if type(n) is int):
             continue
         grown = 0
         for call, was, now in zip(_conversation_of(steps, "steps").calls, old.turns, new.turns, strict=True):
@@ -202,7 +202,7 @@ def _step_turn(call: _StepCall, where: str, *, message_index: int | None, text: 
         return Turn(None, None, message_index=message_index, finish_reason=finish_reason(extra))
     try:
         prompt, completion = ((name, call.metrics.get(name)) for name in _ID_NAMES)
-        others = {_EXTRA_PREFIX + name: found for name, found in other_columns(extra, ()).items()}
+        others = {_EXTRA_PREFIX + name: column for name, column in other_columns(extra, ()).items()}
         turn = turn_of_tokens(prompt, completion, lambda: flat_logprobs(call.metrics, "logprobs"), others)
     except RecordError as error:
         raise RecordError(f"{where}.metrics: {error}") from None
@@ -224,8 +224,8 @@ def _calls(step: _Wire, number: int, message: int, where: str) -> Iterator[_Step
         raise RecordError(f"{where}.llm_call_count is {count!r}, not a number of calls")
     metrics = {} if metrics is None else metrics
     # A table has every key, so metrics that are all null count as missing.
-    told = any(value is not None for value in metrics.values())
-    if step.get("is_copied_context") is True or (count is None and not told) or count == 0:
+    has_metrics = any(value is not None for value in metrics.values())
+    if step.get("is_copied_context") is True or (count is None and not has_metrics) or count == 0:
         return
     yield _StepCall(number, message, metrics, count is not None and count > 1)
 

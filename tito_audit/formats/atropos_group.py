@@ -18,7 +18,7 @@ from tito_audit.formats._kit import Samples, put_back, sources_in
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Source, Sources
+from tito_audit.record.sources import Source
 from tito_audit.signature import keys, one_way
 
 
@@ -78,8 +78,8 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         for index in range(len(before))
     ]
     new = [
-        updated_row(sample, was.training_row, one.rollout.training_row, "tokens")
-        for sample, was, one in zip(old, before, at_most_one_each(before, repaired), strict=True)
+        updated_row(sample, was.training_row, part.rollout.training_row, "tokens")
+        for sample, was, part in zip(old, before, at_most_one_each(before, repaired), strict=True)
     ]
     return (put_back(row, Samples(tuple(old), _source), new, "tokens"),)
 
@@ -105,10 +105,6 @@ def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
     return list(value)
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return sources_in(Samples((), _source), rollouts)
-
-
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
@@ -116,7 +112,7 @@ FORMAT = Format(
     precedence=100,
     matches=_matches,
     read=_read,
-    sources=_sources,
+    sources=lambda row, rollouts: sources_in(Samples((), _source), rollouts),
     update=_update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",

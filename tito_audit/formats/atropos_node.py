@@ -71,20 +71,20 @@ def _places(row: Row) -> list[list[Path]]:
     """For each node that is read, every place that holds it: its own, and those of nodes that repeat it."""
     if _is_node(row):
         return [[()]]
-    first, *others = [[(name, key) for key in _keys(row[name])] for name in _held(row)]
+    first, *others = [[(name, key) for key in _keys(row[name])] for name in _node_keys(row)]
     copies: dict[str | None, list[Path]] = {}
     for path in [path for paths in others for path in paths if isinstance(at(row, path), Mapping)]:
         copies.setdefault(text_of(at(row, path).get("full_text")), []).append(path)
-    found: list[list[Path]] = []
+    places: list[list[Path]] = []
     for own in first:
         node = at(row, own)
         alike = copies.get(text_of(node.get("full_text")), ())
-        found.append([own, *(path for path in alike if _repeats(at(row, path), node))])
-    return found
+        places.append([own, *(path for path in alike if _repeats(at(row, path), node))])
+    return places
 
 
-def _keys(held: Any) -> list[Any]:
-    return list(held) if isinstance(held, Mapping) else list(range(len(held)))
+def _keys(nodes: Any) -> list[Any]:
+    return list(nodes) if isinstance(nodes, Mapping) else list(range(len(nodes)))
 
 
 def _repeats(node: Mapping[str, Any], of: Mapping[str, Any]) -> bool:
@@ -108,8 +108,8 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         return ()
     before = _read(row, repaired[0].rollout.place)
     edits: dict[Path, Row] = {}
-    for old, one, places in zip(before, at_most_one_each(before, repaired), _places(row), strict=True):
-        was, now = old.training_row, one.rollout.training_row
+    for old, part, places in zip(before, at_most_one_each(before, repaired), _places(row), strict=True):
+        was, now = old.training_row, part.rollout.training_row
         if updated_row(at(row, places[0]), was, now, "tokens") is at(row, places[0]):
             continue
         for path in places:
@@ -137,14 +137,14 @@ def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
 
 def _nodes(row: Row) -> Sequence[Any]:
     """The nodes of a saved state, in order; [] if the row is not one."""
-    held = _held(row)
-    if not held:
+    names = _node_keys(row)
+    if not names:
         return []
-    first = row[held[0]]
+    first = row[names[0]]
     return list(first.values()) if isinstance(first, Mapping) else first
 
 
-def _held(row: Row) -> list[str]:
+def _node_keys(row: Row) -> list[str]:
     """The keys under which a state holds nodes; the first is the one that is read, others repeat it."""
     lists = ["nodes"] if isinstance(row.get("nodes"), list | tuple) else []
     return lists + [name for name in ("sequences", "tree") if isinstance(row.get(name), Mapping)]

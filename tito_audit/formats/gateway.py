@@ -16,9 +16,7 @@ from tito_audit.formats._calls import finish_reason, model_facts, stop_string, t
 from tito_audit.formats._columns import flat_logprobs, other_columns, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import Message, as_message, as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.sources import Sources
 from tito_audit.signature import keys, one_way
 
 VERSION = "tito_audit_gateway"
@@ -39,7 +37,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         raise RecordError("chat_template_kwargs is not an object")
     turn = _turn(row, len(messages) - 1 if messages else None)
     facts = {name: value for name in _FACTS if isinstance(value := row.get(name), str)}
-    said = model_facts(row).with_facts(id=_answer_id(row), **facts)
+    stated_facts = model_facts(row).with_facts(id=_answer_id(row), **facts)
     return Rollout(
         place,
         FORMAT.name,
@@ -47,20 +45,20 @@ def _read_one(row: Row, place: Place) -> Rollout:
         tools,
         kwargs or {},
         turns=(turn,),
-        stated=replace(said, dummy_tokens=row.get("status") == "dummy"),
+        stated=replace(stated_facts, dummy_tokens=row.get("status") == "dummy"),
     )
 
 
 def _conversation(row: Row) -> tuple[Message, ...]:
     """What the template was given, and the answer; () for a completion of text or ids."""
-    given = "template_messages" if row.get("template_messages") is not None else "messages"
-    sent = as_messages(parsed(row, given), given)
+    name = "template_messages" if row.get("template_messages") is not None else "messages"
+    sent = as_messages(parsed(row, name), name)
     answer = parsed(row, "response_message")
     # An answer without its request would render as if there had been no prompt.
     if not sent or answer is None:
         return ()
-    said = as_message(answer, "response_message")
-    return (*sent, said) if said.sampled else ()
+    answer_message = as_message(answer, "response_message")
+    return (*sent, answer_message) if answer_message.sampled else ()
 
 
 def _turn(row: Row, index: int | None) -> Turn:
@@ -95,14 +93,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return () if "closed" in row and _COMPLETION not in row else _ROWS.read(row, place)
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return _ROWS.sources(row, rollouts) if rollouts else ()
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return _ROWS.update(row, repaired) if repaired else (row,)
-
-
 FORMAT = Format(
     name="gateway",
     title="Gateway of tito-audit",
@@ -110,8 +100,8 @@ FORMAT = Format(
     precedence=5,
     matches=_matches,
     read=_read,
-    sources=_sources,
-    update=_update,
+    sources=lambda row, rollouts: _ROWS.sources(row, rollouts) if rollouts else (),
+    update=lambda row, repaired: _ROWS.update(row, repaired) if repaired else (row,),
     row_is_call=True,
     conversation="thread_id",
     shows="Every answer that `tito-audit serve` gave: its complete prompt, what was sampled, its logprobs, and "

@@ -24,7 +24,7 @@ from tito_audit.formats._calls import (
 )
 from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
 from tito_audit.formats._flat import flat_row, split_row
-from tito_audit.formats._kit import SampleRows, Samples, packed, updated_sample, with_training_row
+from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
 from tito_audit.formats._update import object_at, with_counts, with_list, with_values
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_messages, as_tools
@@ -55,10 +55,6 @@ def _matches(row: Row) -> bool:
     # Next to messages, lists of whole numbers may be ids under an unknown name.
     unknown = (value for name, value in row.items() if name not in ("messages", "tools"))
     return is_messages(parsed(row, "messages")) and not any(map(holds_ids, unknown))
-
-
-def _samples(row: Row) -> Samples | None:
-    return packed(row) if _calls_name(row) is None else None
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
@@ -112,33 +108,33 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 def _with_calls(row: Row, name: str, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The row with the remaining calls, their prompts and columns, and the messages up to the last call."""
     entries = parsed(row, name)
-    kept = repaired_rollout.turns_from
-    if not kept:
+    numbers = repaired_rollout.turns_from
+    if not numbers:
         raise RecordError("no call would be left in the row")
     new = with_list(
         entries,
         [
             updated_call(entries[number], before.turns[number], turn)
-            for number, turn in zip(kept, repaired_rollout.rollout.turns, strict=True)
+            for number, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
         ],
     )
     if new is entries:
         return row
-    counts = {count: [(len(entries), len(kept))] for count in _CALL_COUNTS}
+    counts = {count: [(len(entries), len(numbers))] for count in _CALL_COUNTS}
     row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
-    return row if len(kept) == len(entries) else _with_messages_of(row, before, kept)
+    return row if len(numbers) == len(entries) else _with_messages_of(row, before, numbers)
 
 
-def _with_messages_of(row: Row, before: Rollout, kept: Sequence[int]) -> Row:
+def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     """The row with its messages cut after the answer of the last remaining call.
 
     RecordError if the written row would read with a call paired with another answer.
     """
-    wanted = [before.turns[number].message_index for number in kept]
+    wanted = [before.turns[number].message_index for number in numbers]
     last = wanted[-1]
-    if last is not None and kept[-1] != len(before.turns) - 1:
+    if last is not None and numbers[-1] != len(before.turns) - 1:
         row = _with_messages(row, last + 1)
-    if answer_indices(_conversation(row).messages, len(kept)) != wanted:
+    if answer_indices(_conversation(row).messages, len(numbers)) != wanted:
         raise RecordError(
             "it would be unclear which messages the remaining calls belong to: calls are paired with answers "
             "from the last one back"
@@ -221,16 +217,16 @@ def _calls_name(row: Row) -> str | None:
     return None
 
 
-_ROWS = SampleRows(_read_one, _updated, _samples, forks=True)
+_ROWS = SampleRows(_read_one, _updated, lambda row: packed(row) if _calls_name(row) is None else None, forks=True)
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    found, calls = _ROWS.sources(row, rollouts), _calls_name(row)
+    sources_of_rollouts, calls = _ROWS.sources(row, rollouts), _calls_name(row)
     if calls is None:
-        return found
+        return sources_of_rollouts
     return [
         replace(sources, calls=tuple(CallSource(entry=(calls, number)) for number, _ in enumerate(sources.calls)))
-        for sources in found
+        for sources in sources_of_rollouts
     ]
 
 

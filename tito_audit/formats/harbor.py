@@ -43,9 +43,9 @@ class _Detail:
     @property
     def extra(self) -> dict[str, Raw]:
         """The provider's further lists with one entry per call, by name."""
-        found = object_at(self.value, "extra")
+        lists = object_at(self.value, "extra")
         size = len(self.completions)
-        return {name: value for name, value in found.items() if is_list(value) and len(value) == size}
+        return {name: value for name, value in lists.items() if is_list(value) and len(value) == size}
 
 
 def _matches(row: Row) -> bool:
@@ -65,12 +65,12 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     group = row.get("task_name")
     model = real_name(object_at(row, "agent_info", "model_info"))
     stated = Stated(model=model, group=group if isinstance(group, str) else None)
-    found = [
+    rollouts = [
         Rollout(replace(place, item=item), FORMAT.name, turns=_turns(detail), stated=stated)
         for item, detail in enumerate(_details(row))
     ]
-    if any(turn for rollout in found for turn in rollout.turns):
-        return tuple(found)
+    if any(turn for rollout in rollouts for turn in rollout.turns):
+        return tuple(rollouts)
     return (Rollout(replace(place, item=0), FORMAT.name, stated=stated.without_ids()),)
 
 
@@ -135,28 +135,28 @@ def _positions(completions: Sequence[int], logprobs: Sequence[int], where: str) 
             f"{where}{_LOGPROBS} holds {len(logprobs)} lists for {len(completions)} calls: each list is appended "
             "to separately, and their lengths do not show which call has none"
         )
-    found: list[int | None] = [None] * len(completions)
+    positions: list[int | None] = [None] * len(completions)
     for position, call in enumerate(first):
-        found[call] = position
-    return found
+        positions[call] = position
+    return positions
 
 
 def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] | None:
     """The first calls, in order, with these lengths; None if there are none."""
-    found: list[int] = []
+    matched: list[int] = []
     for call, size in enumerate(completions):
-        if len(found) < len(logprobs) and size == logprobs[len(found)]:
-            found.append(call)
-    return found if len(found) == len(logprobs) else None
+        if len(matched) < len(logprobs) and size == logprobs[len(matched)]:
+            matched.append(call)
+    return matched if len(matched) == len(logprobs) else None
 
 
 def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Raw:
-    found = value.get(name)
-    if found is None:
+    listed = value.get(name)
+    if listed is None:
         return ()
-    if not is_list(found) or not all(one is None or is_list(one) for one in found):
+    if not is_list(listed) or not all(entry is None or is_list(entry) for entry in listed):
         raise RecordError(f"{where}{name} is not a list with one list per call")
-    return found
+    return listed
 
 
 def _turns(detail: _Detail) -> tuple[Turn, ...]:
@@ -193,8 +193,8 @@ def _source(detail: _Detail, number: int) -> CallSource:
     return CallSource(
         prompts=plain_sources([(*path, _PROMPTS, number)]),
         logprobs=scored,
-        columns={_LOGPROBS: scored, **{f"extra.{name}": plain_sources([one]) for name, one in extra.items()}},
-        routing=tuple(one for name, one in extra.items() if policy_of(name) is MovePolicy.DROP),
+        columns={_LOGPROBS: scored, **{f"extra.{name}": plain_sources([path]) for name, path in extra.items()}},
+        routing=tuple(path for name, path in extra.items() if policy_of(name) is MovePolicy.DROP),
     )
 
 

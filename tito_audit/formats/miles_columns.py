@@ -26,10 +26,10 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Rollout:
     tokens, total = row["tokens"], row["total_length"]
-    held = len(tokens) if is_list(tokens) else 0
-    if tokens is not None and (type(total) is not int or total != held):
-        said = total if type(total) is int else "not a number"
-        raise RecordError(f"total_length is {said}, but the column 'tokens' holds {held} ids")
+    size = len(tokens) if is_list(tokens) else 0
+    if tokens is not None and (type(total) is not int or total != size):
+        logged = total if type(total) is int else "not a number"
+        raise RecordError(f"total_length is {logged}, but the column 'tokens' holds {size} ids")
     index = row["sample_index"]
     stated = NOTHING_STATED.with_facts(sample_index=index if type(index) is int else None)
     return Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated)

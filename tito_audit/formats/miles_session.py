@@ -59,7 +59,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
     last = calls[-1].rollouts[0] if calls else Rollout(place, _NAME)
     turns = written_once([_in_place(call.rollouts[0], last.messages) for call in calls], last.messages)
-    odd = [*(one.rollouts[0].stated.copies_disagree for one in calls), _out_of_step(row, turns)]
+    odd = [*(record.rollouts[0].stated.copies_disagree for record in calls), _out_of_step(row, turns)]
     verdicts = {name: object_at(row, "metadata").get(name) for name in (_TRIM, _VERDICT)}
     stated = replace(last.stated, copies_disagree="; ".join(filter(None, odd)), ids_wanted=bool(turns))
     stated = stated.with_facts(session_id=row["session_id"], **verdicts)
@@ -68,7 +68,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _calls(row: Row, place: Place) -> list[_Call]:
     """The records that hold an answer; RecordError naming the record that cannot be read."""
-    found: list[_Call] = []
+    calls: list[_Call] = []
     records = row["records"]
     if records is not None and not is_list(records):
         raise RecordError("records is not a list of requests and their answers")
@@ -83,8 +83,8 @@ def _calls(row: Row, place: Place) -> list[_Call]:
         except RecordError as error:
             raise RecordError(f"records[{number}]: {error}") from None
         if rollouts and rollouts[0].turns:
-            found.append(_Call(number, tuple(rollouts)))
-    return found
+            calls.append(_Call(number, tuple(rollouts)))
+    return calls
 
 
 def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
@@ -93,10 +93,10 @@ def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
     index = turn.message_index
     if index is None:
         return turn
-    mine = own.messages[: index + 1]
-    if same_messages(mine, messages[: index + 1]):
+    conversation = own.messages[: index + 1]
+    if same_messages(conversation, messages[: index + 1]):
         return turn
-    return replace(turn, message_index=None, prompt_messages=mine[:-1])
+    return replace(turn, message_index=None, prompt_messages=conversation[:-1])
 
 
 def _running_ids(row: Row) -> Ids | None:
@@ -128,25 +128,25 @@ def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     calls = _calls(row, rollouts[0].place)
-    found = [choice_sources(row, call.rollouts, ("records", call.number)) for call in calls]
-    return of_calls([[own[0].calls[0] for own in found]])
+    sources = [choice_sources(row, call.rollouts, ("records", call.number)) for call in calls]
+    return of_calls([[own[0].calls[0] for own in sources]])
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     (before,) = rollouts_before(row, repaired, _read)
-    return tuple(_updated(row, before, one) for one in repaired)
+    return tuple(_updated(row, before, part) for part in repaired)
 
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The session with one repaired rollout; called once for each part of a fork."""
-    changes, kept = changes_of(before, repaired_rollout), repaired_rollout.turns_from
-    if not changes and len(kept) == len(before.turns):
+    changes, numbers = changes_of(before, repaired_rollout), repaired_rollout.turns_from
+    if not changes and len(numbers) == len(before.turns):
         return row
-    if not kept:
+    if not numbers:
         raise RecordError("no call would be left in the session")
     calls = _calls(row, before.place)
     own = {call.number: turn for turn, call in enumerate(calls)}
-    now = dict(zip(kept, repaired_rollout.rollout.turns, strict=True))
+    now = dict(zip(numbers, repaired_rollout.rollout.turns, strict=True))
     records = [
         _updated_record(record, calls[own[number]], now[own[number]]) if own.get(number) in changes else record
         for number, record in enumerate(row["records"])

@@ -155,19 +155,19 @@ def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step
     agent_input = response.get("agent_input")
     if isinstance(agent_input, list):
         return input_steps({**params, "input": agent_input}, "response.agent_input")
-    found = input_steps(params, "responses_create_params")
-    found.extend(steps(filled_list(response.get("seed_obs")), "response.seed_obs"))
-    return found
+    found_steps = input_steps(params, "responses_create_params")
+    found_steps.extend(steps(filled_list(response.get("seed_obs")), "response.seed_obs"))
+    return found_steps
 
 
 def _conversation(
-    found: Sequence[Step], first: int, transition: int | None = None
+    all_steps: Sequence[Step], first: int, transition: int | None = None
 ) -> tuple[tuple[Message, ...], list[GymCall]]:
     """All messages, and the calls from step `first` on; earlier answers are history."""
-    messages = tuple(step.message for step in found)
+    messages = tuple(step.message for step in all_steps)
     calls = [
         GymCall(messages[:i], step.message, step.token_item, step.items, transition)
-        for i, step in enumerate(found)
+        for i, step in enumerate(all_steps)
         if i >= first and step.is_call
     ]
     return messages, calls
@@ -180,11 +180,14 @@ def _transitions(
     messages: tuple[Message, ...] = ()
     calls: list[GymCall] = []
     for number, inner in enumerate(output):
-        found = steps(inner, f"response.output[{number}]")
+        own_steps = steps(inner, f"response.output[{number}]")
         system = [step for step in before if not step.items and step.message.role == "system"]
         # A history that starts a conversation already holds the request, but not its instructions.
-        found = [*(system if starts_conversation([step.message for step in found]) else before), *found]
-        messages, own = _conversation(found, 0, number)
+        own_steps = [
+            *(system if starts_conversation([step.message for step in own_steps]) else before),
+            *own_steps,
+        ]
+        messages, own = _conversation(own_steps, 0, number)
         calls.extend(own[-1:])
     return messages, calls
 
@@ -219,15 +222,15 @@ class _LocatedRow:
 def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
     """The row with its repaired rollout, or a row for each part of a fork; the same object if nothing changed."""
     (rollout,) = rollouts_before(row, repaired, read)
-    changes = [changes_of(rollout, one) for one in repaired]
+    changes = [changes_of(rollout, part) for part in repaired]
     if len(repaired) == 1 and not changes[0] and len(repaired[0].turns_from) == len(rollout.turns):
         return (row,)
-    held = _located(row, rollout)
+    log_row = _located(row, rollout)
     rows = []
-    for one, changed in zip(repaired, changes, strict=True):
-        new = _part(held, one, changed)
+    for part, changed in zip(repaired, changes, strict=True):
+        new = _part(log_row, part, changed)
         (again,) = read(new, rollout.place)
-        check_written(again, one, rollout)
+        check_written(again, part, rollout)
         rows.append(new)
     return tuple(rows)
 
@@ -235,28 +238,30 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
 def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     """Where the row stores the columns of its calls."""
     (rollout,) = rollouts
-    held = _located(row, rollout) if rollout.turns else None
-    return of_calls([[_call_source(held, number) for number in range(len(rollout.turns)) if held is not None]])
+    log_row = _located(row, rollout) if rollout.turns else None
+    return of_calls(
+        [[_call_source(log_row, number) for number in range(len(rollout.turns)) if log_row is not None]]
+    )
 
 
-def _call_source(held: _LocatedRow, number: int) -> CallSource:
+def _call_source(log_row: _LocatedRow, number: int) -> CallSource:
     """Where every item that repeats a call's tokens holds its columns."""
-    own = [carrier for carrier in held.carriers if number in carrier.turns]
-    names = [column.name for column in held.rollout.turns[number].columns]
-    there = {name: [(*one.path, name) for one in own if name in one.item] for name in names}
+    own = [carrier for carrier in log_row.carriers if number in carrier.turns]
+    names = [column.name for column in log_row.rollout.turns[number].columns]
+    there = {name: [(*holder.path, name) for holder in own if name in holder.item] for name in names}
     return CallSource(columns={name: plain_sources(paths) for name, paths in there.items()})
 
 
-def _part(held: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, Change]) -> Row:
+def _part(log_row: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, Change]) -> Row:
     """The row of one part: the turns that it keeps, as repaired."""
-    kept = repaired_rollout.turns_from
-    edits = [*_changed_items(held, changes), *_counts(held, repaired_rollout)]
-    if len(kept) == len(held.rollout.turns):
-        return with_edits(held.row, edits)  # type: ignore[no-any-return]
-    if not kept:
+    numbers = repaired_rollout.turns_from
+    edits = [*_changed_items(log_row, changes), *_counts(log_row, repaired_rollout)]
+    if len(numbers) == len(log_row.rollout.turns):
+        return with_edits(log_row.row, edits)  # type: ignore[no-any-return]
+    if not numbers:
         raise RecordError("a part of the rollout has no calls, so it has no row")
-    row = with_edits(held.row, [*edits, *_stripped(held, kept)])
-    return with_edits(row, [*_cut(held, row, kept), *_cleared_end(held, kept)])  # type: ignore[no-any-return]
+    row = with_edits(log_row.row, [*edits, *_stripped(log_row, numbers)])
+    return with_edits(row, [*_cut(log_row, row, numbers), *_cleared_end(log_row, numbers)])  # type: ignore[no-any-return]
 
 
 def _located(row: Row, rollout: Rollout) -> _LocatedRow:
@@ -277,21 +282,21 @@ def _places(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tu
     """For each call the paths of its items, which are in the output in the order of the calls."""
     at = 0
     for call in layout.calls:
-        found: list[Path] = []
+        paths: list[Path] = []
         if call.transition is not None:
             # The last call of a list that repeats the earlier ones.
             inner = output[call.transition]
             last = len(inner)
             for item in reversed(call.items):
                 last = next((i for i in range(last - 1, -1, -1) if inner[i] is item), -1)
-                found.insert(0, (*path, call.transition, last))
+                paths.insert(0, (*path, call.transition, last))
             if last < 0:
                 raise RecordError(f"list {call.transition} of the output holds no call of its own")
         else:
             for item in call.items:
                 at = next(i for i in range(at, len(output)) if output[i] is item) + 1
-                found.append((*path, at - 1))
-        yield tuple(found)
+                paths.append((*path, at - 1))
+        yield tuple(paths)
 
 
 def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
@@ -320,14 +325,14 @@ def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
     )
 
 
-def _changed_items(held: _LocatedRow, changes: Mapping[int, Change]) -> Iterator[Edit]:
+def _changed_items(log_row: _LocatedRow, changes: Mapping[int, Change]) -> Iterator[Edit]:
     """An edit for each item that holds tokens of a changed call."""
-    for carrier in held.carriers:
+    for carrier in log_row.carriers:
         wanted = [changes.get(number) for number in carrier.turns]
-        change = next((one for one in wanted if one is not None), None)
+        change = next((turn for turn in wanted if turn is not None), None)
         if change is None:
             continue
-        if not all(one is not None and same_ids(one.prompt_ids, change.prompt_ids) for one in wanted):
+        if not all(turn is not None and same_ids(turn.prompt_ids, change.prompt_ids) for turn in wanted):
             raise RecordError(
                 f"calls {' and '.join(map(str, carrier.turns))} hold the same tokens and would get different "
                 "ones; the log does not say which of them a copy repeats"
@@ -364,55 +369,55 @@ def _is_copy(value: Any, column: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) and as_logged(column, value) is value
 
 
-def _counts(held: _LocatedRow, repaired_rollout: RepairedRollout) -> Iterator[Edit]:
+def _counts(log_row: _LocatedRow, repaired_rollout: RepairedRollout) -> Iterator[Edit]:
     """Edits to the counts that the row or its answer has for all calls or for the last one."""
-    before, after = held.rollout.turns, repaired_rollout.rollout.turns
+    before, after = log_row.rollout.turns, repaired_rollout.rollout.turns
     ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (before, after)]
     for path in ((), ("usage",), ("response",), ("response", "usage")):
-        for name, value in recounted(object_at(held.row, *path), *ways).items():
+        for name, value in recounted(object_at(log_row.row, *path), *ways).items():
             yield Edit((*path, name), value)
 
 
-def _stripped(held: _LocatedRow, kept: Collection[int]) -> Iterator[Edit]:
+def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
     """Edits that remove the tokens of other parts' calls; their text stays, because the prompts repeat it."""
-    last = max(kept)
-    for number, call in enumerate(held.layout.calls):
-        between = min(kept) < number < last and number not in kept
-        if between and call.transition is None and not is_chat(held.row):
+    last = max(numbers)
+    for number, call in enumerate(log_row.layout.calls):
+        between = min(numbers) < number < last and number not in numbers
+        if between and call.transition is None and not is_chat(log_row.row):
             raise RecordError(
                 f"call {number} is between the calls of one part and belongs to another; in one list of items it "
                 "would read as a call that lost its tokens"
             )
-    for carrier in held.carriers:
-        if carrier.path[: len(held.output)] == held.output and not set(carrier.turns) & set(kept):
-            columns = {c.name for n in carrier.turns for c in held.rollout.turns[n].columns}
+    for carrier in log_row.carriers:
+        if carrier.path[: len(log_row.output)] == log_row.output and not set(carrier.turns) & set(numbers):
+            columns = {c.name for n in carrier.turns for c in log_row.rollout.turns[n].columns}
             for name in carrier.item:
                 if name in CALL_KEYS or name in columns:
                     yield Edit((*carrier.path, name), ABSENT)
 
 
-def _cut(held: _LocatedRow, row: Row, kept: Collection[int]) -> Iterator[Edit]:
+def _cut(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[Edit]:
     """Edits that cut the output after the part's last call and keep only the part's transitions."""
-    calls, last = held.layout.calls, max(kept)
-    output = at(row, held.output)
+    calls, last = log_row.layout.calls, max(numbers)
+    output = at(row, log_row.output)
     ends = last == len(calls) - 1
     if calls[last].transition is not None:
         own = {call.transition: number for number, call in enumerate(calls)}
         stop = len(output) if ends else calls[last].transition + 1  # type: ignore[operator]
-        left = [inner for i, inner in enumerate(output) if (own[i] in kept if i in own else i < stop)]
-        yield Edit(held.output, left)
+        left = [inner for i, inner in enumerate(output) if (own[i] in numbers if i in own else i < stop)]
+        yield Edit(log_row.output, left)
     elif not ends:
-        stop = int(held.items[last][-1][-1]) + 1
-        yield Edit(held.output, list(output[:stop]))
+        stop = int(log_row.items[last][-1][-1]) + 1
+        yield Edit(log_row.output, list(output[:stop]))
 
 
-def _cleared_end(held: _LocatedRow, kept: Collection[int]) -> Iterator[Edit]:
+def _cleared_end(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
     """An edit that clears what the answer says about its last call, if the part ends before that call."""
-    if max(kept) == len(held.layout.calls) - 1 or is_chat(held.row):
+    if max(numbers) == len(log_row.layout.calls) - 1 or is_chat(log_row.row):
         return
-    _, response = request_of(held.row)
+    _, response = request_of(log_row.row)
     if cut_by_length(response):
-        yield Edit((*held.output[:-1], "incomplete_details"), None)
+        yield Edit((*log_row.output[:-1], "incomplete_details"), None)
 
 
 def _ids(item: Item, name: str) -> Ids | None:
@@ -431,10 +436,15 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     layout = layout_of(row)
-    messages, turns = layout.messages, _turns(layout.calls, layout.messages)
+    messages = layout.messages
+    turns: tuple[Turn, ...] = ()
+    token_items = [call.token_item for call in layout.calls if call.token_item is not None]
+    if token_items:
+        turns = written_once([_turn(call, messages) for call in layout.calls], messages)
     params, response = (row, row) if is_chat(row) else request_of(row)
     stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
-    stated = replace(stated.with_facts(mask_sample=row.get("mask_sample")), ids_wanted=_wants_ids(layout.calls))
+    wants_ids = any(item.get(key) is not None for item in token_items for key in TOKEN_KEYS)
+    stated = replace(stated.with_facts(mask_sample=row.get("mask_sample")), ids_wanted=wants_ids)
     stated = replace(stated, converted_tools=True)
     if is_chat(row):
         tools = as_tools(row.get("tools"), "tools")
@@ -452,19 +462,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         turns = tuple(replace(turn, message_index=None, prompt_messages=None) for turn in turns)
     tools = chat_tools(filled_list(params.get("tools"), response.get("tools")), "responses_create_params.tools")
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
-
-
-def _turns(calls: Sequence[GymCall], messages: Sequence[Message]) -> tuple[Turn, ...]:
-    """One turn per call; none if the log holds neither ids nor decoded tokens."""
-    if all(call.token_item is None for call in calls):
-        return ()
-    return written_once([_turn(call, messages) for call in calls], messages)
-
-
-def _wants_ids(calls: Sequence[GymCall]) -> bool:
-    """Whether the log has a place for ids."""
-    items = [call.token_item for call in calls if call.token_item is not None]
-    return any(item.get(key) is not None for item in items for key in TOKEN_KEYS)
 
 
 def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
@@ -504,13 +501,13 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
 
 def _other_columns(token_item: Item) -> dict[str, tuple[Any, MovePolicy]]:
     """Every other list that may have one entry per token."""
-    found: dict[str, tuple[Any, MovePolicy]] = {}
+    columns: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in token_item.items():
         if name == "routed_experts" and isinstance(value, list):
-            found[name] = (value, MovePolicy.DROP)
+            columns[name] = (value, MovePolicy.DROP)
         elif name not in TOKEN_KEYS and _is_numbers(value):
-            found[name] = (value, MovePolicy.MOVE)
-    return found
+            columns[name] = (value, MovePolicy.MOVE)
+    return columns
 
 
 def _is_numbers(value: object) -> bool:

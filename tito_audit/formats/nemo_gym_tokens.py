@@ -71,11 +71,11 @@ def _turn(row: Row) -> Turn:
 
 def _answer(items: Any) -> tuple[str | None, bool]:
     """The decoded completion if the answer is only text, and whether the token limit cut it off."""
-    found = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
-    cut = any(text_of(item.get("status")) == "incomplete" for step in found for item in step.items)
-    if len(found) != 1 or any(item.get(part) for item in found[0].items for part in _PARTS):
+    calls = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
+    cut = any(text_of(item.get("status")) == "incomplete" for step in calls for item in step.items)
+    if len(calls) != 1 or any(item.get(part) for item in calls[0].items for part in _PARTS):
         return None, cut
-    message = found[0].message
+    message = calls[0].message
     whole = not message.tool_calls and message.reasoning is None
     return message.text if whole else None, cut
 

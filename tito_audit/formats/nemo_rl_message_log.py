@@ -66,8 +66,8 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Rollout:
     log = _unwrapped(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
-    messages, said = _messages(log)
-    stated = model_facts(row).overlaid(said)
+    messages, facts = _messages(log)
+    stated = model_facts(row).overlaid(facts)
     if not any(is_given(entry.get("token_ids")) for entry in log):
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     ids = [
@@ -195,9 +195,9 @@ def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], St
     if not emptied and not rendered:
         return messages, Stated()
     texts = tuple(message.text for message in messages)
-    said = Stated().with_facts(content=texts if any(texts) else None)
+    facts = Stated().with_facts(content=texts if any(texts) else None)
     because = "a template has rendered some already" if rendered else "some have token ids and no text"
-    return (), said.not_read(Unread.MESSAGES, because)
+    return (), facts.not_read(Unread.MESSAGES, because)
 
 
 def _is_generated(entry: Mapping[str, Any]) -> bool:

@@ -37,8 +37,8 @@ from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
-    found = exchange(row)
-    return found is not None and not any(map(_holds_ids, found.responses))
+    logged = exchange(row)
+    return logged is not None and not any(map(_holds_ids, logged.responses))
 
 
 def _holds_ids(response: Mapping[str, Any]) -> bool:
@@ -48,30 +48,30 @@ def _holds_ids(response: Mapping[str, Any]) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    found = exchange(row)
-    if found is None or not all(is_response_object(response) for response in found.responses):
+    logged = exchange(row)
+    if logged is None or not all(is_response_object(response) for response in logged.responses):
         return rollouts_of(row, place, FORMAT.name)
     return tuple(
-        _read_response(found.request, response, replace(place, item=item))
-        for item, response in enumerate(found.responses)
+        _read_response(logged.request, response, replace(place, item=item))
+        for item, response in enumerate(logged.responses)
     )
 
 
 def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], place: Place) -> Rollout:
     """The rollout of a Responses object; it has several calls if the service ran tools in between."""
     before = input_steps({"instructions": response.get("instructions"), **request}, "request")
-    found = [*before, *steps(response["output"], "output")]
+    whole = [*before, *steps(response["output"], "output")]
     stated = request_facts(request, response)
-    messages = tuple(step.message for step in found)
+    messages = tuple(step.message for step in whole)
     unread = unread_types(response["output"])
     if unread:
         stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
     # Instructions alone are not a request: the user's input is still missing.
-    asked = any(step.items or step.message.role == "user" for step in before)
-    if unread or not asked or text_of(request.get("previous_response_id")):
+    has_request = any(step.items or step.message.role == "user" for step in before)
+    if unread or not has_request or text_of(request.get("previous_response_id")):
         messages = ()
     turns = tuple(
-        _turn(step, i if messages else None) for i, step in enumerate(found) if i >= len(before) and step.is_call
+        _turn(step, i if messages else None) for i, step in enumerate(whole) if i >= len(before) and step.is_call
     )
     if not any(turn.token_texts for turn in turns):
         stated = stated.without_ids()
@@ -97,19 +97,19 @@ def _turn(step: Step, index: int | None) -> Turn:
 
 def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
     """The tokens of every content part of a call; None if a part has none."""
-    found: list[TokenText] = []
+    tokens: list[TokenText] = []
     for item in items:
         for part in filled_list(item.get("content")):
             texts = token_texts(part.get("logprobs")) if isinstance(part, Mapping) else None
             if texts is None:
                 return None
-            found.extend(texts)
-    return tuple(found) or None
+            tokens.extend(texts)
+    return tuple(tokens) or None
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    found = exchange(row)
-    if found is None or not all(is_response_object(response) for response in found.responses):
+    logged = exchange(row)
+    if logged is None or not all(is_response_object(response) for response in logged.responses):
         return choice_sources(row, rollouts)
     return of_calls(
         [
@@ -117,7 +117,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
             for s in steps(response["output"], "output")
             if s.is_call
         ]
-        for path, response in zip(found.response_paths, found.responses, strict=True)
+        for path, response in zip(logged.response_paths, logged.responses, strict=True)
     )
 
 

@@ -100,12 +100,12 @@ def _joined(row: Row) -> dict[str, Any]:
     return {name: [*plain(row[first]), *plain(row[second])] for name, (first, second) in _JOINED.items()}
 
 
-def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str, tuple[Raw, MovePolicy]]:
+def _others(row: Row, read_names: Sequence[str], sizes: Sequence[int]) -> Mapping[str, tuple[Raw, MovePolicy]]:
     """Every other list with one entry per token."""
     return {
         name: (value, MovePolicy.DROP if name in _UNREBUILT else policy_of(name))
         for name, value in row.items()
-        if name not in taken and is_list(value) and len(value) in sizes and len(value) > 1
+        if name not in read_names and is_list(value) and len(value) in sizes and len(value) > 1
     }
 
 

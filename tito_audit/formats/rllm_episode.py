@@ -63,15 +63,15 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Rollout:
     steps = _steps(trajectory, where)
     conversations = [_conversation(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
-    told = not any(calls_unknown_tools(conversation, ()) for conversation in conversations)
-    if not told:
+    complete = not any(calls_unknown_tools(conversation, ()) for conversation in conversations)
+    if not complete:
         # The tools are only in the gateway's traces, so these prompts cannot be rendered again.
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
-    messages = conversations[-1] if conversations and told else ()
+    messages = conversations[-1] if conversations and complete else ()
     turns: tuple[Turn, ...] = ()
     if any(filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
         turns = tuple(
-            _turn(step, conversation, messages if told else None, f"{where}.steps[{i}]")
+            _turn(step, conversation, messages if complete else None, f"{where}.steps[{i}]")
             for i, (step, conversation) in enumerate(zip(steps, conversations, strict=True))
         )
     else:
@@ -99,10 +99,10 @@ def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
 
 def _conversation(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     """The conversation of a step, including its answer."""
-    found = step.get("chat_completions")
-    leaf = found.get("messages_ref") if isinstance(found, Mapping) else step.get("chat_completions_ref")
+    chat = step.get("chat_completions")
+    leaf = chat.get("messages_ref") if isinstance(chat, Mapping) else step.get("chat_completions_ref")
     if leaf is None:
-        return as_messages(found, f"{where}.chat_completions")
+        return as_messages(chat, f"{where}.chat_completions")
     if not is_list(leaf) or len(leaf) != 2:
         raise RecordError(f"{where}.chat_completions is not a message and the number of messages up to it")
     nodes = object_at(trajectory, "message_nodes")
@@ -159,7 +159,7 @@ def _turn(
 
 def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The turns with each message claimed once: of a retried call, only the last attempt's message was kept."""
-    found: list[Turn] = []
+    ordered: list[Turn] = []
     least: int | None = None
     for turn in reversed(turns):
         index = turn.message_index
@@ -167,8 +167,8 @@ def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
             turn = replace(turn, message_index=None)
         elif index is not None:
             least = index
-        found.append(turn)
-    return tuple(found[::-1])
+        ordered.append(turn)
+    return tuple(ordered[::-1])
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
@@ -188,11 +188,11 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
     prompts, scored = (
         plain_sources(
             place
-            for name, value in one.items()
+            for name, value in holder.items()
             if filled(value) and not _is_multimodal(value)
             for place in ((*path, name), *copies_of(output, names, value, (*path, "model_output")))
         )
-        for one, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
+        for holder, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
     )
     columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
     return CallSource(
@@ -201,8 +201,8 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
         columns={**columns, "logprobs": scored},
         routing=tuple(
             (*place, _ROUTING)
-            for place, one in ((path, step), ((*path, "model_output"), output))
-            if _ROUTING in one
+            for place, holder in ((path, step), ((*path, "model_output"), output))
+            if _ROUTING in holder
         ),
     )
 

@@ -55,8 +55,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     sent = as_messages(row.get("messages"), "messages")
     sent = sent or as_messages(request.get("messages"), "raw_request.messages")
     # An answer without its request would render as if there had been no prompt.
-    said = as_message(answer, "response_message") if sent and answer else None
-    messages = (*sent, said) if said is not None and said.role == "assistant" else ()
+    message = as_message(answer, "response_message") if sent and answer else None
+    messages = (*sent, message) if message is not None and message.role == "assistant" else ()
     tools = as_tools(request.get("tools"), "raw_request.tools")
     stated = replace(model_facts(row), copies_disagree=_disagreement(row) or "")
     if calls_unknown_tools(messages, tools):
@@ -75,9 +75,9 @@ def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn
         lambda: flat_logprobs(row, "logprobs"),
         other_columns(row, _TAKEN),
     )
-    told = {} if answer is None else answer
-    hidden = any(told.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
-    text = None if hidden else told.get("content")
+    message = {} if answer is None else answer
+    hidden = any(message.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
+    text = None if hidden else message.get("content")
     response, request = object_at(row, "raw_response"), object_at(row, "raw_request")
     choice = object_at(response, "choices", 0)
     alone = bool(choice) and len(response["choices"]) == 1
@@ -122,7 +122,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     columns = {name: plain_sources([(name,)]) for name, value in row.items() if is_list(value)}
     prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
     usage = object_at(row, "raw_response", "usage")
-    one = CallSource(
+    call = CallSource(
         prompts=plain_sources([] if prompt is None else [(_PROMPT,), *copies_of(parts, _PROMPT_NAMES, prompt)]),
         logprobs=tuple(scored),
         columns={**columns, "logprobs": tuple(gone)},
@@ -134,7 +134,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
         ),
         counters=(Counter(("raw_response", "usage")),) if usage else (),
     )
-    return of_calls([[one]])
+    return of_calls([[call]])
 
 
 def _scores_equal(content: object, logprobs: Any) -> bool:

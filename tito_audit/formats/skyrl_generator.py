@@ -17,19 +17,15 @@ from tito_audit.signature import keys, one_way
 _IDS = "response_ids"
 
 
-def _matches(row: Row) -> bool:
-    return is_batch(row, _IDS) and is_batch(row, "prompt_token_ids")
-
-
 def _sample(row: Row, place: Place) -> Rollout:
-    found = sample_rollout(row, place, FORMAT.name, (_IDS, "prompt_token_ids"))
+    rollout = sample_rollout(row, place, FORMAT.name, (_IDS, "prompt_token_ids"))
     reason, owner = row.get("stop_reasons"), row.get("trajectory_ids")
-    turns = found.turns
+    turns = rollout.turns
     if isinstance(reason, str):
         turns = tuple(replace(turn, finish_reason=reason) for turn in turns)
     group = owner.get("instance_id") if isinstance(owner, Mapping) else None
-    stated = found.stated if group is None else replace(found.stated, group=str(group))
-    return replace(found, turns=turns, stated=stated)
+    stated = rollout.stated if group is None else replace(rollout.stated, group=str(group))
+    return replace(rollout, turns=turns, stated=stated)
 
 
 _ROWS = batch(_sample, updated_sample, _IDS)
@@ -42,7 +38,7 @@ FORMAT = Format(
         keys("loss_masks", before=", with "),
     ),
     precedence=222,
-    matches=_matches,
+    matches=lambda row: is_batch(row, _IDS) and is_batch(row, "prompt_token_ids"),
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,

@@ -40,9 +40,9 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Rollout:
     metadata = object_at(row, "metadata")
-    said = [parsed(row, "messages"), metadata.get("messages")]
+    logged = [parsed(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
-    messages = next((value for value in said if is_messages(value) and any(map(_is_answer, value))), None)
+    messages = next((value for value in logged if is_messages(value) and any(map(_is_answer, value))), None)
     listed = [parsed(row, "tools"), parsed(metadata, "tools")]
     tools = next((value for value in listed if filled(value)), listed[0])
     return Rollout(
@@ -62,8 +62,8 @@ def _is_answer(message: Mapping[str, Any]) -> bool:
 
 def _stated(row: Row) -> Stated:
     """What the sample says about itself."""
-    told = (("text", "response"), ("prompt_text", "prompt"), ("status", "status"))
-    texts = {name: row[key] for name, key in told if isinstance(row.get(key), str)}
+    text_keys = (("text", "response"), ("prompt_text", "prompt"), ("status", "status"))
+    texts = {name: row[key] for name, key in text_keys if isinstance(row.get(key), str)}
     return stated_facts(row).with_facts(
         **texts,
         finish_reason=_FINISH.get(texts.get("status", "")),

@@ -71,19 +71,19 @@ def _may_hide_ids(name: str, value: Any) -> bool:
 
 def _read(row: Row, place: Place) -> Rollout:
     stated = stated_facts(row).without_ids()
-    known = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
-    if known is not None:
-        stated = replace(stated, notice=f"No token ids: this is {known}.")
+    kind = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
+    if kind is not None:
+        stated = replace(stated, notice=f"No token ids: this is {kind}.")
     return Rollout(place, FORMAT.name, _messages(row), stated=stated)
 
 
 def _messages(row: Row) -> tuple[Message, ...]:
     """The prompt and the completion, if both are messages."""
-    asked = next((value for name in _ASKED if is_messages(value := parsed(row, name))), None)
+    prompt = next((value for name in _ASKED if is_messages(value := parsed(row, name))), None)
     wrote = next((value for name in _WROTE if is_messages(value := parsed(row, name))), None)
-    if asked is None or wrote is None:
+    if prompt is None or wrote is None:
         return ()
-    return as_messages(asked, "prompt") + as_messages(wrote, "completion")
+    return as_messages(prompt, "prompt") + as_messages(wrote, "completion")
 
 
 def _may_hold_ids(value: Any, depth: int = 6) -> bool:
@@ -98,11 +98,11 @@ def _may_hold_ids(value: Any, depth: int = 6) -> bool:
 def _is_text(value: Any) -> bool:
     """True for a text, messages, or a list of either."""
     if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
-        return all(isinstance(one, str) or is_messages(one) for one in value[:4])
+        return all(isinstance(part, str) or is_messages(part) for part in value[:4])
     return isinstance(value, str) or is_messages(value)
 
 
-_ROWS = SampleRows(_read, lambda row, before, one: row)
+_ROWS = SampleRows(_read, lambda row, before, part: row)
 FORMAT = Format(
     name="text_only",
     title="Text without token ids",

@@ -121,18 +121,18 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
         return [(as_ids(value, "model_input"), True)]
     if not isinstance(value, list | tuple) or not all(isinstance(chunk, Mapping) for chunk in value):
         raise RecordError("model_input is not a list of chunks of token ids")
-    known = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(value)]
-    if known.count(None) > 1:
+    sizes = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(value)]
+    if sizes.count(None) > 1:
         raise RecordError("model_input holds several images and does not say how many tokens each stands for")
-    rest = max(count - sum(size for size in known if size is not None), 0)
-    total = sum(rest if size is None else size for size in known)
+    rest = max(count - sum(size for size in sizes if size is not None), 0)
+    total = sum(rest if size is None else size for size in sizes)
     if total != count:  # before room is made for what an image only claims
         raise _apart(total, count)
     return [
         (np.zeros(rest if size is None else size, np.int32), False)
         if chunk.get("tokens") is None
         else (as_ids(chunk["tokens"], f"model_input.chunks[{i}].tokens"), True)
-        for i, (chunk, size) in enumerate(zip(value, known, strict=True))
+        for i, (chunk, size) in enumerate(zip(value, sizes, strict=True))
     ]
 
 

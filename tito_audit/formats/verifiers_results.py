@@ -54,8 +54,8 @@ class _Step:
 def _matches(row: Row) -> bool:
     if "example_id" not in row or "completion" not in row or "prompt" not in row:
         return False
-    said = row["completion"]
-    if not (said is None or isinstance(said, str | list | tuple)):
+    completion = row["completion"]
+    if not (completion is None or isinstance(completion, str | list | tuple)):
         return False
     if isinstance(row.get("is_completed"), bool | np.bool_):
         return True
@@ -110,8 +110,8 @@ def _step(step: object, where: str) -> _Step:
     tokens = step.get("tokens")
     if tokens is not None and not isinstance(tokens, Mapping):
         raise RecordError(f"{where}.tokens is not an object with the ids of the step")
-    said = step.get("completion")
-    answers = chat_messages(said, f"{where}.completion")
+    completion = step.get("completion")
+    answers = chat_messages(completion, f"{where}.completion")
     return _Step(
         step,
         where,
@@ -143,11 +143,11 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
     if not _has_ids(step):
         return turn
     try:
-        said: Any = step.tokens.get("completion_ids")
+        ids: Any = step.tokens.get("completion_ids")
         logprobs: Any = step.tokens.get("completion_logprobs")
         call = turn_of_tokens(
             ("prompt_ids", step.tokens.get("prompt_ids")),
-            ("completion_ids", () if said is None else said),
+            ("completion_ids", () if ids is None else ids),
             lambda: ("completion_logprobs", logprobs) if is_given(logprobs) else None,
             (
                 {
@@ -210,15 +210,15 @@ def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
     sampled = np.ones(prompt + (0 if turn.completion_ids is None else len(turn.completion_ids)), np.bool_)
     sampled[:prompt] = False
     trained = sampled.copy()
-    given: Any = step.tokens.get("prompt_mask")
-    said: Any = step.tokens.get("completion_mask")
-    if is_given(given):
-        values = as_floats(given, "prompt_mask")
+    prompt_mask: Any = step.tokens.get("prompt_mask")
+    completion_mask: Any = step.tokens.get("completion_mask")
+    if is_given(prompt_mask):
+        values = as_floats(prompt_mask, "prompt_mask")
         if len(values) != prompt:
             raise RecordError(f"{step.where}.tokens.prompt_mask has {len(values)} entries for {prompt} prompt ids")
         trained[:prompt] = values > 0
-    if is_given(said):
-        trained[prompt:] = as_floats(said, "completion_mask") > 0
+    if is_given(completion_mask):
+        trained[prompt:] = as_floats(completion_mask, "completion_mask") > 0
     return trained, sampled
 
 
@@ -240,19 +240,19 @@ def _source(row: Row, path: Path, turn: Turn) -> CallSource:
     holders = [
         holder for holder in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *holder)
     ]
-    asked = [one for one in holders if _is_copy(at(row, one).get("prompt_ids"), turn.prompt_ids)]
+    prompted = [p for p in holders if _is_copy(at(row, p).get("prompt_ids"), turn.prompt_ids)]
     columns = {
         column.name: plain_sources(
-            (*one, column.name) for one in holders if _is_copy(at(row, one).get(column.name), column.values)
+            (*p, column.name) for p in holders if _is_copy(at(row, p).get(column.name), column.values)
         )
         for column in turn.columns
     }
     return CallSource(
-        prompts=plain_sources((*one, "prompt_ids") for one in asked),
+        prompts=plain_sources((*p, "prompt_ids") for p in prompted),
         logprobs=columns.get("completion_logprobs", ()),
         columns=columns,
-        blank=tuple((*one, "prompt_mask") for one in asked if is_given(at(row, one).get("prompt_mask"))),
-        routing=tuple((*one, name) for one in asked for name in _UNREBUILT if name in at(row, one)),
+        blank=tuple((*p, "prompt_mask") for p in prompted if is_given(at(row, p).get("prompt_mask"))),
+        routing=tuple((*p, name) for p in prompted for name in _UNREBUILT if name in at(row, p)),
         counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
     )
 
@@ -273,9 +273,9 @@ def _usage(before: Sequence[Turn], after: Sequence[Turn]) -> CountPairs:
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
     """
     (old, completions), (new, _) = lengths_of(before), lengths_of(after)
-    (old_last, said), (new_last, _) = lengths_of(before[-1:]), lengths_of(after[-1:])
-    given = [(old_last + said - completions, new_last + said - completions)]
-    return {"input_tokens": [(old, new)], "final_input_tokens": given}
+    (old_last, last_completion), (new_last, _) = lengths_of(before[-1:]), lengths_of(after[-1:])
+    last_inputs = [(old_last + last_completion - completions, new_last + last_completion - completions)]
+    return {"input_tokens": [(old, new)], "final_input_tokens": last_inputs}
 
 
 def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) -> None:

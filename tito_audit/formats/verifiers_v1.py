@@ -85,17 +85,17 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
     turns = _turns(tree, messages, calls, versions)
     # The training row of a single branch whose masks differ from what was sampled; else None.
     nodes = [tree.nodes[number] for number in tree.members]
-    given = [node for node in nodes if not node.sampled and node.mask.any()]
-    if not given and all(node.trained.all() for node in nodes):
+    odd = [node for node in nodes if not node.sampled and node.mask.any()]
+    if not odd and all(node.trained.all() for node in nodes):
         row_if_masks_differ = None
     elif not tree.linear:
-        if given:
+        if odd:
             raise RecordError(
-                f"{given[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
+                f"{odd[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
             )
         row_if_masks_differ = None
     else:
-        held = [
+        logprobs = [
             as_floats(node.wire["logprobs"], f"{node.where}.logprobs")
             for node in nodes
             if node.wire.get("logprobs") is not None
@@ -103,7 +103,7 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
         row_if_masks_differ = training_row(
             np.concatenate([empty_ids(), *(node.ids for node in nodes)]),
             mask=("mask", np.concatenate([np.zeros(0, np.bool_), *(node.mask for node in nodes)])),
-            logprobs=("logprobs", np.concatenate(held)) if any(map(len, held)) else None,
+            logprobs=("logprobs", np.concatenate(logprobs)) if any(map(len, logprobs)) else None,
         )
     trained = with_finishes(row_if_masks_differ, {}, turns)
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated)
@@ -114,7 +114,7 @@ def _turns(
 ) -> tuple[Turn, ...]:
     """One turn per sampled node; if there are several branches, each turn has its own prompt messages."""
     prompts, linear = prompts_of(tree), tree.linear
-    said = dict(zip(tree.members, messages, strict=True))
+    message_of = dict(zip(tree.members, messages, strict=True))
     index = {number: i for i, number in enumerate(tree.members)}
     turns = []
     for number in tree.sampled:
@@ -124,8 +124,8 @@ def _turns(
         turn = Turn(
             prompt_ids=None,
             completion_ids=None,
-            message_index=index[number] if said[number].role == "assistant" else None,
-            prompt_messages=None if linear else tuple(said[n] for n in before),
+            message_index=index[number] if message_of[number].role == "assistant" else None,
+            prompt_messages=None if linear else tuple(message_of[n] for n in before),
             finish_reason=reason if isinstance(reason, str) else None,
             weight_versions=_versions(object_at(calls.get(number), "policy")) or versions,
         )
@@ -195,15 +195,15 @@ def _spread(values: Logprobs, node: Node) -> Logprobs:
 def _calls_by_node(tree: Tree) -> dict[int, Mapping[str, Any]]:
     """The call that wrote each node: the last one that names it and did not fail."""
     calls = tree.trace.get("calls")
-    found: dict[int, Mapping[str, Any]] = {}
+    calls_of: dict[int, Mapping[str, Any]] = {}
     for call in calls if isinstance(calls, list | tuple) else ():
         node = call.get("node") if isinstance(call, Mapping) else None
         # A table has floats where some are null.
         if isinstance(node, float) and node.is_integer():
             node = int(node)
         if type(node) is int and not _failed(call.get("error")):
-            found[node] = call
-    return found
+            calls_of[node] = call
+    return calls_of
 
 
 def _failed(error: object) -> bool:

@@ -40,13 +40,13 @@ def _matches(row: Row) -> bool:
 
 
 def _is_ids(value: object) -> bool:
-    return value is None or (is_list(value) and all(isinstance(one, int | np.integer) for one in value[:4]))
+    return value is None or (is_list(value) and all(isinstance(entry, int | np.integer) for entry in value[:4]))
 
 
 def _sample(row: Row, place: Place) -> Rollout:
-    asked: Any = row.get("raw_prompt")
+    messages: Any = row.get("raw_prompt")
     return sample_rollout(
-        _plain(row), place, FORMAT.name, tuple(_NAMES), prompt=asked if is_messages(asked) else None
+        _plain(row), place, FORMAT.name, tuple(_NAMES), prompt=messages if is_messages(messages) else None
     )
 
 
@@ -111,7 +111,7 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 
 def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """The new columns over prompt and response."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     seen = np.concatenate(_visible(row))
     if not np.array_equal(seen, _seen(row)):
         raise RecordError(f"{_SEEN} hides tokens between visible ones, and it is unclear where they are now")
@@ -130,16 +130,16 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
                 )
         elif name == "input_ids":
             parts = [as_ids(values.get(part, row[part]), part) for part in (_PROMPTS, _RESPONSES)]
-            found[name] = as_logged(np.concatenate(parts), original)
+            columns[name] = as_logged(np.concatenate(parts), original)
         elif name == _SEEN:
-            found[name] = as_logged(now.astype(np.int64), original)
+            columns[name] = as_logged(now.astype(np.int64), original)
         elif not np.array_equal(seen, now):
             if not np.array_equal(_positions(seen), as_floats(original, name)):
                 raise RecordError(
                     "position_ids do not count the tokens, so they cannot be computed for other tokens"
                 )
-            found[name] = as_logged(_positions(now), original)
-    return found
+            columns[name] = as_logged(_positions(now), original)
+    return columns
 
 
 def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
