@@ -41,12 +41,12 @@ miles `log_probs`, AReaL `prox_logp`. Reference models and teachers are other po
 
 def version_column(columns: Iterable[Column]) -> Column | None:
     """The column with the version of each token; None if there is none."""
-    return next((one for one in columns if one.name in VERSIONS and _fits(one)), None)
+    return next((column for column in columns if column.name in VERSIONS and _fits(column)), None)
 
 
 def trainer_columns(columns: Iterable[Column]) -> list[Column]:
     """The columns with a trainer's logprobs."""
-    return [one for one in columns if one.name in TRAINERS and _fits(one)]
+    return [column for column in columns if column.name in TRAINERS and _fits(column)]
 
 
 def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:

@@ -133,9 +133,9 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
         return MaskEncoding.BINARY
     if (values == -100).any():
         # Whether all values except -100 could be ids.
-        said = values[values != -100]
+        rest = values[values != -100]
         return (
-            MaskEncoding.LABELS if bool(((said >= 0) & (said < _NO_ID) & (said == np.floor(said))).all()) else None
+            MaskEncoding.LABELS if bool(((rest >= 0) & (rest < _NO_ID) & (rest == np.floor(rest))).all()) else None
         )
     if ((values == 0) | (values == 1)).all():
         return MaskEncoding.FLOAT if values.dtype.kind == "f" else MaskEncoding.BINARY

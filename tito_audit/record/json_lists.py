@@ -34,7 +34,7 @@ class FlatSpans(Sequence[Span]):
     def __getitem__(self, number: slice) -> Sequence[Span]: ...
     def __getitem__(self, number: int | slice) -> Span | Sequence[Span]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         at = 2 * (number if number >= 0 else number + len(self))
         if at < 0:
             raise IndexError(number)
@@ -69,7 +69,7 @@ class Keys(Sequence[str]):
     def __getitem__(self, number: slice) -> Sequence[str]: ...
     def __getitem__(self, number: int | slice) -> str | Sequence[str]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(self._size))]
+            return [self[index] for index in range(*number.indices(self._size))]
         return self.part(number // AT_ONCE)[number % AT_ONCE]
 
 
@@ -114,11 +114,11 @@ def _compared(was: Keys, now: Keys, numbers: range) -> Iterator[tuple[int, str, 
 
 def _first(was: Keys, wanted: set[str]) -> dict[str, int]:
     """For each of these keys that the list has, its first entry."""
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for start in range(0, len(was), AT_ONCE):
-        if len(found) == len(wanted):
+        if len(positions) == len(wanted):
             break
         part = was.part(start // AT_ONCE)
-        for key in wanted.intersection(part).difference(found):
-            found[key] = start + part.index(key)
-    return found
+        for key in wanted.intersection(part).difference(positions):
+            positions[key] = start + part.index(key)
+    return positions

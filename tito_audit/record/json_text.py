@@ -132,10 +132,10 @@ def _spliced(text: str, span: Span, changes: Sequence[Change]) -> str:
 
 def _removed(spans: Sequence[Span], left: Sequence[Span]) -> list[Change]:
     """Changes that remove members from an object, each with one comma."""
-    kept = set(left)
+    left_spans = set(left)
     cuts: list[Change] = []
     for index, span in enumerate(spans):
-        if span not in kept:
+        if span not in left_spans:
             # Before the first member that stays, remove the comma after; later, the comma before.
             leading = span < left[0]
             cuts.append((span[0], spans[index + 1][0], "") if leading else (spans[index - 1][1], span[1], ""))
@@ -262,10 +262,10 @@ class _Pieces:
         return "".join([*self._parts, *self._pieces])
 
 
-def _joined(found: Iterable[Run]) -> Iterator[Run]:
+def _joined(runs: Iterable[Run]) -> Iterator[Run]:
     """The same runs, those joined that follow one another in both lists: the text between them is copied too."""
     index, origin, count = 0, None, 0
-    for at, source, more in found:
+    for at, source, more in runs:
         if origin is not None and source == origin + count:
             count += more
             continue
@@ -329,21 +329,21 @@ def _parsed(text: str) -> Any:
 
 def _space(text: str, position: int) -> int:
     """The position of the next character that is not white space."""
-    found = _SPACE.match(text, position)
-    return found.end() if found else position
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 def _after(text: str, start: int) -> int:
     """The position after the value at `start`."""
     if text[start] not in "[{":
-        found = (_STRING if text[start] == '"' else _SCALAR).match(text, start)
-        if found is None:
+        match = (_STRING if text[start] == '"' else _SCALAR).match(text, start)
+        if match is None:
             raise ValueError(f"no JSON value at character {start:,}")
-        return found.end()
+        return match.end()
     depth, position = 0, start
     while True:
-        found = _TO_BRACKET.match(text, position)
-        position = found.end() if found else position
+        match = _TO_BRACKET.match(text, position)
+        position = match.end() if match else position
         if position >= len(text):
             raise ValueError(f"the JSON value at character {start:,} does not end")
         depth += 1 if text[position] in "[{" else -1
@@ -357,7 +357,7 @@ def _spans(text: str, start: int) -> tuple[Sequence[Span], int]:
     if text[start] == "[":
         end = _after(text, start)
         if all(text.find(sign, start + 1, end) < 0 for sign in '"[{'):
-            return FlatSpans(found.span() for found in _SCALAR.finditer(text, start + 1, end - 1)), end
+            return FlatSpans(match.span() for match in _SCALAR.finditer(text, start + 1, end - 1)), end
     spans: list[Span] = []
     close = "}" if text[start] == "{" else "]"
     position = _space(text, start + 1)

@@ -91,9 +91,9 @@ def as_message(value: object, where: str) -> Message:
         return Message(value["role"], value, content)
     reasoning = None
     for key in _REASONING_KEYS:
-        found = value.get(key)
-        if isinstance(found, str):
-            reasoning = found
+        text = value.get(key)
+        if isinstance(text, str):
+            reasoning = text
             break
     calls = value.get("tool_calls")
     tool_calls: tuple[ToolCall, ...] = ()

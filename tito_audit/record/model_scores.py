@@ -15,7 +15,7 @@ RECORDED = "recorded_logprobs"
 class ModelScores:
     """The logprobs of a model, each token given all tokens before it."""
 
-    said: str
+    source: str
     """Where they come from: model, weights, provider and date, as a clause for notes."""
     calls: Mapping[int, Logprobs] = field(default_factory=dict)
     """By call: `[C]` for its completion; NaN where the model gives none."""

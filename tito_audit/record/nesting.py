@@ -60,12 +60,12 @@ def is_too_deep(value: object) -> bool:
     level = [value]
     for _ in range(DEEPEST):
         below: list[object] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                below += [entry for entry in one.values() if type(entry) not in _FLAT]
-            elif isinstance(one, list | tuple):
-                below += [entry for entry in one if type(entry) not in _FLAT]
+        for inner in level:
+            if isinstance(inner, Mapping):
+                below += [entry for entry in inner.values() if type(entry) not in _FLAT]
+            elif isinstance(inner, list | tuple):
+                below += [entry for entry in inner if type(entry) not in _FLAT]
         if not below:
             return False
         level = below
-    return any(isinstance(one, Mapping | list | tuple) for one in level)
+    return any(isinstance(inner, Mapping | list | tuple) for inner in level)

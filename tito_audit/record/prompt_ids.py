@@ -37,8 +37,8 @@ class PromptIds(Sequence[int]):
     def json(self) -> bytes:
         """The ids as a JSON list without spaces."""
         if self._json is None:
-            given = self._given if isinstance(self._given, tuple) else np.ascontiguousarray(self._given)
-            self._json = orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY)
+            ids = self._given if isinstance(self._given, tuple) else np.ascontiguousarray(self._given)
+            self._json = orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)
         return self._json
 
     def tail(self, count: int) -> Ids:

@@ -103,7 +103,7 @@ def slides_in_words(slides: Iterable[Slide]) -> list[str]:
         text = " and ".join(f"{column} {places(number)}" for column, number in columns if number)
         text = f"mask and logprobs {places(mask)}" if mask == logprobs else text
         several = list(dict.fromkeys(wheres))
-        where = several[0] if len(several) == 1 else " or".join(one or " in the whole row" for one in several)
+        where = several[0] if len(several) == 1 else " or".join(part or " in the whole row" for part in several)
         words.append(text + where)
     return words
 

@@ -175,8 +175,10 @@ def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
     """The rollout with each message's speaker; the rollout itself if the sampled roles are not stated."""
     if not speakers.stated or not rollout.messages:
         return rollout
-    messages = tuple(replace(one, stated_speaker=speakers.speaker(one.role)) for one in rollout.messages)
-    answers = [index for index, one in enumerate(messages) if one.sampled][-len(rollout.turns) or None :]
+    messages = tuple(
+        replace(said_by, stated_speaker=speakers.speaker(said_by.role)) for said_by in rollout.messages
+    )
+    answers = [index for index, said_by in enumerate(messages) if said_by.sampled][-len(rollout.turns) or None :]
     turns = rollout.turns
     nameless = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
     if turns and nameless and len(answers) == len(turns):

@@ -32,12 +32,6 @@ def speaker_of(role: str) -> str:
     return USUAL_SPEAKERS.get(role) or DEFAULT.speaker(role)
 
 
-def _unknown_speaker(role: str) -> str:
-    """The speaker of an unknown role."""
-    short = " ".join(role.split())
-    return _UNKNOWN_ROLE + (short if len(short) <= _LONGEST else short[: _LONGEST - 1] + "…")
-
-
 def unknown_role_name(speaker: str) -> str | None:
     """The name, as logged, of a speaker whose role is unknown; None for a known one."""
     return speaker.removeprefix(_UNKNOWN_ROLE) if speaker.startswith(_UNKNOWN_ROLE) else None
@@ -52,16 +46,19 @@ class Speakers:
     def speaker(self, role: str) -> str:
         """Who speaks in a role: `assistant` if it was sampled, `user`, `system`, `tool`, `given answer`, or an
         unknown role."""
-        known = self._known
-        return known.get(role) or known.get(role.strip().lower()) or _unknown_speaker(role)
+        speakers = self._by_role
+        if speaker := speakers.get(role) or speakers.get(role.strip().lower()):
+            return speaker
+        short = " ".join(role.split())
+        return _UNKNOWN_ROLE + (short if len(short) <= _LONGEST else short[: _LONGEST - 1] + "…")
 
     @cached_property
-    def _known(self) -> dict[str, str]:
+    def _by_role(self) -> dict[str, str]:
         sampled = tuple(role.strip().lower() for role in self.stated) or SAMPLED_ROLES
         others = dict.fromkeys(SAMPLED_ROLES, GIVEN_ANSWER)
         return {**others, **_GIVEN, **dict.fromkeys(sampled, ASSISTANT)}
 
 
 DEFAULT = Speakers()
-USUAL_SPEAKERS = DEFAULT._known
+USUAL_SPEAKERS = DEFAULT._by_role
 """By role, who speaks in it if sampled roles are not stated."""

@@ -69,8 +69,8 @@ class Stated:
 
     def with_facts(self, **facts: object) -> Stated:
         """The same with more facts; None values are left out."""
-        said = {name: value for name, value in facts.items() if value is not None}
-        return replace(self, facts={**self.facts, **said}) if said else self
+        stated = {name: value for name, value in facts.items() if value is not None}
+        return replace(self, facts={**self.facts, **stated}) if stated else self
 
     def not_read(self, what: Unread, because: str) -> Stated:
         """The same with the reason why something was not read."""
@@ -86,11 +86,11 @@ class Stated:
 
     def overlaid(self, other: Stated) -> Stated:
         """The same overlaid with another, which wins."""
-        said = {
+        stated = {
             name: getattr(other, name) for name in _FIELDS if getattr(other, name) != getattr(NOTHING_STATED, name)
         }
         facts = {**self.facts, **other.facts}
-        return replace(self, **said, reasons=(*self.reasons, *other.reasons), facts=facts)
+        return replace(self, **stated, reasons=(*self.reasons, *other.reasons), facts=facts)
 
 
 NOTHING_STATED = Stated()

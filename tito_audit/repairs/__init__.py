@@ -14,8 +14,8 @@ __all__ = ["all_repairs", "repair_named"]
 @cache
 def all_repairs() -> tuple[Repair, ...]:
     """Every repair, in the order in which they are tried."""
-    found = plugins(__name__, Repair, lambda repair: repair.name)
-    return tuple(sorted(found, key=lambda repair: (repair.precedence, repair.name)))
+    repairs = plugins(__name__, Repair, lambda repair: repair.name)
+    return tuple(sorted(repairs, key=lambda repair: (repair.precedence, repair.name)))
 
 
 def repair_named(name: str) -> Repair:

@@ -115,12 +115,12 @@ def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence
     if perhaps_inverted(evidence):
         raise RecordError(PERHAPS_INVERTED)
     left_out = set()
-    held = np.unique(view.turn[view.turn >= 0]).tolist()
-    for number in held:
+    held_turns = np.unique(view.turn[view.turn >= 0]).tolist()
+    for number in held_turns:
         at = np.flatnonzero(view.turn == number)
         if not row.loss_mask[at[0] : at[-1] + 1].any():
             left_out.add(number)
-    wrong = len(left_out) == len(held) and bool(row.loss_mask.any())
+    wrong = len(left_out) == len(held_turns) and bool(row.loss_mask.any())
     return set() if wrong else left_out & set(chain)
 
 
@@ -152,15 +152,15 @@ def _without_strays(values: Logprobs, row: TrainingRow, target: ChainTokens, tur
     The most frequent entry there is what the log writes for no logprob. If there is none, only values that equal a
     call's are known to have moved.
     """
-    given = target.turn < 0
-    rest, counts = np.unique(values[given], return_counts=True)
+    unsampled = target.turn < 0
+    rest, counts = np.unique(values[unsampled], return_counts=True)
     filler = row.sentinel
     if filler is None and len(counts) and 2 * counts.max() > counts.sum():
         filler = float(rest[counts.argmax()])
     if filler is not None:
-        return np.where(given & np.isfinite(values), filler, values)
-    said = [turn.completion_logprobs for turn in turns if turn.completion_logprobs is not None]
-    return np.where(given & np.isin(values, np.concatenate(said)), np.nan, values)
+        return np.where(unsampled & np.isfinite(values), filler, values)
+    sampled_values = [turn.completion_logprobs for turn in turns if turn.completion_logprobs is not None]
+    return np.where(unsampled & np.isin(values, np.concatenate(sampled_values)), np.nan, values)
 
 
 def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:

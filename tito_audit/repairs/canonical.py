@@ -89,9 +89,9 @@ def _has_calls(evidence: Evidence) -> bool:
 
 def _covered(evidence: Evidence, findings: Sequence[Finding]) -> list[Difference]:
     """The differences in the row that these findings report, in order."""
-    places = {(start, end) for one in findings if one.hit.where is Where.ROW for _, start, end in one.spans()}
-    found = [one for one in evidence.differences if one.where is Where.ROW and (one.start, one.end) in places]
-    return sorted(found, key=lambda one: (one.start, one.end))
+    places = {(start, end) for f in findings if f.hit.where is Where.ROW for _, start, end in f.spans()}
+    inside = [d for d in evidence.differences if d.where is Where.ROW and (d.start, d.end) in places]
+    return sorted(inside, key=lambda d: (d.start, d.end))
 
 
 def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Offsets, int]:
@@ -99,21 +99,21 @@ def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Of
     ids: list[Ids] = []
     source: list[Offsets] = []
     at, first = 0, len(recorded)
-    for one in differences:
-        if one.start < at:
+    for difference in differences:
+        if difference.start < at:
             continue  # inside the difference before it
-        ids += [recorded[at : one.start], one.canonical.ids]
-        source += [np.arange(at, one.start), np.full(len(one.canonical.ids), -1)]
-        first = min(first, one.start)
-        at = one.end
+        ids += [recorded[at : difference.start], difference.canonical.ids]
+        source += [np.arange(at, difference.start), np.full(len(difference.canonical.ids), -1)]
+        first = min(first, difference.start)
+        at = difference.end
     ids.append(recorded[at:])
     source.append(np.arange(at, len(recorded)))
     return np.concatenate(ids).astype(np.int32), np.concatenate(source).astype(np.int64), first
 
 
 def _notes(before: TrainingRow, after: TrainingRow, differences: int) -> tuple[str, ...]:
-    said = f"{many(differences, 'span')} of the row replaced"
+    note = f"{many(differences, 'span')} of the row replaced"
     if before.loss_mask is None or after.loss_mask is None:
-        return (said,)
+        return (note,)
     lost, trained = int(before.loss_mask.sum()) - int(after.loss_mask.sum()), int(before.loss_mask.sum())
-    return said, f"{lost:,} of {trained:,} trained tokens left the loss"
+    return note, f"{lost:,} of {trained:,} trained tokens left the loss"

@@ -62,15 +62,15 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     rows = fork_rows(calls)
     if len(rows) < 2:
         return None
-    held: set[int] = set()
-    parts = [_part(evidence, row, findings, held) for row in rows]
-    made, more_tokens = fork_cost(calls, rows)
-    silent = [k for k in range(len(turns)) if k not in held]
+    placed: set[int] = set()
+    parts = [_part(evidence, row, findings, placed) for row in rows]
+    row_count, more_tokens = fork_cost(calls, rows)
+    silent = [k for k in range(len(turns)) if k not in placed]
     masks = [moved.row.loss_mask for _, moved in parts if moved and moved.row.loss_mask is not None]
     return Proposal(
         tuple(mended for mended, _ in parts),
         notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
-        cost=f"{made} rows instead of 1, {more_tokens:,} more tokens in all",
+        cost=f"{row_count} rows instead of 1, {more_tokens:,} more tokens in all",
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
@@ -79,16 +79,16 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 
 
 def _part(
-    evidence: Evidence, row: ForkedRow, findings: Sequence[Finding], held: set[int]
+    evidence: Evidence, row: ForkedRow, findings: Sequence[Finding], placed: set[int]
 ) -> tuple[RepairedRollout, Moved | None]:
     """One run of calls as a rollout of its own, without the calls that an earlier row holds."""
     rollout = evidence.rollout
-    kept = tuple(k for k in row.calls if k not in held)
-    held.update(kept)
-    turns = tuple(rollout.turns[k] for k in kept)
+    calls = tuple(k for k in row.calls if k not in placed)
+    placed.update(calls)
+    turns = tuple(rollout.turns[k] for k in calls)
     moved = _row(evidence, row, findings)
     part: Rollout = replace(rollout, turns=turns, training_row=moved.row if moved else None)
-    return RepairedRollout(part, kept), moved
+    return RepairedRollout(part, calls), moved
 
 
 def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Moved | None:

@@ -115,17 +115,17 @@ def _sampled(evidence: Evidence) -> Mask:
     RecordError unless what was sampled is proven: by values that lie on exactly these tokens or, without logprobs,
     by messages and headers that agree. Rollouts with calls are left to `splice`.
     """
-    found, view = judgement(evidence), evidence.row
-    if found is None or view is None or view.proven:
+    judged, view = judgement(evidence), evidence.row
+    if judged is None or view is None or view.proven:
         raise RecordError("nothing would be left to train")
-    if found.values is None:
+    if judged.values is None:
         agreed = agreed_mask(evidence)
         if agreed is None or not agreed.any():
             raise RecordError("nothing would be left to train")
         return agreed
-    if not found.sure:
+    if not judged.sure:
         raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
-    sampled = view.sampled & found.values.real
+    sampled = view.sampled & judged.values.real
     if not sampled.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")
     return sampled
@@ -136,8 +136,8 @@ def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding]
     out = np.zeros(len(row.token_ids), np.bool_)
     for finding in findings:
         # Each place may widen to other turns, so folded ones are looked at one by one.
-        for one in _apart(finding) if choices.mask_by == "turn" else (finding,):
-            place = _place(evidence, row, one)
+        for part in _apart(finding) if choices.mask_by == "turn" else (finding,):
+            place = _place(evidence, row, part)
             if place is None:
                 continue
             out[place.positions] = True
@@ -169,8 +169,8 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | N
             return None  # taking out what it trains would leave nothing; `normalize` inverts it
         if contested(evidence):
             return None  # several slides explain the row, and what lies outside the answers is evidence of them
-        given = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
-        return _Place(given, first, in_answer=False)
+        unsampled = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
+        return _Place(unsampled, first, in_answer=False)
     if finding.code in ("LPR503", "LPR505") and contested(evidence):
         return None  # the gap may be the only sign that the column is shifted
     if finding.code == "LPR504" and _no_logprobs(row):
@@ -192,36 +192,36 @@ def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _Place:
     """The drifted row tokens that correspond to ranges of calls' prompts or completions: for each range, those
     between the sampled tokens that the row holds before and after it.
     """
-    hit, known = finding.hit, np.flatnonzero(view.turn >= 0)
+    hit, sampled_at = finding.hit, np.flatnonzero(view.turn >= 0)
     starts: dict[int, list[int]] = {}
     for turn, start, _ in finding.spans():
         starts.setdefault(-1 if turn is None else turn, []).append(start)
-    before = [_known_before(view, evidence, known, hit.where, *one) for one in starts.items()]
+    before = [_known_before(view, evidence, sampled_at, hit.where, *of_call) for of_call in starts.items()]
     gaps = np.unique(np.concatenate(before))
     # Gap n ends at sampled token n and begins after the one before it.
-    edges = np.concatenate([[-1], known, [len(view.turn)]])
+    edges = np.concatenate([[-1], sampled_at, [len(view.turn)]])
     drifted = np.flatnonzero(view.drifted & (view.turn < 0))
-    found = drifted[np.isin(np.searchsorted(known, drifted), gaps)]
+    positions = drifted[np.isin(np.searchsorted(sampled_at, drifted), gaps)]
     start, end = edges[gaps[0] : gaps[0] + 2].tolist()
-    first = int(found[0]) if len(found) and found[0] < end else start + 1
+    first = int(positions[0]) if len(positions) and positions[0] < end else start + 1
     in_answer = hit.where is Where.COMPLETION
     turn = hit.turn if in_answer and hit.turn is not None else -1
-    return _Place(found, first, turn, in_answer=in_answer, diverges=True)
+    return _Place(positions, first, turn, in_answer=in_answer, diverges=True)
 
 
 def _known_before(
-    view: RowView, evidence: Evidence, known: Offsets, where: Where, number: int, starts: Sequence[int]
+    view: RowView, evidence: Evidence, sampled_at: Offsets, where: Where, number: int, starts: Sequence[int]
 ) -> Offsets:
-    """For each start of a range in one call, how many of the `known` positions come before it or before a sampled
+    """For each start of a range in one call, how many of these positions come before it or before a sampled
     token that does.
     """
-    turn, offset = view.turn[known], view.turn_offset[known]
+    turn, offset = view.turn[sampled_at], view.turn_offset[sampled_at]
     if where is Where.COMPLETION:
         earlier, same = np.flatnonzero(turn < number), np.flatnonzero(turn == number)
         at = offset[same]
     else:
         earlier, same = np.zeros(0, np.int64), np.flatnonzero(turn < number)
-        prompts = [0 if (ids := one.prompt_ids) is None else len(ids) for one in evidence.rollout.turns]
+        prompts = [0 if (ids := t.prompt_ids) is None else len(ids) for t in evidence.rollout.turns]
         at = np.array(prompts, np.int64)[turn[same]] + offset[same]
     order = np.argsort(at, kind="stable")
     furthest = np.concatenate([[int(earlier[-1]) if len(earlier) else -1], same[order]])
@@ -244,9 +244,9 @@ def _turns_of(evidence: Evidence, row: TrainingRow, place: _Place) -> Mask:
     if view is not None and view.proven:
         turns = {place.turn} if place.turn >= 0 else set(view.turn[positions].tolist())
         for turn in turns - {-1}:
-            mine = np.concatenate([np.flatnonzero(view.turn == turn), place.positions])
-            if len(mine):
-                out[mine.min() : mine.max() + 1] = True
+            own = np.concatenate([np.flatnonzero(view.turn == turn), place.positions])
+            if len(own):
+                out[own.min() : own.max() + 1] = True
         return out
     sampled = row.loss_mask if view is None else view.sampled
     for start, end in trained_runs(np.zeros(0, np.bool_) if sampled is None else sampled):

@@ -79,10 +79,10 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
         return row
     if column_of(row, ColumnRole.LOSS_MASK) is None:
         raise RecordError("the row has no mask column that could be inverted back")
-    mask, found = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
-    if found is not None and found.values is not None and not found.sure:
+    mask, judged = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
+    if judged is not None and judged.values is not None and not judged.sure:
         raise RecordError("the logprobs are not on the sampled tokens, and nothing else shows what they belong to")
-    if row.logprobs is not None and all(one.alignment is not Alignment.SAMPLED for one in row.columns):
+    if row.logprobs is not None and all(column.alignment is not Alignment.SAMPLED for column in row.columns):
         # A token without a logprob has no ratio to train with.
         mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
     if not mask.any():
@@ -100,9 +100,9 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
         unused = None
     else:
         used = np.zeros(len(row.token_ids), np.bool_)
-        for said in (row.loss_mask, view.sampled if view is not None else None):
-            if said is not None:
-                used |= said
+        for mask in (row.loss_mask, view.sampled if view is not None else None):
+            if mask is not None:
+                used |= mask
         unused = ~used
     if choices.sentinel is None or column is None or row.logprobs is None or unused is None:
         return row
@@ -123,7 +123,7 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     notes.append(f"{changed:,} entries of {column.name} became {shown}")
     sentinel = None if np.isnan(mark) else mark
     new = replace(column, values=values.astype(column.values.dtype), sentinel=sentinel)
-    columns = tuple(new if one is column else one for one in row.columns)
+    columns = tuple(new if each is column else each for each in row.columns)
     # `[T]` 1.0 where the column has an entry, else NaN.
     out = np.ones(len(row.token_ids))
     if column.alignment is Alignment.RESPONSE:
@@ -166,7 +166,7 @@ def _in_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> Tra
     }[style]
     notes.append(f"{column.name} is written as {style}, not {column.encoding}")
     new = replace(column, values=values, encoding=style)
-    return replace(row, columns=tuple(new if one is column else one for one in row.columns))
+    return replace(row, columns=tuple(new if each is column else each for each in row.columns))
 
 
 def _padded(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:

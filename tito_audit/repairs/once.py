@@ -49,7 +49,7 @@ def once(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     ```
     """
     row = evidence.rollout.training_row
-    again = [run for said in evidence.trained_again if said.turn is None for run in said.runs]
+    again = [run for again_run in evidence.trained_again if again_run.turn is None for run in again_run.runs]
     if any(finding.hit.turn is not None for finding in findings) and not again:
         raise RecordError("a call has no mask, so leave its row out instead")
     if row is None or row.loss_mask is None or not findings:

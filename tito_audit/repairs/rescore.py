@@ -82,10 +82,10 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     if shifts(evidence):
         raise RecordError("the row's logprobs are off their tokens, or may be: run `realign` first")
     rollout = replace(evidence.rollout, training_row=row, turns=tuple(turns))
-    notes = [f"{many(filled, 'sampled token')} without a logprob got one from {scores.said}"] if filled else []
+    notes = [f"{many(filled, 'sampled token')} without a logprob got one from {scores.source}"] if filled else []
     if replaced:
         notes.append(
-            f"{replaced:,} recorded logprobs were replaced with those of {scores.said}; {RECORDED} keeps them"
+            f"{replaced:,} recorded logprobs were replaced with those of {scores.source}; {RECORDED} keeps them"
         )
     unsafe = "recorded logprobs would be replaced" if replaced else ""
     return Proposal(
@@ -115,7 +115,7 @@ def _calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, in
         # The call with these logprobs; `keep`: and its old ones in a column of their own.
         keep = bool(replaced)
         columns = list(turn.columns)
-        at = next((k for k, one in enumerate(columns) if one.role is ColumnRole.LOGPROBS), None)
+        at = next((k for k, column in enumerate(columns) if column.role is ColumnRole.LOGPROBS), None)
         if at is None:
             _may_add(scores)
             columns.append(Column(_CALL, ColumnRole.LOGPROBS, new, Alignment.CALL))
@@ -151,7 +151,7 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
     if new is None:
         return row
     if column_of(row, ColumnRole.LOGPROBS) is None:
-        if row.logprobs is None and any(one.role is ColumnRole.LOGPROBS for one in row.columns):
+        if row.logprobs is None and any(each.role is ColumnRole.LOGPROBS for each in row.columns):
             raise RecordError("the row's logprobs do not fit its tokens, so which belongs to which is unknown")
         _may_add(scores)
         column = Column(_ROW, ColumnRole.LOGPROBS, new, Alignment.FULL)
@@ -159,8 +159,8 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
     out = restated(row, logprobs=new)
     if row.logprobs is not None and (_differs(row.logprobs, new) & stated).any():
         _may_add(scores)
-        kept = Column(RECORDED, ColumnRole.OTHER, row.logprobs, Alignment.FULL)
-        out = replace(out, columns=(*out.columns, kept))
+        recorded = Column(RECORDED, ColumnRole.OTHER, row.logprobs, Alignment.FULL)
+        out = replace(out, columns=(*out.columns, recorded))
     return out
 
 

@@ -80,7 +80,7 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
             return None
         if len(chains) > 1 and not broken:
             raise RecordError("the row holds answers of several branches, which no single context holds")
-        chain = _held(evidence, sorted({turn for chain in chains for turn in chain}))
+        chain = _up_to_row_end(evidence, sorted({turn for chain in chains for turn in chain}))
         moved = _spliced_row(evidence, turns, chain, findings)
     if not changed and (moved is None or _same(moved.row, rollout.training_row)):
         return None
@@ -107,18 +107,18 @@ def _row_chains(evidence: Evidence) -> list[Chain]:
     view, turns = evidence.row, evidence.rollout.turns
     if view is None or not view.proven:
         return []
-    held = {int(turn): int(count) for turn, count in zip(*np.unique(view.turn, return_counts=True), strict=True)}
+    sizes = {int(turn): int(count) for turn, count in zip(*np.unique(view.turn, return_counts=True), strict=True)}
     parents = parents_of(evidence.links)
     calls = [k for k, turn in enumerate(turns) if turn.prompt_ids is not None and turn.completion_ids is not None]
     chains = [chain_to(last, parents) for last in last_calls(calls, parents)]
-    found = []
-    for chain in sorted(chains, key=lambda one: -sum(held.get(turn, 0) for turn in one)):
-        if sum([held.pop(turn, 0) for turn in chain]):
-            found.append(chain)
-    return found
+    row_chains = []
+    for chain in sorted(chains, key=lambda calls_of_chain: -sum(sizes.get(turn, 0) for turn in calls_of_chain)):
+        if sum([sizes.pop(turn, 0) for turn in chain]):
+            row_chains.append(chain)
+    return row_chains
 
 
-def _held(evidence: Evidence, chain: list[int]) -> list[int]:
+def _up_to_row_end(evidence: Evidence, chain: list[int]) -> list[int]:
     """The chain up to the last call that the row reaches: a row is not extended by calls after its end."""
     view = evidence.row
     assert view is not None
@@ -173,13 +173,13 @@ def _end_in_row(evidence: Evidence, last: int) -> int | None:
 
     None where the row holds no token of the answer.
     """
-    view, said = evidence.row, evidence.rollout.turns[last].completion_ids
-    if view is None or said is None or not (held := np.flatnonzero(view.turn == last)).size:
+    view, completion = evidence.row, evidence.rollout.turns[last].completion_ids
+    if view is None or completion is None or not (positions := np.flatnonzero(view.turn == last)).size:
         return None
-    end = int(held[-1]) + 1
-    if int(view.turn_offset[end - 1]) < len(said) - 1:
-        kept = np.flatnonzero(~view.drifted[end:])
-        end += int(kept[0]) if len(kept) else len(view.drifted) - end
+    end = int(positions[-1]) + 1
+    if int(view.turn_offset[end - 1]) < len(completion) - 1:
+        undrifted = np.flatnonzero(~view.drifted[end:])
+        end += int(undrifted[0]) if len(undrifted) else len(view.drifted) - end
     return end
 
 
@@ -191,15 +191,15 @@ def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
     """
     view = evidence.row
     assert view is not None
-    held = np.flatnonzero(view.turn >= 0)
-    if not len(held) or view.turn[held[-1]] != last:
+    positions = np.flatnonzero(view.turn >= 0)
+    if not len(positions) or view.turn[positions[-1]] != last:
         return None
-    after = slice(int(held[-1]) + 1, len(row.token_ids))
+    after = slice(int(positions[-1]) + 1, len(row.token_ids))
     if not view.drifted[after].all() or np.isin(row.token_ids[after], sorted(stop_ids(evidence))).any():
         return None
-    said = evidence.rollout.turns[last].completion_ids
-    assert said is not None
-    return int(view.turn_offset[held[-1]]) + 1 if after.start == after.stop else len(said)
+    completion = evidence.rollout.turns[last].completion_ids
+    assert completion is not None
+    return int(view.turn_offset[positions[-1]]) + 1 if after.start == after.stop else len(completion)
 
 
 def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
@@ -249,10 +249,10 @@ def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
 
 
 def _equal_values(a: object, b: object, sentinel: float | None) -> bool:
-    one, other = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    left, other = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if sentinel is not None:
-        one, other = (np.where(np.isnan(x), sentinel, x) for x in (one, other))
-    return bool(np.array_equal(one, other, equal_nan=True))
+        left, other = (np.where(np.isnan(x), sentinel, x) for x in (left, other))
+    return bool(np.array_equal(left, other, equal_nan=True))
 
 
 def _mark(turns_marked: Sequence[int], turns: Sequence[Turn]) -> str:

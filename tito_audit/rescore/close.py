@@ -97,24 +97,24 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
     ValueError, with the first place, if the ids are not the same, or if no token has logprobs on both sides.
     """
     first, ids, part = _shared(a, b)
-    mine, theirs = _logprobs(a)[first - _start(a) :], _logprobs(b)[first - _start(b) :]
-    mine, theirs = mine[: len(ids) - first], theirs[: len(ids) - first]
-    if not len(mine) and part is None:
+    ours, theirs = _logprobs(a)[first - _start(a) :], _logprobs(b)[first - _start(b) :]
+    ours, theirs = ours[: len(ids) - first], theirs[: len(ids) - first]
+    if not len(ours) and part is None:
         raise ValueError(f"no token has logprobs on both sides: they begin at {_start(a)} and {_start(b)}")
-    sizes = np.abs(theirs - mine)
+    sizes = np.abs(theirs - ours)
     outside = int((~(sizes <= atol + rtol * np.abs(theirs))).sum())
-    agreed = agreement_of(theirs - mine)
+    agreed = agreement_of(theirs - ours)
     likely = part is None or (part.a_is_likely_in_b and part.b_is_likely_in_a)
     return LogprobComparison(
         close=not outside and likely,
-        tokens=len(mine),
+        tokens=len(ours),
         outside=outside,
         mean=agreed.size if agreed else 0.0,
         largest=agreed.largest if agreed else 0.0,
         k1=agreed.k1 if agreed else 0.0,
         k3=agreed.k3 if agreed else 0.0,
         above=tuple((edge, float((sizes > edge).mean()) if len(sizes) else 0.0) for edge in THRESHOLDS),
-        worst=_worst(ids[first:], mine, theirs, first),
+        worst=_worst(ids[first:], ours, theirs, first),
         first_difference=part,
     )
 
@@ -128,14 +128,14 @@ def _worst(ids: Sequence[int], a: Logprobs, b: Logprobs, first: int) -> tuple[To
 
 def _shared(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference | None]:
     """The first position that both sides scored, the ids that they share, and where two outputs diverge."""
-    mine, theirs = _ids(a), _ids(b)
+    ours, theirs = _ids(a), _ids(b)
     first = max(_start(a), _start(b))
-    if mine == theirs:
-        return first, mine, None
-    at = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
+    if ours == theirs:
+        return first, ours, None
+    at = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
     if at is None:
-        raise ValueError(f"the ids are not the same: one side has {len(mine)} of them, the other {len(theirs)}")
-    place = f"position {at}: {mine[at]} and {theirs[at]}"
+        raise ValueError(f"the ids are not the same: one side has {len(ours)} of them, the other {len(theirs)}")
+    place = f"position {at}: {ours[at]} and {theirs[at]}"
     if not (isinstance(a, GenerationResult) and isinstance(b, GenerationResult)) or at < first:
         raise ValueError(f"the ids are not the same, from {place}")
     tops = _top(a, at), _top(b, at)
@@ -143,8 +143,8 @@ def _shared(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference
         raise ValueError(
             f"the outputs diverge at {place}; sample both with top_logprobs to see whether both picks are likely"
         )
-    part = FirstDifference(at, mine[at], theirs[at], mine[at] in dict(tops[1]), theirs[at] in dict(tops[0]))
-    return first, mine[:at], part
+    part = FirstDifference(at, ours[at], theirs[at], ours[at] in dict(tops[1]), theirs[at] in dict(tops[0]))
+    return first, ours[:at], part
 
 
 def _ids(side: Scored) -> tuple[int, ...]:

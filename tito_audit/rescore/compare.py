@@ -51,9 +51,9 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
     return np.asarray(out & ((recorded != 0) | certain))
 
 
-def agreement(found: Iterable[Compared], tolerance: float = BOUND) -> Agreement | None:
+def agreement(sequences: Iterable[Compared], tolerance: float = BOUND) -> Agreement | None:
     """How all tokens before any drift agree; None without any."""
-    differences = [(one.model - one.recorded)[~one.drifted] for one in found]
+    differences = [(sequence.model - sequence.recorded)[~sequence.drifted] for sequence in sequences]
     return agreement_of(np.concatenate(differences) if differences else np.empty(0), tolerance)
 
 
@@ -76,10 +76,10 @@ def agreement_of(differences: Logprobs, tolerance: float = BOUND) -> Agreement |
     )
 
 
-def used(found: Sequence[Compared]) -> list[Compared]:
+def used(sequences: Sequence[Compared]) -> list[Compared]:
     """The calls to compare; the row only if no call has logprobs."""
-    calls = [one for one in found if one.where is Where.COMPLETION and len(one.at)]
-    return calls or [one for one in found if one.where is Where.ROW]
+    calls = [sequence for sequence in sequences if sequence.where is Where.COMPLETION and len(sequence.at)]
+    return calls or [sequence for sequence in sequences if sequence.where is Where.ROW]
 
 
 def is_above(sizes: Logprobs, tolerance: float) -> bool:
@@ -89,28 +89,28 @@ def is_above(sizes: Logprobs, tolerance: float) -> bool:
     return bool(sizes.mean() - 2 * sizes.std(ddof=1) / math.sqrt(len(sizes)) > tolerance)
 
 
-def explained(found: Sequence[Compared], tolerance: float = BOUND) -> str:
+def explained(sequences: Sequence[Compared], tolerance: float = BOUND) -> str:
     """The explanation that brings all tokens within the tolerance; "" if there is none."""
-    for words, sizes in _explanations(found):
+    for words, sizes in _explanations(sequences):
         if len(sizes) >= FEWEST and sizes.mean() <= tolerance:
             return words
     return ""
 
 
-def _explanations(found: Sequence[Compared]) -> Iterable[tuple[str, Logprobs]]:
+def _explanations(sequences: Sequence[Compared]) -> Iterable[tuple[str, Logprobs]]:
     for far in (1, -1, 2, -2)[: 2 * _FARTHEST]:
-        sizes = [_slid(one, far) for one in found]
+        sizes = [_slid(sequence, far) for sequence in sequences]
         place = "place" if abs(far) == 1 else "places"
         side = "behind" if far > 0 else "ahead of"
         yield f"the recorded logprobs are {abs(far)} {place} {side} their tokens", np.concatenate(sizes)
     for factor, base in _BASES.items():
-        yield f"the recorded logprobs are logarithms of {base}", _sizes(found, partial(np.multiply, factor))
-    yield "the recorded values are probabilities, not logprobs", _sizes(found, _log)
+        yield f"the recorded logprobs are logarithms of {base}", _sizes(sequences, partial(np.multiply, factor))
+    yield "the recorded values are probabilities, not logprobs", _sizes(sequences, _log)
 
 
-def _sizes(found: Sequence[Compared], meant: Callable[[Logprobs], Logprobs]) -> Logprobs:
+def _sizes(sequences: Sequence[Compared], meant: Callable[[Logprobs], Logprobs]) -> Logprobs:
     """The absolute differences after the recorded values are converted by `meant`."""
-    sizes = [np.abs(one.model - meant(one.recorded))[~one.drifted] for one in found]
+    sizes = [np.abs(sequence.model - meant(sequence.recorded))[~sequence.drifted] for sequence in sequences]
     return np.concatenate(sizes) if sizes else np.empty(0)
 
 
@@ -119,11 +119,11 @@ def _log(values: Logprobs) -> Logprobs:
         return np.asarray(np.where(values > 0, np.log(values), np.nan), np.float64)
 
 
-def _slid(one: Compared, far: int) -> Logprobs:
+def _slid(seq: Compared, far: int) -> Logprobs:
     """The absolute differences if each recorded value belonged to the token `far` places before it."""
-    here, there = (one.model[:-far], one.recorded[far:]) if far > 0 else (one.model[-far:], one.recorded[:far])
-    at = (one.at[:-far], one.at[far:]) if far > 0 else (one.at[-far:], one.at[:far])
-    turns = (one.turns[:-far], one.turns[far:]) if far > 0 else (one.turns[-far:], one.turns[:far])
-    drifted = one.drifted[:-far] if far > 0 else one.drifted[-far:]
+    here, there = (seq.model[:-far], seq.recorded[far:]) if far > 0 else (seq.model[-far:], seq.recorded[:far])
+    at = (seq.at[:-far], seq.at[far:]) if far > 0 else (seq.at[-far:], seq.at[:far])
+    turns = (seq.turns[:-far], seq.turns[far:]) if far > 0 else (seq.turns[-far:], seq.turns[:far])
+    drifted = seq.drifted[:-far] if far > 0 else seq.drifted[-far:]
     inside = (np.abs(at[1] - at[0]) == abs(far)) & (turns[0] == turns[1]) & ~drifted
     return np.asarray(np.abs(here - there)[inside], np.float64)

@@ -20,7 +20,7 @@ class ScoresOf:
     """A model's scores of a rollout, from the journal; no provider is called."""
 
     journal: Journal
-    said: str
+    source: str
     """Who scored: model, provider and date."""
     replaces: bool = False
     """Whether logprobs in the log are replaced too."""
@@ -34,10 +34,10 @@ class ScoresOf:
         versions: set[str] = set()
         row: Logprobs | None = None
         for part in parts_of(evidence, None)[0]:
-            known = self.journal.get(part.want)
-            if known is None:
+            scored = self.journal.get(part.want)
+            if scored is None:
                 continue
-            scores, version = known
+            scores, version = scored
             values = np.where(part.sampled, scores[part.offset :], np.nan)
             versions.update(() if version is None else (version,))
             # True where the log has a logprob, not a gap or a placeholder.
@@ -53,4 +53,4 @@ class ScoresOf:
         if not recorded:
             return None
         weights = f", weights {', '.join(sorted(versions))}" if versions else ""
-        return ModelScores(self.said + weights, calls, row, recorded, self.replaces, self.adds)
+        return ModelScores(self.source + weights, calls, row, recorded, self.replaces, self.adds)

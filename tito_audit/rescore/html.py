@@ -41,7 +41,8 @@ Pieces = Callable[[tuple[int, ...]], str]
 def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> str:
     """The page; every text from a log is escaped."""
     style = _asset("page.css")
-    policy = f"default-src 'none'; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     body = "\n".join(part for part in _parts(summary, verdict, worst, pieces) if part)
     return (
         '<!DOCTYPE html>\n<html lang="en" data-ready="yes">\n<head>\n<meta charset="utf-8">\n'
@@ -59,7 +60,9 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
     yield f"<p class='verdict {'bad' if summary.failed else 'good'}'>{_shown(verdict)}</p>"
     yield f"<p class='quiet'>{_shown(', '.join(map(str, summary.scan.files)))}</p>"
     if summary.plot:
-        yield _section("recorded", "Recorded against rescored logprobs", _plot(summary) + _agreement(summary))
+        rows = list(agreement_rows(summary, len(summary.by_turn)))
+        table = _table(AGREEMENT_HEADS, rows) + _legend(AGREEMENT_LEGEND)
+        yield _section("recorded", "Recorded against rescored logprobs", _plot(summary) + table)
     if summary.causes:
         priced = _table(DRIFTED_HEADS, list(drifted_rows(summary))) + _legend(DRIFTED_LEGEND)
         yield _section("price", "What drift costs, in nats", _bars(summary) + priced)
@@ -121,11 +124,6 @@ def _plot(summary: RescoreSummary) -> str:
 def _from(square: int) -> str:
     width = -LOWEST / BINS
     return f"{LOWEST + square * width:g} to {LOWEST + (square + 1) * width:g}"
-
-
-def _agreement(summary: RescoreSummary) -> str:
-    rows = list(agreement_rows(summary, len(summary.by_turn)))
-    return _table(AGREEMENT_HEADS, rows) + _legend(AGREEMENT_LEGEND)
 
 
 def _bars(summary: RescoreSummary) -> str:
@@ -203,7 +201,3 @@ def _shown(text: str) -> str:
 @cache
 def _asset(name: str) -> str:
     return files("tito_audit.rescore").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

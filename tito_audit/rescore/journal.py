@@ -21,12 +21,12 @@ _VERSION = 1
 
 def _parsed(path: Path, line: bytes) -> dict[str, Any]:
     try:
-        said = orjson.loads(line)
+        record = orjson.loads(line)
     except orjson.JSONDecodeError:
-        said = None
-    if not isinstance(said, dict):
+        record = None
+    if not isinstance(record, dict):
         raise SetupError(f"{path} is not a journal of scores: name another file.")
-    return said
+    return record
 
 
 def _mixed(path: Path | None, whose: str) -> SetupError:
@@ -75,13 +75,13 @@ class Journal:
             for number, line in enumerate(file):
                 if not line.endswith(b"\n"):
                     break  # a kill cut it off
-                said = _parsed(path, line)
-                if not number and said != header:
-                    raise _mixed(path, f"the provider {said.get('provider')!r}")
-                if "model" in said:
-                    self.model = said["model"]
+                record = _parsed(path, line)
+                if not number and record != header:
+                    raise _mixed(path, f"the provider {record.get('provider')!r}")
+                if "model" in record:
+                    self.model = record["model"]
                 elif number:
-                    self._at[said["ids"]] = (said["start"], self._end, len(line))
+                    self._at[record["ids"]] = (record["start"], self._end, len(line))
                     self.resumed += 1
                 self._end += len(line)
         os.ftruncate(self._fd, self._end)
@@ -105,16 +105,16 @@ class Journal:
         if at is None or at[0] > want.start:
             return None
         line = self._kept[key] if self._fd is None else os.pread(self._fd, at[2], at[1])
-        said = orjson.loads(line)
+        record = orjson.loads(line)
         scores = np.full(len(want.ids), np.nan)
-        scores[said["start"] :] = [np.nan if one is None else one for one in said["logprobs"]]
-        return scores, said["weight_version"]
+        scores[record["start"] :] = [np.nan if value is None else value for value in record["logprobs"]]
+        return scores, record["weight_version"]
 
     def put(self, want: Want, logprobs: tuple[float, ...], weight_version: str | None) -> None:
         """Keep the logprobs of `want.ids[want.start:]`."""
         key = key_of(want)
-        said = {"ids": key, "start": want.start, "logprobs": logprobs, "weight_version": weight_version}
-        line = orjson.dumps(said) + b"\n"
+        record = {"ids": key, "start": want.start, "logprobs": logprobs, "weight_version": weight_version}
+        line = orjson.dumps(record) + b"\n"
         self._at[key] = (want.start, self._end, len(line))
         if self._fd is None:
             self._kept[key] = line

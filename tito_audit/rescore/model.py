@@ -143,12 +143,12 @@ class Price:
     @property
     def sampled(self) -> float:
         """The summed logprob of what was sampled; NaN where these tokens were given."""
-        return float(sum(one.sampled for one in self.segments))
+        return float(sum(segment.sampled for segment in self.segments))
 
     @property
     def other(self) -> float:
         """The summed logprob of the other tokens; NaN where they replace tokens that were given."""
-        return float(sum(one.other for one in self.segments))
+        return float(sum(segment.other for segment in self.segments))
 
     @property
     def difference(self) -> float:

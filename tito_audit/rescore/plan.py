@@ -127,7 +127,7 @@ def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Part], li
 
 def plan_of(evidence: Evidence, findings: Sequence[Finding], vocabulary: int | None) -> Plan:
     """What to score of a rollout; `vocabulary` is the number of ids that there are, if known."""
-    drift = tuple(one for one in findings if one.code.startswith(DRIFT))
+    drift = tuple(finding for finding in findings if finding.code.startswith(DRIFT))
     parts, unscored = parts_of(evidence, vocabulary)
     pairs = tuple(_pairs(evidence, drift)) if drift else ()
     pairs = tuple(pair for pair in pairs if _in_range(pair.ids, vocabulary) and _in_range(pair.other, vocabulary))
@@ -145,7 +145,7 @@ def _calls(evidence: Evidence) -> Iterator[Part | Unscored]:
             ids = np.concatenate([turn.prompt_ids, turn.completion_ids])
             sampled = np.ones(size, np.bool_)
             sampled[: 1 - min(start, 1)] = False  # nothing predicts the first token of all
-            sentinel = next((one.sentinel for one in turn.columns if one.role == "logprobs"), None)
+            sentinel = next((column.sentinel for column in turn.columns if column.role == "logprobs"), None)
             yield Part(
                 Where.COMPLETION,
                 number,
@@ -195,8 +195,8 @@ def _in_range(ids: Ids, vocabulary: int | None) -> bool:
 
 
 def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[Pair]:
-    found = replaced(evidence, drift)
-    for key, several in found.items():
+    replacements = replaced(evidence, drift)
+    for key, several in replacements.items():
         # The recorded sequence of a key, with the completion after a prompt, and where positions count from.
         where, turn = key
         row = evidence.rollout.training_row
@@ -211,12 +211,12 @@ def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[Pair]:
             else:
                 base = (seen, len(prompt) if where is Where.COMPLETION else 0)
         # Tokens after a completion are not in its call: such a difference shows in the next prompt.
-        inside = [one for one in several if not one.after]
+        inside = [swap for swap in several if not swap.after]
         if base is None or not inside:
             continue
         ids, offset = base
-        for swapped, mine in _by_side(inside):
-            pair = _pair(evidence, key, ids, offset, mine, drift, swapped=swapped)
+        for swapped, one_side in _by_side(inside):
+            pair = _pair(evidence, key, ids, offset, one_side, drift, swapped=swapped)
             if any(cut.finding is not None for cut in pair.cuts) and not np.array_equal(ids, pair.other):
                 yield pair
 
@@ -224,9 +224,9 @@ def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[Pair]:
 def _by_side(several: Sequence[Replaced]) -> Iterator[tuple[bool, list[Replaced]]]:
     """The replacements, split by whether they restore what was sampled."""
     for swapped in (False, True):
-        mine = [one for one in several if (one.against in (SAMPLED, SEEN)) is swapped]
-        if mine:
-            yield swapped, mine
+        one_side = [swap for swap in several if (swap.against in (SAMPLED, SEEN)) is swapped]
+        if one_side:
+            yield swapped, one_side
 
 
 def _pair(
@@ -242,11 +242,11 @@ def _pair(
     pieces: list[Ids] = []
     cuts: list[tuple[int, int, int, int, Replaced]] = []
     at = size = 0
-    for one in several:
-        start, end = offset + one.start - one.before, offset + one.end
-        pieces += [ids[at:start], one.canonical]
-        size += max(start - at, 0) + len(one.canonical)
-        cuts.append((start, end, size - len(one.canonical), size, one))
+    for swap in several:
+        start, end = offset + swap.start - swap.before, offset + swap.end
+        pieces += [ids[at:start], swap.canonical]
+        size += max(start - at, 0) + len(swap.canonical)
+        cuts.append((start, end, size - len(swap.canonical), size, swap))
         at = end
     other = np.concatenate([*pieces, ids[at:]]).astype(np.int32)
     # `[T]` the sampled tokens of a recorded sequence: of a call those of its completion.
@@ -254,26 +254,34 @@ def _pair(
     out = np.zeros(len(ids), np.bool_)
     row = evidence.rollout.training_row
     if where is Where.ROW:
-        said = trained_in_row(evidence, row) if row is not None else None
-        sampled_in = out if said is None else said.copy()
+        trained = trained_in_row(evidence, row) if row is not None else None
+        sampled_in = out if trained is None else trained.copy()
     else:
         prompt = evidence.rollout.turns[turn].prompt_ids if turn is not None else None
         if prompt is not None:
             out[len(prompt) :] = True
         sampled_in = out
-    mine, theirs = sampled_in, None
+    sampled, theirs = sampled_in, None
     if swapped and key[0] is Where.PROMPT:
         theirs = _sampled_before(evidence, key[1], other)
-    made = tuple(
-        Cut(a, b, c, d, _was_sampled(mine, theirs, (a, b, c, d), one), one, _finding(evidence, key, one, drift))
-        for a, b, c, d, one in cuts
+    swaps = tuple(
+        Cut(
+            a,
+            b,
+            c,
+            d,
+            _was_sampled(sampled, theirs, (a, b, c, d), swap),
+            swap,
+            _finding(evidence, key, swap, drift),
+        )
+        for a, b, c, d, swap in cuts
     )
-    same = mine.copy()
+    same = sampled.copy()
     same[: cuts[0][0]] = False
     for start, end, *_ in cuts:
         same[start:end] = False
     same[:1] = False
-    return Pair(key, ids, other, made, swapped, same)
+    return Pair(key, ids, other, swaps, swapped, same)
 
 
 def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:
@@ -287,18 +295,18 @@ def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | 
         return None
     out = np.zeros(len(other), np.bool_)
     for call in chain_to(link.parent, parents_of(evidence.links)):
-        prompt, said = turns[call].prompt_ids, turns[call].completion_ids
-        if prompt is not None and said is not None:
-            out[len(prompt) : len(prompt) + len(said)] = True
+        prompt, completion = turns[call].prompt_ids, turns[call].completion_ids
+        if prompt is not None and completion is not None:
+            out[len(prompt) : len(prompt) + len(completion)] = True
     return out
 
 
-def _was_sampled(mine: Mask, theirs: Mask | None, at: tuple[int, int, int, int], one: Replaced) -> bool:
+def _was_sampled(sampled: Mask, theirs: Mask | None, at: tuple[int, int, int, int], swap: Replaced) -> bool:
     """Whether the tokens of a difference were sampled; a place between two tokens counts as its neighbours do."""
     start, end, other_start, other_end = at
-    if one.against == SEEN:
+    if swap.against == SEEN:
         return theirs is not None and _touched(theirs, other_start, other_end)
-    return one.against == SAMPLED or _touched(mine, start, end)
+    return swap.against == SAMPLED or _touched(sampled, start, end)
 
 
 def _touched(sampled: Mask, start: int, end: int) -> bool:
@@ -307,29 +315,29 @@ def _touched(sampled: Mask, start: int, end: int) -> bool:
     return bool(sampled[start:end].any())
 
 
-def _finding(evidence: Evidence, key: Key, one: Replaced, drift: Sequence[Finding]) -> Finding | None:
+def _finding(evidence: Evidence, key: Key, swap: Replaced, drift: Sequence[Finding]) -> Finding | None:
     """The finding that a replacement belongs to."""
     for finding in drift:
-        if finding.code == one.code and _belongs(evidence, key, one, finding):
+        if finding.code == swap.code and _belongs(evidence, key, swap, finding):
             return finding
     return None
 
 
-def _belongs(evidence: Evidence, key: Key, one: Replaced, finding: Finding) -> bool:
+def _belongs(evidence: Evidence, key: Key, swap: Replaced, finding: Finding) -> bool:
     hit, (where, turn) = finding.hit, key
-    if one.against == SEEN:
+    if swap.against == SEEN:
         return hit.turn == turn
-    if one.against == SAMPLED:
+    if swap.against == SAMPLED:
         return (
-            evidence.row is not None and hit.where is Where.COMPLETION and _stands_at(evidence.row, one, finding)
+            evidence.row is not None and hit.where is Where.COMPLETION and _stands_at(evidence.row, swap, finding)
         )
-    mine = where is Where.ROW or hit.turn == turn
-    return hit.where is where and mine and (hit.start, hit.end) == (one.start, one.end)
+    there = where is Where.ROW or hit.turn == turn
+    return hit.where is where and there and (hit.start, hit.end) == (swap.start, swap.end)
 
 
-def _stands_at(view: RowView, one: Replaced, finding: Finding) -> bool:
+def _stands_at(view: RowView, swap: Replaced, finding: Finding) -> bool:
     """Whether a span of the row is where a finding's tokens were trained, by the token before or after it."""
-    turn, before, after = finding.hit.turn, one.start - 1, one.end
+    turn, before, after = finding.hit.turn, swap.start - 1, swap.end
     if before >= 0 and view.turn[before] == turn and view.turn_offset[before] + 1 == finding.hit.start:
         return True
     inside = after < len(view.turn) and view.turn[after] == turn

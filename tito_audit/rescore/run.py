@@ -38,7 +38,7 @@ from tito_audit.rescore.model import (
     Unscored,
 )
 from tito_audit.rescore.plan import Cut, Pair, Part, Plan, plan_of
-from tito_audit.rescore.scoring import Scorer, Scores
+from tito_audit.rescore.scoring import Scorer
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
@@ -85,15 +85,15 @@ class Temperature:
         self.tolerance = tolerance
         self._asked = 0
 
-    async def explained(self, scored: Sequence[tuple[Part, Logprobs]], found: Sequence[Compared]) -> str:
+    async def explained(self, scored: Sequence[tuple[Part, Logprobs]], sequences: Sequence[Compared]) -> str:
         """The temperature in words, if proved; else ""."""
-        if self._asked >= _ROLLOUTS or not found:
+        if self._asked >= _ROLLOUTS or not sequences:
             return ""
-        one = max(found, key=lambda compared: len(compared.at))
-        part = next(part for part, _ in scored if (part.where, part.turn) == (one.where, one.turn))
+        longest = max(sequences, key=lambda compared: len(compared.at))
+        part = next(part for part, _ in scored if (part.where, part.turn) == (longest.where, longest.turn))
         self._asked += 1
-        said = await self._tops(part)
-        tops = None if said is None else _tops_of(said, part, one)
+        scored_tokens = await self._tops(part)
+        tops = None if scored_tokens is None else _tops_of(scored_tokens, part, longest)
         temperature = None if tops is None else fitted(tops.recorded, tops.model, tops.top, self.tolerance)
         return (
             "" if temperature is None else f"the recorded logprobs are those at temperature {decimal(temperature)}"
@@ -141,19 +141,19 @@ def _error(recorded: _Floats, model: _Floats, top: _Floats, temperature: float) 
     return float(np.abs(recorded - (low + high) / 2).mean()), float((high - low).mean())
 
 
-def _tops_of(said: ScoredTokens, part: Part, one: Compared) -> _Tops | None:
+def _tops_of(scored_tokens: ScoredTokens, part: Part, sequence: Compared) -> _Tops | None:
     """The compared tokens with their alternatives; None where the provider gave none."""
-    if not said.top_logprobs:
+    if not scored_tokens.top_logprobs:
         return None
-    width = max(len(each) for each in said.top_logprobs)
+    width = max(len(each) for each in scored_tokens.top_logprobs)
     if not width:
         return None
-    at = one.at[~one.drifted] + part.offset - said.start
+    at = sequence.at[~sequence.drifted] + part.offset - scored_tokens.start
     top = np.full((len(at), width), -np.inf)
     for row, place in enumerate(at.tolist()):
-        values = [value for _, value in said.top_logprobs[place]]
+        values = [value for _, value in scored_tokens.top_logprobs[place]]
         top[row, : len(values)] = values
-    return _Tops(one.recorded[~one.drifted], one.model[~one.drifted], top)
+    return _Tops(sequence.recorded[~sequence.drifted], sequence.model[~sequence.drifted], top)
 
 
 # What each drift finding costs: the logprobs of both sides, each in its own context.
@@ -196,11 +196,11 @@ def priced(pairs: Iterable[tuple[Pair, PairScores | None]], drift: Sequence[Find
             failed.update(id(cut.finding) for cut in pair.cuts)
         else:
             pieces += _pieces(pair, scores, out)
-    found = _by_finding(pieces)
+    pieces_of = _by_finding(pieces)
     for finding in drift:
-        mine = found.get(id(finding))
-        if mine is not None:
-            out.prices.append(_price(finding, mine))
+        own_pieces = pieces_of.get(id(finding))
+        if own_pieces is not None:
+            out.prices.append(_price(finding, own_pieces))
         else:
             why = "could not be scored" if id(finding) in failed else "the log does not hold the other tokens"
             out.unpriced[why] = out.unpriced.get(why, 0) + 1
@@ -209,28 +209,28 @@ def priced(pairs: Iterable[tuple[Pair, PairScores | None]], drift: Sequence[Find
 
 def _by_finding(pieces: Sequence[_Piece]) -> Mapping[int, list[_Piece]]:
     """The pieces of each finding: those of the row in which its tokens were trained, if there are any."""
-    found: dict[int, list[_Piece]] = {}
+    by_finding: dict[int, list[_Piece]] = {}
     for piece in pieces:
-        found.setdefault(id(piece.finding), []).append(piece)
-    return {key: _in_own_context(mine) for key, mine in found.items()}
+        by_finding.setdefault(id(piece.finding), []).append(piece)
+    return {key: _in_own_context(several) for key, several in by_finding.items()}
 
 
 def _in_own_context(pieces: list[_Piece]) -> list[_Piece]:
     """The pieces as the training row holds them, with what was sampled scored in its call."""
-    row = [one for one in pieces if one.pair.key[0] is Where.ROW]
-    call = [one for one in pieces if one.pair.key[0] is not Where.ROW]
+    row = [piece for piece in pieces if piece.pair.key[0] is Where.ROW]
+    call = [piece for piece in pieces if piece.pair.key[0] is not Where.ROW]
     if len(row) != 1 or len(call) != 1:
         return row or call
-    trained, said = row[0], call[0].segment
-    return [replace(trained, segment=replace(trained.segment, sampled=said.sampled))]
+    trained, sampled = row[0], call[0].segment
+    return [replace(trained, segment=replace(trained.segment, sampled=sampled.sampled))]
 
 
 def _price(finding: Finding, pieces: Sequence[_Piece]) -> Price:
-    behind = sum((one.behind for one in pieces), Behind())
-    total = sum({id(one.pair): one.total for one in pieces}.values())
-    mine = float(np.nansum([abs(one.segment.difference) for one in pieces]))
-    share = mine / total if total else float("nan")
-    segments = tuple(one.segment for one in pieces)
+    behind = sum((piece.behind for piece in pieces), Behind())
+    total = sum({id(piece.pair): piece.total for piece in pieces}.values())
+    change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
+    share = change / total if total else float("nan")
+    segments = tuple(piece.segment for piece in pieces)
     return Price(finding, pieces[0].against, segments, behind, share)
 
 
@@ -244,7 +244,7 @@ def _pieces(pair: Pair, scores: PairScores, out: Priced) -> Iterator[_Piece]:
         change = -change
     equal = np.isfinite(change)
     segments = [_segment(pair, cut, recorded, other) for cut in pair.cuts]
-    apart = [abs(one.difference) for one in segments]
+    apart = [abs(priced_segment.difference) for priced_segment in segments]
     total = float(np.nansum(apart) + np.abs(change[equal]).sum())
     _note_whole(pair, segments, recorded, other, equal, out)
     for number, (cut, segment) in enumerate(zip(pair.cuts, segments, strict=True)):
@@ -259,13 +259,13 @@ def _pieces(pair: Pair, scores: PairScores, out: Priced) -> Iterator[_Piece]:
 
 def _segment(pair: Pair, cut: Cut, recorded: Logprobs, other: Logprobs) -> Segment:
     """Both sides of a cut, what was sampled first; NaN for tokens that were given."""
-    mine, theirs = pair.ids[cut.start : cut.end], pair.other[cut.other_start : cut.other_end]
+    ids, theirs = pair.ids[cut.start : cut.end], pair.other[cut.other_start : cut.other_end]
     sums = (_sum(recorded, cut.start, cut.end), _sum(other, cut.other_start, cut.other_end))
     if not cut.sampled:
         sums = (float("nan"), float("nan"))
     if pair.swapped:
-        return Segment(_tuple(theirs), _tuple(mine), sums[1], sums[0])
-    return Segment(_tuple(mine), _tuple(theirs), *sums)
+        return Segment(_tuple(theirs), _tuple(ids), sums[1], sums[0])
+    return Segment(_tuple(ids), _tuple(theirs), *sums)
 
 
 def _sum(scores: Logprobs, start: int, end: int) -> float:
@@ -291,16 +291,16 @@ def _note_whole(
         return
     sides = float(recorded[equal].sum()), float(other[pair.positions[equal]].sum())
     sampled, instead = sides[::-1] if pair.swapped else sides
-    sampled += float(np.nansum([one.sampled for one in segments]))
-    instead += float(np.nansum([one.other for one in segments]))
+    sampled += float(np.nansum([segment.sampled for segment in segments]))
+    instead += float(np.nansum([segment.other for segment in segments]))
     out.changed.append(Changed(where, turn, sampled, instead))
 
 
 def _note_near(behind: Logprobs, near: list[Behind]) -> None:
     for number, first in enumerate(NEAR):
         last = NEAR[number + 1] if number + 1 < len(NEAR) else len(behind)
-        mine = behind[first:last]
-        near[number] += Behind.of(mine[np.isfinite(mine)])
+        stretch = behind[first:last]
+        near[number] += Behind.of(stretch[np.isfinite(stretch)])
 
 
 # The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values.
@@ -317,8 +317,8 @@ def judged_by_model(
 
     Columns of a trainer in the log are left out: a scan judges those.
     """
-    asked = codes & CODES
-    if not asked or not scored:
+    trainer_codes = codes & CODES
+    if not trainer_codes or not scored:
         return ()
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     seen = replace(
@@ -327,9 +327,9 @@ def judged_by_model(
         present=evidence.present | Needs.TRAINER_LOGPROBS,
         memo=memo,
     )
-    mine = [rule for rule in rules if rule.code in CODES]
-    findings, _ = check_explained(replace(seen, explained=()), mine, asked)
-    return tuple(one for one in findings if f"`{RESCORED}`" in one.hit.message)
+    trainer_rules = [rule for rule in rules if rule.code in CODES]
+    findings, _ = check_explained(replace(seen, explained=()), trainer_rules, trainer_codes)
+    return tuple(finding for finding in findings if f"`{RESCORED}`" in finding.hit.message)
 
 
 def with_model(rollout: Rollout, scored: Sequence[tuple[Part, Logprobs]]) -> Rollout:
@@ -353,7 +353,7 @@ def _column(values: Logprobs, alignment: Alignment) -> Column:
 
 
 def _others(columns: Sequence[Column]) -> tuple[Column, ...]:
-    return tuple(one for one in columns if one.role is not ColumnRole.OTHER or one.name not in TRAINERS)
+    return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in TRAINERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,8 +444,8 @@ class Rescoring:
 
     def pieces(self, ids: tuple[int, ...]) -> str:
         """Ids as the text of each token, `' Skin'+'ny'`, or as numbers without a tokenizer."""
-        known = self._vocabulary
-        return "+".join(str(one) if known is None else repr(known.piece(one)) for one in ids) or "nothing"
+        vocab = self._vocabulary
+        return "+".join(str(i) if vocab is None else repr(vocab.piece(i)) for i in ids) or "nothing"
 
     async def _close(self, results: AsyncGenerator[RescoredRollout, None]) -> None:
         await results.aclose()
@@ -495,23 +495,22 @@ class Rescoring:
         plan = work.plan
         scores = await self.scorer.scores(plan.wants)
         of_parts = list(zip(plan.parts, scores[: len(plan.parts)], strict=True))
-        scored = [(part, said.logprobs) for part, said in of_parts if said.logprobs is not None]
-        missed = [
-            Unscored(part.where, part.turn, said.because) for part, said in of_parts if said.logprobs is None
-        ]
+        scored = [(part, own.logprobs) for part, own in of_parts if own.logprobs is not None]
+        missed = [Unscored(part.where, part.turn, own.because) for part, own in of_parts if own.logprobs is None]
         if self.choices.keeps:
             self.scorer.keep(of_parts)
         sides = iter(scores[len(plan.parts) :])
-        prices = priced([(pair, _both(next(sides), next(sides))) for pair in plan.pairs], plan.findings)
-        found = tuple(compared(part, values) for part, values in scored)
-        agreed = agreement(used(found), self.choices.tolerance)
+        both = [(pair, next(sides).logprobs, next(sides).logprobs) for pair in plan.pairs]
+        prices = priced([(pair, None if a is None or b is None else (a, b)) for pair, a, b in both], plan.findings)
+        sequences = tuple(compared(part, values) for part, values in scored)
+        agreed = agreement(used(sequences), self.choices.tolerance)
         because = ""
         if agreed is not None and agreed.disagrees:
-            because = explained(used(found), self.choices.tolerance)
-            because = because or await self.temperature.explained(scored, used(found))
+            because = explained(used(sequences), self.choices.tolerance)
+            because = because or await self.temperature.explained(scored, used(sequences))
         return RescoredRollout(
             work.place,
-            found,
+            sequences,
             agreed,
             tuple(prices.prices),
             prices.unpriced,
@@ -522,7 +521,7 @@ class Rescoring:
             because,
             sum(int(np.isfinite(values[part.offset :][part.sampled]).sum()) for part, values in scored),
             sum(_missing(part, values) for part, values in scored),
-            tuple(sorted({one.weight_version for one in scores if one.weight_version is not None})),
+            tuple(sorted({s.weight_version for s in scores if s.weight_version is not None})),
         )
 
 
@@ -533,12 +532,6 @@ async def _next(results: AsyncGenerator[RescoredRollout, None]) -> RescoredRollo
 def _vocabulary(auditor: Auditor) -> int | None:
     vocabulary = auditor.vocabulary
     return None if vocabulary is None or len(vocabulary.entries.far_ids) else vocabulary.size
-
-
-def _both(one: Scores, other: Scores) -> PairScores | None:
-    if one.logprobs is None or other.logprobs is None:
-        return None
-    return one.logprobs, other.logprobs
 
 
 def _missing(part: Part, scores: Logprobs) -> int:

@@ -59,33 +59,33 @@ class Scorer:
     async def scores(self, wants: Sequence[Want]) -> list[Scores]:
         """The scores of each sequence, in order."""
         holders, owners = shared(wants)
-        found = await asyncio.gather(*(self._once(want) for want in holders))
+        of_holders = await asyncio.gather(*(self._once(want) for want in holders))
         out = []
         for want, owner in zip(wants, owners, strict=True):
-            mine = found[owner]
-            if mine.logprobs is None and len(want.ids) < len(holders[owner].ids):
-                mine = await self._once(want)  # the longer one was refused, perhaps for its length
-            elif mine.logprobs is not None:
-                mine = replace(mine, logprobs=mine.logprobs[: len(want.ids)])
-            out.append(mine)
+            own_scores = of_holders[owner]
+            if own_scores.logprobs is None and len(want.ids) < len(holders[owner].ids):
+                own_scores = await self._once(want)  # the longer one was refused, perhaps for its length
+            elif own_scores.logprobs is not None:
+                own_scores = replace(own_scores, logprobs=own_scores.logprobs[: len(want.ids)])
+            out.append(own_scores)
         self.counts.saved += len(wants) - len(holders)
         return out
 
     def keep(self, scored: Sequence[tuple[Part, Scores]]) -> None:
         """Store the scores of each call and row separately, even if those of a longer sequence include them."""
-        for part, said in scored:
+        for part, scores in scored:
             want = part.want
-            if said.logprobs is not None and want.start < len(want.ids) and self.journal.get(want) is None:
-                self.journal.put(want, tuple(said.logprobs[want.start :].tolist()), said.weight_version)
+            if scores.logprobs is not None and want.start < len(want.ids) and self.journal.get(want) is None:
+                self.journal.put(want, tuple(scores.logprobs[want.start :].tolist()), scores.weight_version)
 
     async def _once(self, want: Want) -> Scores:
         """The scores of a sequence: known, being asked for, or asked for now."""
         if want.start >= len(want.ids):
             return Scores(np.full(len(want.ids), np.nan))
-        known = self.journal.get(want)
-        if known is not None:
+        cached = self.journal.get(want)
+        if cached is not None:
             self.counts.saved += 1
-            return Scores(known[0], weight_version=known[1])
+            return Scores(cached[0], weight_version=cached[1])
         key = key_of(want)
         start, task = self._asked.get(key, (want.start + 1, None))
         if task is None or start > want.start:
@@ -103,23 +103,23 @@ class Scorer:
     async def _ask(self, want: Want) -> Scores:
         async with self._gate:
             try:
-                said = await self.provider.score(want.ids.tolist(), start=want.start)
+                answer = await self.provider.score(want.ids.tolist(), start=want.start)
             except ProviderError as error:
                 return self._refused(error)
-        if len(said.logprobs) != len(want.ids) - want.start or said.start != want.start:
+        if len(answer.logprobs) != len(want.ids) - want.start or answer.start != want.start:
             raise ProviderError(
                 f"{self.provider.name} was asked for the logprobs of {len(want.ids) - want.start} tokens from "
-                f"position {want.start} on, and returned {len(said.logprobs)} from {said.start} on."
+                f"position {want.start} on, and returned {len(answer.logprobs)} from {answer.start} on."
             )
         self.journal.of_model(self.provider.model)
         self.counts.requests += 1
         self.counts.tokens += len(want.ids)
-        if said.weight_version is not None:
-            self.counts.weight_versions.add(said.weight_version)
-        self.journal.put(want, said.logprobs, said.weight_version)
+        if answer.weight_version is not None:
+            self.counts.weight_versions.add(answer.weight_version)
+        self.journal.put(want, answer.logprobs, answer.weight_version)
         scores = np.full(len(want.ids), np.nan)
-        scores[want.start :] = said.logprobs
-        return Scores(scores, weight_version=said.weight_version)
+        scores[want.start :] = answer.logprobs
+        return Scores(scores, weight_version=answer.weight_version)
 
     def _refused(self, error: ProviderError) -> Scores:
         """Handles a refused sequence; raises if the server refuses all."""
@@ -139,7 +139,7 @@ def shared(wants: Sequence[Want]) -> tuple[list[Want], list[int]]:
     owners = [0] * len(wants)
     for number in sorted(range(len(wants)), key=lambda k: -len(wants[k].ids)):
         want = wants[number]
-        owner = next((k for k, one in enumerate(holders) if starts_with(one.ids, want.ids)), None)
+        owner = next((k for k, holder in enumerate(holders) if starts_with(holder.ids, want.ids)), None)
         if owner is None:
             owner = len(holders)
             holders.append(want)

@@ -95,15 +95,15 @@ class CausePrice:
         """Count the price of one finding."""
         self.findings += 1
         self.behind += price.behind
-        for one in price.segments:
-            if math.isfinite(one.difference):
+        for segment in price.segments:
+            if math.isfinite(segment.difference):
                 self.segments += 1
-                self.sampled_tokens += len(one.sampled_ids)
-                self.other_tokens += len(one.other_ids)
-                self.sampled += one.sampled
-                self.other += one.other
-                self.likelier += bool(one.other_ids) and one.other > one.sampled
-                self.lowest = min(self.lowest, one.other)
+                self.sampled_tokens += len(segment.sampled_ids)
+                self.other_tokens += len(segment.other_ids)
+                self.sampled += segment.sampled
+                self.other += segment.other
+                self.likelier += bool(segment.other_ids) and segment.other > segment.sampled
+                self.lowest = min(self.lowest, segment.other)
 
 
 @dataclass(slots=True)
@@ -179,29 +179,29 @@ class RescoreSummary:
         if result.near:
             self.near = [a + b for a, b in zip(self.near, result.near, strict=True)]
         self.changed += len(result.changed)
-        self.changes += [one.other - one.sampled for one in result.changed]
-        for one in result.unscored:
-            self._unscored(one.because, result.place)
+        self.changes += [swap.other - swap.sampled for swap in result.changed]
+        for missing in result.unscored:
+            self._unscored(missing.because, result.place)
         self.findings += result.findings
         if result.explanation:
             self.explanations[result.explanation] += 1
         self.weight_versions.update(result.weight_versions)
 
     def _compare(self, result: RescoredRollout) -> None:
-        for one in used(result.compared):
-            kept = ~one.drifted
-            differences = (one.model - one.recorded)[kept]
+        for sequence in used(result.compared):
+            undrifted = ~sequence.drifted
+            differences = (sequence.model - sequence.recorded)[undrifted]
             self.sums.add(differences)
-            for turn in np.unique(one.turns[kept]).tolist():
-                self.by_turn.setdefault(turn, Sums()).add(differences[one.turns[kept] == turn])
-            squares = zip(_bins(one.recorded[kept]), _bins(one.model[kept]), strict=True)
+            for turn in np.unique(sequence.turns[undrifted]).tolist():
+                self.by_turn.setdefault(turn, Sums()).add(differences[sequence.turns[undrifted] == turn])
+            squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
             self.plot.update(squares)
 
     def most_expensive(self, most: int) -> list[tuple[Place, Price]]:
         """The findings with the largest change, the worst first."""
 
-        def size(one: tuple[Place, Price]) -> float:
-            difference = one[1].difference
+        def size(entry: tuple[Place, Price]) -> float:
+            difference = entry[1].difference
             return abs(difference) if math.isfinite(difference) else 0.0
 
         return sorted(self.worst, key=size, reverse=True)[:most]
@@ -213,5 +213,5 @@ class RescoreSummary:
 
 def _bins(values: Logprobs) -> list[int]:
     width = -LOWEST / BINS
-    found: list[int] = np.clip((values - LOWEST) / width, 0, BINS - 1).astype(int).tolist()
-    return found
+    bins: list[int] = np.clip((values - LOWEST) / width, 0, BINS - 1).astype(int).tolist()
+    return bins

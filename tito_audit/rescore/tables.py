@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.rescore.model import EDGES, NEAR, Agreement
+from tito_audit.rescore.model import EDGES, NEAR
 from tito_audit.rescore.summary import CausePrice, RescoreSummary, Sums
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import percent, unsigned
@@ -33,44 +33,40 @@ def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
     later = [sums for _, sums in by_turn[turns:]]
     if later:
         out = Sums()
-        for one in later:
-            out.tokens += one.tokens
-            out.total += one.total
-            out.size += one.size
-            out.squares += one.squares
-            out.k3 += one.k3
-            out.largest = max(out.largest, one.largest)
-            out.above = [a + b for a, b in zip(out.above, one.above, strict=True)]
+        for sums_of_turn in later:
+            out.tokens += sums_of_turn.tokens
+            out.total += sums_of_turn.total
+            out.size += sums_of_turn.size
+            out.squares += sums_of_turn.squares
+            out.k3 += sums_of_turn.k3
+            out.largest = max(out.largest, sums_of_turn.largest)
+            out.above = [a + b for a, b in zip(out.above, sums_of_turn.above, strict=True)]
         named.append((f"later {len(later)}", out))
     for name, sums in [("all", summary.sums), *(named if len(by_turn) > 1 else ())]:
-        found = sums.agreement(summary.tolerance)
-        if found is not None:
-            yield name, *_agreement(found)
-
-
-def _agreement(found: Agreement) -> Row:
-    estimates = (unsigned(f"{value:.4f}") for value in (found.k1, found.k3))
-    shares = (percent(share) for share in found.above)
-    return f"{found.tokens:,}", f"{found.size:.4f}", f"{found.largest:.3f}", *estimates, *shares
+        agreement = sums.agreement(summary.tolerance)
+        if agreement is not None:
+            estimates = (unsigned(f"{value:.4f}") for value in (agreement.k1, agreement.k3))
+            sizes = f"{agreement.size:.4f}", f"{agreement.largest:.3f}"
+            yield name, f"{agreement.tokens:,}", *sizes, *estimates, *map(percent, agreement.above)
 
 
 def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
     """How the logprobs of the drifted tokens themselves change, by rule and cause."""
-    for one in _causes(summary):
+    for cause in _causes(summary):
         yield (
-            _name(one),
-            f"{one.findings:,}",
+            _name(cause),
+            f"{cause.findings:,}",
             *(
                 (
                     (
-                        f"{one.sampled_tokens:,} → {one.other_tokens:,}",
-                        _per(one.sampled, one.sampled_tokens),
-                        _per(one.other, one.other_tokens),
-                        f"{(one.other - one.sampled) / one.segments:+.2f}",
-                        percent(one.likelier / one.segments),
+                        f"{cause.sampled_tokens:,} → {cause.other_tokens:,}",
+                        _per(cause.sampled, cause.sampled_tokens),
+                        _per(cause.other, cause.other_tokens),
+                        f"{(cause.other - cause.sampled) / cause.segments:+.2f}",
+                        percent(cause.likelier / cause.segments),
                     )
                 )
-                if one.segments
+                if cause.segments
                 else ["–"] * 5
             ),
         )
@@ -78,18 +74,18 @@ def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
 
 def after_rows(summary: RescoreSummary) -> Iterator[Row]:
     """How the logprobs of equal sampled tokens after the drift change, by rule and cause."""
-    for one in _causes(summary):
-        after = one.behind
+    for cause in _causes(summary):
+        after = cause.behind
         if after.tokens:
-            yield _name(one), f"{after.tokens:,}", f"{after.size / after.tokens:.3f}", f"{after.largest:.2f}"
+            yield _name(cause), f"{after.tokens:,}", f"{after.size / after.tokens:.3f}", f"{after.largest:.2f}"
 
 
 def around(summary: RescoreSummary) -> Iterator[str]:
     """How far the change reaches, and how whole turns change."""
     near = [
-        f"{one.size / one.tokens:.3f} from the {first + 1}{_ordinal(first + 1)} token on"
-        for first, one in zip(NEAR, summary.near, strict=True)
-        if one.tokens
+        f"{reach.size / reach.tokens:.3f} from the {first + 1}{_ordinal(first + 1)} token on"
+        for first, reach in zip(NEAR, summary.near, strict=True)
+        if reach.tokens
     ]
     if near:
         yield f"By distance from the drift: {', '.join(near)}."
@@ -102,11 +98,11 @@ def around(summary: RescoreSummary) -> Iterator[str]:
 
 
 def _causes(summary: RescoreSummary) -> list[CausePrice]:
-    return sorted(summary.causes.values(), key=lambda one: (one.code, -one.findings))
+    return sorted(summary.causes.values(), key=lambda cause: (cause.code, -cause.findings))
 
 
-def _name(one: CausePrice) -> str:
-    return visible(f"{one.code} {one.cause}".rstrip())
+def _name(cause: CausePrice) -> str:
+    return visible(f"{cause.code} {cause.cause}".rstrip())
 
 
 def _per(total: float, tokens: int) -> str:

@@ -24,9 +24,9 @@ def same_bytes(difference: Difference) -> bool:
 
 def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
     """Hits of a plain `@rule`: the differences of its code explained by another way of writing the messages."""
-    for one in evidence.explained:
-        if one.code == code and one.difference.construction is not None:
-            yield hit_of(one, evidence, one.difference.severity)
+    for explained in evidence.explained:
+        if explained.code == code and explained.difference.construction is not None:
+            yield hit_of(explained, evidence, explained.difference.severity)
 
 
 def thoughts(data: bytes) -> Iterator[re.Match[bytes]]:
@@ -81,18 +81,18 @@ def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
     inner = []
     for side in (difference.recorded, difference.canonical):
         start, text = len(side.before), side.before + side.data + side.after
-        found = _block_at(text, start, start + len(side.data))
-        if found is None:
+        block = _block_at(text, start, start + len(side.data))
+        if block is None:
             return None
-        inner.append(found)
+        inner.append(block)
     return (inner[0], inner[1]) if inner[0] != inner[1] else None
 
 
 def _block_at(text: bytes, start: int, end: int) -> bytes | None:
     """The text of the reasoning block that contains a range of bytes, markers included; None if there is none."""
-    for found in thoughts(text):
-        if found.start() <= start and end <= found.end() + len(_SPACE_AFTER.match(text, found.end())[0]):  # type: ignore[index]
-            return found[1].strip()
+    for thought in thoughts(text):
+        if thought.start() <= start and end <= thought.end() + len(_SPACE_AFTER.match(text, thought.end())[0]):  # type: ignore[index]
+            return thought[1].strip()
     return None
 
 

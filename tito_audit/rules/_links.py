@@ -29,9 +29,9 @@ def _causes_of(link: Link, evidence: Evidence) -> Sequence[int]:
 def _causes(evidence: Evidence) -> dict[int | None, array[int]]:
     """The numbers of the explained differences that broke links, by the turn whose prompt is broken."""
     causes: dict[int | None, array[int]] = {}
-    for number, one in enumerate(evidence.explained):
-        if one.difference.against is Against.NEXT_PROMPT:
-            causes.setdefault(one.difference.later_turn, array("q")).append(number)
+    for number, explained in enumerate(evidence.explained):
+        if explained.difference.against is Against.NEXT_PROMPT:
+            causes.setdefault(explained.difference.later_turn, array("q")).append(number)
     return causes
 
 
@@ -44,7 +44,7 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
         if not link.kind.only_tokens_differ:
             continue
         causes = map(evidence.explained.__getitem__, _causes_of(link, evidence))
-        owned = Counter((one.code, one.cause) for one in causes)
+        owned = Counter((of_cause.code, of_cause.cause) for of_cause in causes)
         text_kept = bool(owned) and all(code.startswith("TOK") for code, _ in owned)
         if (link.kind is LinkKind.RETOKENIZED or text_kept) is not by_tokenizer:
             continue
@@ -110,17 +110,17 @@ def _stretch(link: Link, evidence: Evidence, prompt: Ids, seen: Ids, said_at: in
     """Where the first difference of a broken link ends, in the prompt and in what was seen before it; None if no
     difference begins where they part."""
     for number in _causes_of(link, evidence):
-        one = evidence.explained[number].difference
-        if one.turn != link.parent or one.where is not Where.COMPLETION:
+        difference = evidence.explained[number].difference
+        if difference.turn != link.parent or difference.where is not Where.COMPLETION:
             continue
         # The two may share the first tokens of a difference.
-        shared = link.seen_at - (said_at + one.start)
+        shared = link.seen_at - (said_at + difference.start)
         begin, seen_begin = link.at - shared, link.seen_at - shared
-        stop, seen_stop = begin + len(one.canonical.ids), seen_begin + len(one.recorded.ids)
+        stop, seen_stop = begin + len(difference.canonical.ids), seen_begin + len(difference.recorded.ids)
         if shared < 0 or begin < 0 or link.at > stop or link.seen_at > seen_stop:
             continue
-        here = same_ids(prompt[begin:stop], one.canonical.ids)
-        if here and same_ids(seen[seen_begin:seen_stop], one.recorded.ids):
+        here = same_ids(prompt[begin:stop], difference.canonical.ids)
+        if here and same_ids(seen[seen_begin:seen_stop], difference.recorded.ids):
             long = max(stop - link.at, seen_stop - link.seen_at) > SHOWN_TOKENS
             return None if long else (stop, seen_stop)
     return None

@@ -216,11 +216,11 @@ def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
     if end - start > 1 and values.logprobs[start] != values.logprobs[start + 1]:
         return False  # the quick exit: most runs differ at once
     where = np.concatenate([np.arange(start, end) for start, end in parts])
-    mine = values.logprobs[where]
-    if len(mine) < _EQUAL or not np.isfinite(mine).all():
+    part = values.logprobs[where]
+    if len(part) < _EQUAL or not np.isfinite(part).all():
         return False
     if not values.ordinary and values.placeholders[where].any():
         return False
-    if mine[0] == 0:
-        return len(mine) >= _EQUAL_ZERO and bool(values.zeros[where].all())
-    return bool((mine == mine[0]).all())
+    if part[0] == 0:
+        return len(part) >= _EQUAL_ZERO and bool(values.zeros[where].all())
+    return bool((part == part[0]).all())

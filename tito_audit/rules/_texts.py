@@ -47,7 +47,7 @@ class Decoding:
     """One way in which servers decode a completion."""
 
     decode: Callable[[], str]
-    kept: Offsets
+    kept_at: Offsets
     """`[K]` positions of the tokens that the text was decoded from."""
 
     @cached_property
@@ -86,7 +86,7 @@ def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
         return whole
     return whole + evidence.once(
         f"broken decodings {number}",
-        lambda _: [one for of in whole for one in _broken(vocabulary, ids, of.kept)],
+        lambda _: [broken for of in whole for broken in _broken(vocabulary, ids, of.kept_at)],
     )
 
 
@@ -107,8 +107,8 @@ def without_prefill(evidence: Evidence, number: int, text: str) -> str:
 
 def _prefills(evidence: Evidence) -> dict[int | None, str]:
     """By turn, the first text of an answer that its prompt ends with."""
-    prefills = (one for one in evidence.differences if one.construction is PREFILL)
-    return {one.turn: one.recorded.data.decode("utf-8", "replace").strip() for one in prefills}
+    prefills = (difference for difference in evidence.differences if difference.construction is PREFILL)
+    return {prefill.turn: prefill.recorded.data.decode("utf-8", "replace").strip() for prefill in prefills}
 
 
 def agreement(evidence: Evidence, number: int) -> Agreement:
@@ -125,9 +125,9 @@ def _agreement(evidence: Evidence, number: int) -> Agreement:
     if any(_same(way.folded, want, vocabulary) for way in ways):
         return Agreement.SAME
     decoded = [way.folded for way in ways]
-    if any(_after_markup(one, want) for one in decoded):
+    if any(_after_markup(written, want) for written in decoded):
         return Agreement.SAME
-    if any(one.strip() == want.strip() for one in decoded):
+    if any(written.strip() == want.strip() for written in decoded):
         return Agreement.TRIMMED
     behind = past_stop(evidence, number, text)
     if behind is not None:
@@ -135,10 +135,10 @@ def _agreement(evidence: Evidence, number: int) -> Agreement:
     if (
         finish_reason == "stop"
         and want
-        and any(one.startswith(want) and len(one) - len(want) <= _STOP_STRING for one in decoded)
+        and any(written.startswith(want) and len(written) - len(want) <= _STOP_STRING for written in decoded)
     ):
         return Agreement.STOP_STRING
-    if any(_cleaned(one).strip() == want.strip() for one in decoded):
+    if any(_cleaned(written).strip() == want.strip() for written in decoded):
         return Agreement.CLEANED
     return Agreement.DIFFERENT
 
@@ -155,10 +155,10 @@ def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
     whole = text if text.endswith(stop) else text + stop
     for way in decodings(evidence, number, text):
         if way.text.startswith(whole):
-            ends = vocabulary.byte_lengths(ids[way.kept]).cumsum()
+            ends = vocabulary.byte_lengths(ids[way.kept_at]).cumsum()
             shown = len(way.text.encode("utf-8", "surrogatepass")) - len(whole.encode("utf-8", "surrogatepass"))
             last = int(ends.searchsorted(int(ends[-1]) - shown))
-            rest = [int(place) for place in way.kept[last + 1 :] if int(ids[place]) not in evidence.end_ids]
+            rest = [int(place) for place in way.kept_at[last + 1 :] if int(ids[place]) not in evidence.end_ids]
             return rest[0] if rest else -1
     return None
 
@@ -196,10 +196,10 @@ def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, s
         common = _common_prefix(decoding.text, text)
         if common > prefix:
             best, prefix = decoding, common
-    ends = evidence.vocabulary.byte_lengths(ids[best.kept]).cumsum()
+    ends = evidence.vocabulary.byte_lengths(ids[best.kept_at]).cumsum()
     byte = len(text[:prefix].encode("utf-8", "surrogatepass"))
     number = int(ends.searchsorted(byte, side="right"))
-    position = int(best.kept[number]) if number < len(best.kept) else len(ids)
+    position = int(best.kept_at[number]) if number < len(best.kept_at) else len(ids)
     return position, best.text[prefix:], text[prefix:]
 
 
@@ -218,7 +218,7 @@ def _same(decoded: str, text: str, vocabulary: Vocabulary) -> bool:
     return vocabulary.prefix is not Prefix.NEVER and decoded.removeprefix(" ") == text.removeprefix(" ")
 
 
-def _broken(vocabulary: Vocabulary, ids: Ids, kept: Offsets) -> Iterator[Decoding]:
+def _broken(vocabulary: Vocabulary, ids: Ids, kept_at: Offsets) -> Iterator[Decoding]:
     """The text of some of the ids as decoders write it that treat broken characters in other ways.
 
     Each token decoded on its own; each run of partial or byte tokens decoded together; broken characters left out;
@@ -227,7 +227,7 @@ def _broken(vocabulary: Vocabulary, ids: Ids, kept: Offsets) -> Iterator[Decodin
     alone: list[str] = []
     together: list[str] = []
     run, byte_ids = b"", vocabulary.byte_ids
-    for token, data in ((int(i), vocabulary.token_bytes(int(i))) for i in ids[kept]):
+    for token, data in ((int(i), vocabulary.token_bytes(int(i))) for i in ids[kept_at]):
         alone.append(data.decode("utf-8", "replace"))
         if token in byte_ids if byte_ids else alone[-1].encode() != data:
             run += data
@@ -235,12 +235,12 @@ def _broken(vocabulary: Vocabulary, ids: Ids, kept: Offsets) -> Iterator[Decodin
             together += (_strict(run), alone[-1])
             run = b""
     for text in ("".join(alone), "".join((*together, _strict(run)))):
-        yield Decoding(partial(str, text), kept)
-    yield Decoding(partial(vocabulary.data(ids[kept]).decode, "utf-8", "ignore"), kept)
-    for size in range(len(kept) - 1, -1, -1):
+        yield Decoding(partial(str, text), kept_at)
+    yield Decoding(partial(vocabulary.data(ids[kept_at]).decode, "utf-8", "ignore"), kept_at)
+    for size in range(len(kept_at) - 1, -1, -1):
         if not alone[size].endswith(_BROKEN):
             break
-        yield Decoding(partial(vocabulary.text, ids[kept[:size]]), kept[:size])
+        yield Decoding(partial(vocabulary.text, ids[kept_at[:size]]), kept_at[:size])
 
 
 def _strict(run: bytes) -> str:
@@ -262,13 +262,13 @@ def _cleaned(text: str) -> str:
     return text
 
 
-def _common_prefix(one: str, other: str) -> int:
+def _common_prefix(text: str, other: str) -> int:
     """How many characters two texts share at the start."""
-    short = min(len(one), len(other))
-    if one[:short] == other[:short]:
+    short = min(len(text), len(other))
+    if text[:short] == other[:short]:
         return short
     low, high = 0, short
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+        low, high = (middle, high) if text[:middle] == other[:middle] else (low, middle - 1)
     return low

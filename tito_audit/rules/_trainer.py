@@ -67,22 +67,22 @@ def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
 
 
 def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    bases: dict[str, tuple[str, str]] = {}
     by_column: dict[str, list[Pair]] = {}
     for pair in pairs(evidence):
         by_column.setdefault(pair.names[1], []).append(pair)
-    for name, mine in by_column.items():
+    for name, pairs_of_column in by_column.items():
         sampler, trainer = (
-            np.concatenate([getattr(one, side) for one in mine]) for side in ("sampler", "trainer")
+            np.concatenate([getattr(p, side) for p in pairs_of_column]) for side in ("sampler", "trainer")
         )
         readable = (sampler < _READABLE) & (trainer < _READABLE)
         if readable.sum() < _FEWEST:
             continue
         ratios = sampler[readable] / trainer[readable]
-        for ratio, said in _UNITS.items():
+        for ratio, unit in _UNITS.items():
             if (np.abs(ratios / ratio - 1) <= _NEAR).mean() >= 0.9:
-                found[name] = said
-    return found
+                bases[name] = unit
+    return bases
 
 
 def _of_row(evidence: Evidence) -> Iterator[Pair]:
@@ -133,4 +133,4 @@ def _filled(trainer: Logprobs) -> Logprobs:
 
 
 def _name(columns: Iterable[Column]) -> str:
-    return next((one.name for one in columns if one.role is ColumnRole.LOGPROBS), "logprobs")
+    return next((column.name for column in columns if column.role is ColumnRole.LOGPROBS), "logprobs")

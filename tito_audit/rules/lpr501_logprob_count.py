@@ -57,8 +57,8 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
         length = len(turn.completion_ids)
         for column in turn.columns:
             if column.role is ColumnRole.LOGPROBS and column.alignment is None:
-                known = _row_values(evidence, number, length)
-                yield _hit(column, Where.COMPLETION, number, {length: "completion token"}, known, length)
+                row_values = _row_values(evidence, number, length)
+                yield _hit(column, Where.COMPLETION, number, {length: "completion token"}, row_values, length)
     row = evidence.rollout.training_row
     expected = evidence.row.expected_logprobs if evidence.row is not None else None
     for column in row.columns if row is not None else ():
@@ -90,7 +90,7 @@ def _open(column: Column, before: int, end: int) -> Hit:
 
 
 def _hit(
-    column: Column, where: Where, turn: int | None, fits: dict[int, str], known: Logprobs | None, end: int
+    column: Column, where: Where, turn: int | None, fits: dict[int, str], row_values: Logprobs | None, end: int
 ) -> Hit:
     """The finding for a column, compared with the expected length nearest to its own."""
     count = len(column.values)
@@ -102,16 +102,16 @@ def _hit(
     if abs(extra) == 1:
         message += f", {cause}"
     if extra == 1:
-        message += _which(column.values, base, known)
+        message += _which(column.values, base, row_values)
     return Hit(where, 0, end, f"{message}; no value can be matched to its token", turn=turn, cause=cause)
 
 
-def _which(values: Logprobs, base: int, known: Logprobs | None) -> str:
+def _which(values: Logprobs, base: int, row_values: Logprobs | None) -> str:
     """Whether the first or the last entry is the extra one, if the log shows it; else ""."""
-    if known is not None and len(known) == base:
-        said = np.isfinite(known)
+    if row_values is not None and len(row_values) == base:
+        finite = np.isfinite(row_values)
         front, back = (
-            bool(said.any() and (np.abs(part[said] - known[said]) <= ROUNDING).all())
+            bool(finite.any() and (np.abs(part[finite] - row_values[finite]) <= ROUNDING).all())
             for part in (values[1:], values[:-1])
         )
         if front != back:
@@ -126,7 +126,7 @@ def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None or view is None:
         return None
-    mine = (view.turn == turn).nonzero()[0]
+    own = (view.turn == turn).nonzero()[0]
     out = np.full(length, np.nan)
-    out[view.turn_offset[mine]] = row.logprobs[mine]
+    out[view.turn_offset[own]] = row.logprobs[own]
     return out

@@ -80,7 +80,7 @@ def _message(shift: LogprobShift) -> str:
         ways = slides_in_words(shift.among)
         if shift.missing:
             ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
-        state = next((f"; if you know, state it: {assume_flags(one)}" for one in shift.among if one.of_row), "")
+        state = next((f"; if you know, state it: {assume_flags(way)}" for way in shift.among if way.of_row), "")
         return f"undecided: {listed_or(ways)}; the row alone cannot tell, so no repair touches it{state}"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"

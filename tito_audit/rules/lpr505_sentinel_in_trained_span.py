@@ -84,13 +84,13 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
             )
         if values.expected is not None:
             for start, end in trained_runs(_refuted(values, values.expected)):
-                said = "a logprob of 0 where the call recorded another value"
-                yield _hit(evidence, values, start, end, said, "sentinel 0")
+                clause = "a logprob of 0 where the call recorded another value"
+                yield _hit(evidence, values, start, end, clause, "sentinel 0")
         else:
             for start, end, padded in _suspect(evidence, values):
-                said = _PADDED if padded else _UNDECIDED
+                clause = _PADDED if padded else _UNDECIDED
                 cause, severity = ("run of zeros", Severity.WARNING) if padded else ("undecided", Severity.NOTE)
-                yield _hit(evidence, values, start, end, said, cause, severity)
+                yield _hit(evidence, values, start, end, clause, cause, severity)
 
 
 def _hit(
@@ -98,12 +98,12 @@ def _hit(
     values: SampledValues,
     start: int,
     end: int,
-    said: str,
+    clause: str,
     cause: str,
     severity: Severity | None = None,
 ) -> Hit:
     tokens = f"{counted(end - start, 'token')} in the loss {'has' if end - start == 1 else 'have'}"
-    message = f"{tokens} {said}; its importance ratio uses a probability that was never recorded"
+    message = f"{tokens} {clause}; its importance ratio uses a probability that was never recorded"
     return values.hit(evidence, start, end, message, cause, severity)
 
 

@@ -101,34 +101,34 @@ def _judged(
         scored &= values != fill
     drifted = scored & view.drifted & ~view.sampled
     others = values[scored & ~view.drifted & view.sampled]
-    mine = values[drifted]
-    if not len(mine) or len(others) < _FEWEST:
+    low_values = values[drifted]
+    if not len(low_values) or len(others) < _FEWEST:
         return
-    middle, usual = float(np.median(mine)), float(np.median(others))
-    if middle > _LOW or middle > usual - _LOWER or _chance(mine, others) >= _CHANCE:
+    middle, usual = float(np.median(low_values)), float(np.median(others))
+    if middle > _LOW or middle > usual - _LOWER or _chance(low_values, others) >= _CHANCE:
         return
-    share = float(mine.sum() / (mine.sum() + others.sum()))
-    low, high = float(mine.min()), float(mine.max())
+    share = float(low_values.sum() / (low_values.sum() + others.sum()))
+    low, high = float(low_values.min()), float(low_values.max())
     what = (
         f"logprobs of {decimal(low, 3)} to {decimal(high, 3)}"
-        if len(mine) > 1
+        if len(low_values) > 1
         else f"a logprob of {decimal(low, 3)}"
     )
-    subject = "1 token in the loss was" if len(mine) == 1 else f"{len(mine)} tokens in the loss were"
+    subject = "1 token in the loss was" if len(low_values) == 1 else f"{len(low_values)} tokens in the loss were"
     message = (
         f"{subject} not sampled, with {what} in `{name}`; the median of the {len(others)} that were "
         f"sampled is {decimal(usual, 3)}, so {percent(share)} of the row's summed logprob comes from drift"
     )
-    lowest = int(drifted.nonzero()[0][mine.argmin()])
+    lowest = int(drifted.nonzero()[0][low_values.argmin()])
     start, end = next(run for run in trained_runs(drifted) if run[0] <= lowest < run[1])
     side = shown(evidence, row.token_ids[start:end])
     yield Hit(Where.ROW, start, end, message, cause="low where drifted", recorded=side)
 
 
-def _chance(mine: Logprobs, others: Logprobs) -> float:
+def _chance(drifted: Logprobs, others: Logprobs) -> float:
     """The decimal logarithm of the chance that at least so many of the low values fall on the drifted tokens."""
-    low = int((mine <= _LOW).sum())
-    all_low, size, drawn = low + int((others <= _LOW).sum()), len(mine) + len(others), len(mine)
+    low = int((drifted <= _LOW).sum())
+    all_low, size, drawn = low + int((others <= _LOW).sum()), len(drifted) + len(others), len(drifted)
     ways = sum(
         math.exp(_choose(all_low, k) + _choose(size - all_low, drawn - k) - _choose(size, drawn))
         for k in range(low, min(all_low, drawn) + 1)

@@ -101,7 +101,7 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
     tops = [top[np.isfinite(top)] for top in tops]
     with np.errstate(over="ignore"):
         sums = [float(np.exp(top).sum()) for top in tops]
-    wrong = [one for one in sums if one > _ROUNDED]
+    wrong = [total for total in sums if total > _ROUNDED]
     ids = turns[number].completion_ids
     if ids is not None and not wrong and _of_base_2(tops):
         message = (
@@ -136,7 +136,7 @@ def _of_base_2(tops: Sequence[Logprobs]) -> bool:
 def _other_bases(evidence: Evidence) -> Iterator[Hit]:
     """A finding for each trainer's column that shows, with the sampler's, that one of the two has another base."""
     for name, (whose, base) in other_base(evidence).items():
-        pair = next(one for one in pairs(evidence) if one.names[1] == name)
+        pair = next(candidate for candidate in pairs(evidence) if candidate.names[1] == name)
         wrong, right = pair.names if whose == "sampler" else pair.names[::-1]
         message = (
             f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` "
@@ -147,8 +147,8 @@ def _other_bases(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _ratios(sampler: Logprobs, trainer: Logprobs, whose: str) -> Logprobs:
-    one, other = (sampler, trainer) if whose == "sampler" else (trainer, sampler)
-    return one[other < 0] / other[other < 0]
+    own, other = (sampler, trainer) if whose == "sampler" else (trainer, sampler)
+    return own[other < 0] / other[other < 0]
 
 
 def _scattered_at_once(evidence: Evidence) -> bool:
@@ -177,9 +177,9 @@ def _scattered(values: Logprobs) -> bool:
 
 def _sums(evidence: Evidence) -> Iterator[Hit]:
     """A finding where the values of all calls, or of the row, are sums up to each token."""
-    found = [values for values in sampled_values(evidence) if not values.shifted]
-    calls = [values for values in found if values.where is Where.COMPLETION]
-    rows = [values for values in found if values.where is Where.ROW and values.expected is None]
+    unshifted = [values for values in sampled_values(evidence) if not values.shifted]
+    calls = [values for values in unshifted if values.where is Where.COMPLETION]
+    rows = [values for values in unshifted if values.where is Where.ROW and values.expected is None]
     for together in (calls, rows):
         which = _sums_of(together) if together else None
         if which is not None:
@@ -196,19 +196,19 @@ def _sums(evidence: Evidence) -> Iterator[Hit]:
 def _sums_of(together: Sequence[SampledValues]) -> tuple[str, str] | None:
     """What the values of every stretch never do, and what they then add up, where that is no chance; else None."""
     stretches = [values.logprobs[start:end] for values in together for start, end in values.runs]
-    if not any(_scattered(mine[:4]) for mine in stretches) and all(np.isfinite(mine).all() for mine in stretches):
+    if not any(_scattered(run[:4]) for run in stretches) and all(np.isfinite(run).all() for run in stretches):
         if sum(map(_chance, stretches)) >= _CHANCE:
             return None
-        if all((mine[1:] <= mine[:-1]).all() for mine in stretches):
+        if all((run[1:] <= run[:-1]).all() for run in stretches):
             return "rise", "up to"
-        if all((mine[1:] >= mine[:-1]).all() for mine in stretches) and _undrawn(stretches):
+        if all((run[1:] >= run[:-1]).all() for run in stretches) and _undrawn(stretches):
             return "fall", "from"
     return None
 
 
 def _undrawn(stretches: Sequence[Logprobs]) -> bool:
     """Whether no sampler draws tokens this unlikely: each has at most this chance times its vocabulary."""
-    chance = sum(float(np.minimum(mine + _VOCABULARY, 0).sum()) for mine in stretches)
+    chance = sum(float(np.minimum(run + _VOCABULARY, 0).sum()) for run in stretches)
     return chance / math.log(10) < _CHANCE
 
 

@@ -79,13 +79,13 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     for pair in pairs(evidence):
         if pair.names[1] not in units:
             by_column.setdefault(pair.names[1], []).append(pair)
-    for found in by_column.values():
-        yield from _judged(evidence, found)
+    for column in by_column.values():
+        yield from _judged(evidence, column)
 
 
-def _judged(evidence: Evidence, found: list[Pair]) -> Iterator[Hit]:
+def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
     """The finding on one trainer's column, of the row or of all calls together."""
-    differences = [pair.trainer - pair.sampler for pair in found]
+    differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
     apart = np.abs(every)
     far = int((apart > _FAR).sum())
@@ -96,19 +96,18 @@ def _judged(evidence: Evidence, found: list[Pair]) -> Iterator[Hit]:
         above = bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
     if not far and not above:
         return
-    sampler, trainer = found[0].names
+    sampler, trainer = column[0].names
     mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
     numbers = (
         f"over {counted(len(every), 'token')}, trainer minus sampler has a mean of {mean} and a mean size of "
         f"{size} (k1 {decimal(-every.mean(), 3)}, k3 {decimal(_k3(every), 3)})"
     )
     more = f"; {counted(far, 'token')} ({percent(far / len(every))}) differ by more than 1" if far else ""
-    message = (
-        f"`{trainer}` differs from `{sampler}`: {numbers}{more}; the worst: {_worst(evidence, found, differences)}"
-    )
+    worst = _worst(evidence, column, differences)
+    message = f"`{trainer}` differs from `{sampler}`: {numbers}{more}; the worst: {worst}"
     pair, at = max(
-        ((pair, int(np.abs(own).argmax())) for pair, own in zip(found, differences, strict=True)),
-        key=lambda one: float(np.abs(one[0].trainer - one[0].sampler)[one[1]]),
+        ((pair, int(np.abs(own).argmax())) for pair, own in zip(column, differences, strict=True)),
+        key=lambda spot: float(np.abs(spot[0].trainer - spot[0].sampler)[spot[1]]),
     )
     place = int(pair.at[at])
     cause, severity = ("whole column", Severity.WARNING) if above else ("single tokens", Severity.NOTE)
@@ -122,14 +121,14 @@ def _k3(differences: Logprobs) -> float:
         return float((np.expm1(differences) - differences).mean())
 
 
-def _worst(evidence: Evidence, found: list[Pair], differences: list[Logprobs]) -> str:
+def _worst(evidence: Evidence, column: list[Pair], differences: list[Logprobs]) -> str:
     """The tokens that differ most, with their places and whether they drifted."""
     places = [
         (abs(float(own[k])), pair, k)
-        for pair, own in zip(found, differences, strict=True)
+        for pair, own in zip(column, differences, strict=True)
         for k in np.argsort(-np.abs(own), kind="stable")[:_WORST].tolist()
     ]
-    worst = sorted(places, key=lambda one: -one[0])[:_WORST]
+    worst = sorted(places, key=lambda place: -place[0])[:_WORST]
     words = []
     for _, pair, k in worst:
         at = int(pair.at[k])
@@ -137,6 +136,6 @@ def _worst(evidence: Evidence, found: list[Pair], differences: list[Logprobs]) -
         turn = "" if pair.turn is None else f"turn {pair.turn} "
         words.append(f"{turn}token {at}{piece} ({decimal(pair.sampler[k], 3)} and {decimal(pair.trainer[k], 3)})")
     drifted = sum(bool(pair.drifted[k]) for _, pair, k in worst)
-    if any(pair.drifted.any() for pair in found):
+    if any(pair.drifted.any() for pair in column):
         words[-1] += f", {drifted} of {len(worst)} where the row's tokens drifted"
     return listed(words)

@@ -27,24 +27,24 @@ _MOST = 3
 
 def _options(evidence: Evidence, name: str) -> str:
     """The options that name a role as sampled, and with it the roles that already count as sampled."""
-    said = [message.role for message in evidence.rollout.messages if message.sampled]
+    sampled_roles = [message.role for message in evidence.rollout.messages if message.sampled]
     spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
-    roles = dict.fromkeys((*(evidence.speakers.stated or said or spoken), name))
+    roles = dict.fromkeys((*(evidence.speakers.stated or sampled_roles or spoken), name))
     return " ".join(f"--sampled-role {shlex.quote(role)}" for role in roles)
 
 
 def unknown_role(evidence: Evidence) -> Iterator[Hit]:
     """One hit for a row in which an unknown role leaves open what was sampled."""
-    found, row = unclear_roles(evidence), evidence.rollout.training_row
-    if found is None or row is None:
+    unclear, row = unclear_roles(evidence), evidence.rollout.training_row
+    if unclear is None or row is None:
         return
-    start, end = next(iter(trained_runs(found.tokens)), (0, 0))
-    names = [repr(name) for name in found.names[:_MOST]]
-    if len(found.names) > _MOST:
-        names.append(f"{len(found.names) - _MOST:,} more")
-    several = len(found.names) > 1
+    start, end = next(iter(trained_runs(unclear.tokens)), (0, 0))
+    names = [repr(name) for name in unclear.names[:_MOST]]
+    if len(unclear.names) > _MOST:
+        names.append(f"{len(unclear.names) - _MOST:,} more")
+    several = len(unclear.names) > 1
     wrote = "them" if several else "it"
-    options = _options(evidence, found.names[0])
+    options = _options(evidence, unclear.names[0])
     message = (
         f"cannot tell which tokens were sampled: {'roles' if several else 'role'} {listed(names)} "
         f"{'are' if several else 'is'} not known to be sampled or given; pass {options} "

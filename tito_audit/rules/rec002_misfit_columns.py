@@ -73,13 +73,13 @@ def _wrong_length(column: Column, row: TrainingRow) -> str:
 def _no_mask(column: Column) -> str:
     values = column.values
     if values.dtype.kind in "iuf" and len(values):
-        known = values[~np.isnan(values.astype(np.float64))]
-        found = f"lie between {known.min():g} and {known.max():g}" if len(known) else "are all null"
-        if 0 < len(known) < len(values):
-            found += ", some null"
+        finite = values[~np.isnan(values.astype(np.float64))]
+        what = f"lie between {finite.min():g} and {finite.max():g}" if len(finite) else "are all null"
+        if 0 < len(finite) < len(values):
+            what += ", some null"
     else:
-        found = "are not numbers"
-    return f"the values of `{column.name}` {found}; they are not a mask of 0 and 1, of weights, or of -100 and ids"
+        what = "are not numbers"
+    return f"the values of `{column.name}` {what}; they are not a mask of 0 and 1, of weights, or of -100 and ids"
 
 
 def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:

@@ -75,10 +75,10 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
             yield hit if trained or hit.cause != _PADDED else replace(hit, severity=Severity.WARNING)
 
 
-def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known: int) -> Iterator[Hit]:
-    """One hit for each run of unknown ids after the first `known` ones."""
-    for first, last in trained_runs(_unknown(evidence, ids[known:])):
-        start, end = first + known, last + known
+def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, skipped: int) -> Iterator[Hit]:
+    """One hit for each run of unknown ids after the first `skipped` ones."""
+    for first, last in trained_runs(_unknown(evidence, ids[skipped:])):
+        start, end = first + skipped, last + skipped
         wrong = ids[start:end]
         named = [str(i) for i in wrong[:_NAMED]] + (["…"] if len(wrong) > _NAMED else [])
         size = f" of {evidence.vocabulary.size:,} tokens" if evidence.vocabulary is not None else ""

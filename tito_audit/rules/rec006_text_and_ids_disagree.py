@@ -74,34 +74,34 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:
-    found = agreement(evidence, number)
-    if found is Agreement.SAME:
+    how = agreement(evidence, number)
+    if how is Agreement.SAME:
         return
-    if found is Agreement.DIFFERENT and missing_part(evidence, number, text) is not None:
+    if how is Agreement.DIFFERENT and missing_part(evidence, number, text) is not None:
         return
     start, decoded, recorded = first_difference(evidence, number, text)
     start = min(start, len(ids) - 1)
     severity = Severity.NOTE
     stop = evidence.rollout.turns[number].stop_string
-    if found is Agreement.STOP_STRING and stop is not None:
+    if how is Agreement.STOP_STRING and stop is not None:
         message = f"the text is cut at the stop string {quoted(stop)}, which the ids hold to its last token"
-    elif found in _HARMLESS:
-        message = _HARMLESS[found]
-    elif found is Agreement.PAST_STOP and stop is not None:
+    elif how in _HARMLESS:
+        message = _HARMLESS[how]
+    elif how is Agreement.PAST_STOP and stop is not None:
         severity = Severity.WARNING
         start = past_stop(evidence, number, text) or 0
         message = (
             f"the ids go on behind the stop string {quoted(stop)}, where the text was cut; a reward that reads "
             "the text does not see them"
         )
-    elif found is Agreement.CLEANED:
+    elif how is Agreement.CLEANED:
         severity = Severity.WARNING
         message = "the decoder removed spaces before punctuation, so the text is not what was sampled"
     else:
         severity = Severity.ERROR
         message = f"the ids decode to {quoted(decoded)} from here on, the text says {quoted(recorded)}"
     side = shown(evidence, ids[start:])
-    yield Hit(Where.COMPLETION, start, len(ids), message, number, found.value, severity, side)
+    yield Hit(Where.COMPLETION, start, len(ids), message, number, how.value, severity, side)
 
 
 def _against_message(evidence: Evidence, number: int, turn: Turn, ids: Ids) -> Iterator[Hit]:

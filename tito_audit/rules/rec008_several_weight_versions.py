@@ -92,23 +92,23 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     None is needed: nothing is wrong with the row. Log the version of each token where calls outlive an update.
     """
-    found = _versions(evidence.rollout)
-    if found is None or len(found.tokens) < 2:
+    versions = _versions(evidence.rollout)
+    if versions is None or len(versions.tokens) < 2:
         return
-    where, turn, start, end = found.change or (Where.ROW, None, 0, 0)
-    names = [_named(version, count, found.untold) for version, count in found.tokens.items()]
+    where, turn, start, end = versions.change or (Where.ROW, None, 0, 0)
+    names = [_named(version, count, versions.untold) for version, count in versions.tokens.items()]
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     message = f"sampled with {len(names)} weight versions: {listed([*names[:_NAMED], *more])}"
-    if found.untold:
-        message += f"; the log does not say which of them sampled {counted(found.untold, 'token')}"
+    if versions.untold:
+        message += f"; the log does not say which of them sampled {counted(versions.untold, 'token')}"
         yield Hit(where, start, end, message, turn, "version of tokens unknown", Severity.WARNING)
         return
-    if found.inside:
-        message += f", which change within a call: {listed(found.inside[:_NAMED])}"
-    elif found.calls:
+    if versions.inside:
+        message += f", which change within a call: {listed(versions.inside[:_NAMED])}"
+    elif versions.calls:
         message += ", one in each call"
     message += "; each version is a policy of its own"
-    yield Hit(where, start, end, message, turn, "within a call" if found.inside else "between calls")
+    yield Hit(where, start, end, message, turn, "within a call" if versions.inside else "between calls")
 
 
 def _named(version: str, tokens: int, untold: int) -> str:
@@ -125,67 +125,67 @@ def _versions(rollout: Rollout) -> _Versions | None:
     row, stated = rollout.training_row, rollout.stated
     column = None if row is None else version_column(row.columns)
     if row is not None and column is not None:
-        found = _Versions()
-        _add_tokens(found, over_row(column, row), Where.ROW, None, _sampled(row))
-        return found
+        versions = _Versions()
+        _add_tokens(versions, over_row(column, row), Where.ROW, None, _sampled(row))
+        return versions
     if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
         return _of_calls(rollout)
     named, spans = stated.facts.get("weight_versions"), stated.facts.get("weight_spans")
     if row is not None and isinstance(spans, list | tuple) and spans:
-        found = _Versions()
+        versions = _Versions()
         # Spans as tokens of the row: counted from its start or its response, whichever holds more trained ones.
         trained = _sampled(row)
         start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
         covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
         by = start if covered[1] > covered[0] else 0
-        found.add_spans(
+        versions.add_spans(
             tuple(
                 (version, a + by, min(b + by, len(trained))) for version, a, b in spans if a + by < len(trained)
             ),
             Where.ROW,
             None,
         )
-        return found
+        return versions
     if row is not None and isinstance(named, list | tuple) and named:
         return _of_row(row, named)
     if len(set(stated.policy_versions)) < 2:
         return None
     size = sum(len(turn.completion_ids) for turn in rollout.turns if turn.completion_ids is not None)
     size = int(_sampled(row).sum()) if row is not None and not size else size
-    found = _Versions()
+    versions = _Versions()
     first = rollout.turns[0].completion_ids if rollout.turns else None
     whole: tuple[Where, int | None, int, int] = (Where.ROW, None, 0, 0 if row is None else len(row.token_ids))
     place = whole if row is not None else (Where.COMPLETION, 0, 0, 0 if first is None else len(first))
-    found.add([str(version) for version in stated.policy_versions], size, place)
-    return found if rollout.turns or row is not None else None
+    versions.add([str(version) for version in stated.policy_versions], size, place)
+    return versions if rollout.turns or row is not None else None
 
 
 def _of_calls(rollout: Rollout) -> _Versions:
-    found = _Versions(calls=True)
+    versions = _Versions(calls=True)
     for number, turn in enumerate(rollout.turns):
         size = 0 if turn.completion_ids is None else len(turn.completion_ids)
         column = version_column(turn.columns)
         if column is not None:
             values = column.values.astype(np.float64)
-            _add_tokens(found, values, Where.COMPLETION, number, np.ones(size, np.bool_))
+            _add_tokens(versions, values, Where.COMPLETION, number, np.ones(size, np.bool_))
         elif turn.weight_spans and size:
             cut = ((version, start, min(end, size)) for version, start, end in turn.weight_spans if start < size)
-            found.add_spans(tuple(cut), Where.COMPLETION, number)
+            versions.add_spans(tuple(cut), Where.COMPLETION, number)
         elif turn.weight_versions and (size or turn.completion_ids is None):
-            found.add(turn.weight_versions, size, (Where.COMPLETION, number, 0, size))
-    return found
+            versions.add(turn.weight_versions, size, (Where.COMPLETION, number, 0, size))
+    return versions
 
 
 def _of_row(row: TrainingRow, named: Sequence[str]) -> _Versions:
     """The versions of a row whose calls each name one, where its trained runs are as many as the calls."""
-    found = _Versions()
+    versions = _Versions()
     runs = [] if row.loss_mask is None else trained_runs(row.loss_mask)
     if len(runs) == len(named):
         for (start, end), version in zip(runs, named, strict=True):
-            found.add([version], end - start, (Where.ROW, None, start, end))
+            versions.add([version], end - start, (Where.ROW, None, start, end))
     else:
-        found.add(named, int(_sampled(row).sum()), (Where.ROW, None, 0, len(row.token_ids)))
-    return found
+        versions.add(named, int(_sampled(row).sum()), (Where.ROW, None, 0, len(row.token_ids)))
+    return versions
 
 
 def _sampled(row: TrainingRow) -> NDArray[np.bool_]:
@@ -193,7 +193,7 @@ def _sampled(row: TrainingRow) -> NDArray[np.bool_]:
 
 
 def _add_tokens(
-    found: _Versions, values: NDArray[np.float64], where: Where, turn: int | None, inside: NDArray[np.bool_]
+    versions: _Versions, values: NDArray[np.float64], where: Where, turn: int | None, inside: NDArray[np.bool_]
 ) -> None:
     """Adds runs of tokens with one version; -1, NaN and infinity are no version."""
     at = (inside & (values >= 0) & np.isfinite(values)).nonzero()[0]
@@ -201,4 +201,4 @@ def _add_tokens(
         return
     cuts = ((np.diff(values[at]) != 0) | (np.diff(at) > 1)).nonzero()[0] + 1
     spans = [(f"{values[part[0]]:.0f}", int(part[0]), int(part[-1]) + 1) for part in np.split(at, cuts)]
-    found.add_spans(spans, where, turn)
+    versions.add_spans(spans, where, turn)

@@ -56,6 +56,6 @@ def trained_more_than_once(evidence: Evidence) -> Iterator[Hit]:
     leave its row out.
     """
     mask = None if evidence.rollout.training_row is None else evidence.rollout.training_row.loss_mask
-    for said in evidence.trained_again:
-        if said.turn is not None or (mask is not None and any(mask[start:end].any() for start, end in said.runs)):
-            yield hit_again(said)
+    for hit in evidence.trained_again:
+        if hit.turn is not None or (mask is not None and any(mask[start:end].any() for start, end in hit.runs)):
+            yield hit_again(hit)

@@ -119,7 +119,7 @@ def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
     if not stated:
         prompts = [] if row is not None else prompts[-1:]
     if _spelled(
-        [*rollout.messages, *(one for turn in rollout.turns for one in turn.prompt_messages or ())], tokens
+        [*rollout.messages, *(message for turn in rollout.turns for message in turn.prompt_messages or ())], tokens
     ):
         return
     generated = False
@@ -139,8 +139,8 @@ def _pictures(
     where: Where, turn: int | None, ids: Ids, messages: Sequence[Message] | None, tokens: ImageTokens
 ) -> _Pictures:
     frames = tuple(frames_in(ids, tokens))
-    told = pictured(messages) if messages else None
-    return _Pictures(where, turn, ids, frames, told, tokens)
+    shown = pictured(messages) if messages else None
+    return _Pictures(where, turn, ids, frames, shown, tokens)
 
 
 def _sent(evidence: Evidence, number: int) -> Sequence[Message] | None:

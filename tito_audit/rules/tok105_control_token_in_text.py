@@ -52,10 +52,10 @@ def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason 
     inner = [i for i in recorded if i not in evidence.end_ids]
     if not (difference.sampled and inner and not canonical) or evidence.vocabulary is None:
         return None
-    kept = b"".join(
+    plain = b"".join(
         evidence.vocabulary.token_bytes(int(i)) for i in difference.recorded.ids if int(i) not in inner
     )
-    if kept.strip() != difference.canonical.data.strip():
+    if plain.strip() != difference.canonical.data.strip():
         return None
     what = "a control token sampled inside the answer is dropped from its text"
     return Reason("control token dropped", what)

@@ -49,8 +49,8 @@ def whitespace_only(difference: Difference, evidence: Evidence) -> Reason | None
     recorded, canonical = (len(side.data) for side in (difference.recorded, difference.canonical))
     place = "in an answer" if in_answer(difference) else "in the scaffold"
     # Before sampling, white space is missing or extra; after sampling, it was trimmed or added.
-    given = difference.against is Against.TEMPLATE and not difference.sampled
-    less, more = ("extra", "missing") if given else ("trimmed", "added")
+    by_template = difference.against is Against.TEMPLATE and not difference.sampled
+    less, more = ("extra", "missing") if by_template else ("trimmed", "added")
     verb = less if recorded > canonical else more if recorded < canonical else "changed"
     what = f"extra white space {place}" if verb == "extra" else f"white space is {verb} {place}"
     return Reason(f"white space {verb} {place}", what)

@@ -48,13 +48,13 @@ def compare_calls(recorded: str, canonical: str) -> str | None:
 
 def _calls(text: str) -> list[_Call]:
     """Every tool call in a text, in order."""
-    found, at = [], text.find("{")
+    calls, at = [], text.find("{")
     while at >= 0:
         call = _call_at(text, at)
         if call is not None:
-            found.append(call)
+            calls.append(call)
         at = text.find("{", at + (len(call.text) if call else 1))
-    return found
+    return calls
 
 
 def _call_at(text: str, at: int) -> _Call | None:

@@ -75,8 +75,8 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
     if ids is None or any(int(i) not in end_ids for i in ids[difference.end :]):
         return None
     data = evidence.vocabulary.data
-    kept = [int(i) for i in difference.canonical.ids if int(i) not in end_ids]
-    cut = (data(ids[: difference.start]) + b"".join(map(evidence.vocabulary.token_bytes, kept))).rstrip()
+    inner_ids = [int(i) for i in difference.canonical.ids if int(i) not in end_ids]
+    cut = (data(ids[: difference.start]) + b"".join(map(evidence.vocabulary.token_bytes, inner_ids))).rstrip()
     rest = data(ids)[len(cut) :]
     if not rest or not data(ids).startswith(cut):
         return None
@@ -97,11 +97,11 @@ def _merged(difference: Difference, evidence: Evidence) -> str | None:
     """What happened to an end whose neighbours are one token without it; None if the difference is another."""
     recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
-        held, wanted = recorded[1], canonical[1]
+        recorded_end, wanted = recorded[1], canonical[1]
         if difference.against in _LATER:
-            held, wanted = wanted, held
-        if held != wanted:
-            return "missing" if held < wanted else "added"
+            recorded_end, wanted = wanted, recorded_end
+        if recorded_end != wanted:
+            return "missing" if recorded_end < wanted else "added"
     # An answer that was cut, and a prompt that continues with white space in place of its end.
     more = difference.canonical.data.removeprefix(difference.recorded.data)
     closes = difference.against is Against.NEXT_PROMPT and not difference.recorded.after
@@ -114,9 +114,9 @@ def _without_ends(side: TextSide, evidence: Evidence) -> tuple[bytes, int] | Non
     """The bytes of a side without end tokens and white space, and the number of ends; None if nothing is left."""
     if evidence.vocabulary is None or not len(side.ids):
         return None
-    kept = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
-    data = b"".join(evidence.vocabulary.token_bytes(i) for i in kept)
-    return (bare(data), len(side.ids) - len(kept)) if data.strip() else None
+    inner_ids = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
+    data = b"".join(evidence.vocabulary.token_bytes(i) for i in inner_ids)
+    return (bare(data), len(side.ids) - len(inner_ids)) if data.strip() else None
 
 
 def _alone(side: TextSide, difference: Difference, evidence: Evidence) -> Reason:

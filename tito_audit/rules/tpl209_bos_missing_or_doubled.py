@@ -45,13 +45,13 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
     if evidence.bos_id is None or difference.where is Where.COMPLETION or difference.start:
         return None
     # The side in question and the one it should equal: the later sequence if there is one, else the recorded.
-    held, wanted = difference.recorded, difference.canonical
+    recorded_side, wanted = difference.recorded, difference.canonical
     if difference.against in (Against.ROW, Against.NEXT_PROMPT):
-        held, wanted = wanted, held
-    more = held.ids.tolist().count(evidence.bos_id) - wanted.ids.tolist().count(evidence.bos_id)
-    if not more or max(len(held.ids), len(wanted.ids)) > 2:
+        recorded_side, wanted = wanted, recorded_side
+    more = recorded_side.ids.tolist().count(evidence.bos_id) - wanted.ids.tolist().count(evidence.bos_id)
+    if not more or max(len(recorded_side.ids), len(wanted.ids)) > 2:
         return None
-    word = "missing" if more < 0 else "doubled" if _follows(held, evidence) else "added"
+    word = "missing" if more < 0 else "doubled" if _follows(recorded_side, evidence) else "added"
     return Reason(f"BOS {word}", f"the beginning-of-sequence token is {word}")
 
 
