@@ -72,13 +72,13 @@ class _Answer:
         return [*self._rest(self._reasoning.close()), *self._tools.close()]
 
     def _rest(self, deltas: Sequence[Delta]) -> list[Delta]:
-        found: list[Delta] = []
+        rest: list[Delta] = []
         for delta in deltas:
             if delta.reasoning:
-                found.append(Delta(reasoning=delta.reasoning))
+                rest.append(Delta(reasoning=delta.reasoning))
             if delta.content:
-                found += self._tools.feed(delta.content)
-        return found
+                rest += self._tools.feed(delta.content)
+        return rest
 
 
 def start_answer(

@@ -62,23 +62,23 @@ class CallsRun:
         """What the next piece of text adds."""
         for at in range(0, len(text), _PIECE):
             self._run(text[at : at + _PIECE], last=False)
-        return self._given()
+        return self._new_deltas()
 
     def close(self) -> Sequence[Delta]:
         """What is still held back, at the end of the answer."""
         self._run("", last=True)
         if not self._count and self._blank:
             self._deltas.append(Delta(self._blank))
-        return self._given()
+        return self._new_deltas()
 
     def _run(self, text: str, *, last: bool) -> None:
         rest: str | None = text
         while rest is not None:
             rest = self._search(rest, last) if self._source is None else self._read(rest, last)
 
-    def _given(self) -> Sequence[Delta]:
-        found, self._deltas = self._deltas, []
-        return found
+    def _new_deltas(self) -> Sequence[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _search(self, text: str, last: bool) -> str | None:
         """Emit content up to the next mark; the text from there on, None without a mark."""
@@ -86,10 +86,10 @@ class CallsRun:
         self._held = ""
         mark = self._first_mark(text)
         if mark is None:
-            held = 0 if last else max(overlap(text, one) for one in self._marks)
-            held = 0 if self._too_late(text[: len(text) - held]) else held
-            self._content(text[: len(text) - held])
-            self._held = text[len(text) - held :]
+            overlapping = 0 if last else max(overlap(text, begin_mark) for begin_mark in self._marks)
+            overlapping = 0 if self._too_late(text[: len(text) - overlapping]) else overlapping
+            self._content(text[: len(text) - overlapping])
+            self._held = text[len(text) - overlapping :]
             return None
         at = text.index(mark)
         self._content(text[:at])
@@ -99,10 +99,10 @@ class CallsRun:
         return text[at:]
 
     def _first_mark(self, text: str) -> str | None:
-        found = [(text.index(mark), -len(mark), mark) for mark in self._marks if mark in text]
-        if not found or self._too_late(text[: min(found)[0]]):
+        marks = [(text.index(mark), -len(mark), mark) for mark in self._marks if mark in text]
+        if not marks or self._too_late(text[: min(marks)[0]]):
             return None
-        return min(found)[2]
+        return min(marks)[2]
 
     def _too_late(self, before: str) -> bool:
         """Whether this text rules out a later call."""

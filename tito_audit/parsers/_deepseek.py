@@ -16,7 +16,7 @@ OneCall: TypeAlias = Callable[[Source], Reader[ParsedCall | None]]
 """Reads what is between the beginning and the end of a call."""
 
 
-def section(one: OneCall) -> CallReader:
+def section(read_call: OneCall) -> CallReader:
     """What reads a section of calls. At the end of an answer the tokens that close it may be missing."""
 
     def read(source: Source) -> Calls:
@@ -25,7 +25,7 @@ def section(one: OneCall) -> CallReader:
         while (yield from spaces(source)):
             if not (yield from literal(source, CALL_BEGIN)):
                 return count > 0 and (yield from literal(source, CALLS_END))
-            call = yield from one(source)
+            call = yield from read_call(source)
             if call is None or ((yield from spaces(source)) and not (yield from literal(source, CALL_END))):
                 return False
             yield call

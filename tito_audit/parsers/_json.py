@@ -70,13 +70,13 @@ def _scalar(source: Source) -> Reader[bool]:
         return (yield from json_string(source)) is not None
     if first in _WORDS:
         return (yield from literal(source, _WORDS[first]))
-    found: list[str] = []
+    pieces: list[str] = []
     while (yield from source.more()):
         piece = source.take(_NUMERIC)
         if not piece:
             break
-        found.append(piece)
-    return _NUMBER.fullmatch("".join(found)) is not None
+        pieces.append(piece)
+    return _NUMBER.fullmatch("".join(pieces)) is not None
 
 
 class _Object:

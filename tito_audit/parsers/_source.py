@@ -60,11 +60,11 @@ class Source:
 
     def take(self, pattern: re.Pattern[str]) -> str:
         """Reads what matches here in the current piece; a match may continue in the next piece."""
-        found = pattern.match(self._piece, self._in_piece)
-        if found is None:
+        match = pattern.match(self._piece, self._in_piece)
+        if match is None:
             return ""
-        self._in_piece = found.end()
-        return found[0]
+        self._in_piece = match.end()
+        return match[0]
 
     def skip(self) -> None:
         """Go over the next character; only after `more`."""
@@ -107,13 +107,13 @@ def spaces(source: Source) -> Reader[bool]:
 
 def word(source: Source, pattern: re.Pattern[str], most: int = 256) -> Reader[str | None]:
     """The longest run of characters that a pattern of single characters matches; None for none or too many."""
-    found = ""
-    while len(found) <= most and (yield from source.more()):
+    text = ""
+    while len(text) <= most and (yield from source.more()):
         piece = source.take(pattern)
         if not piece:
             break
-        found += piece
-    return found if 0 < len(found) <= most else None
+        text += piece
+    return text if 0 < len(text) <= most else None
 
 
 def until(source: Source, mark: str) -> Reader[int | None]:

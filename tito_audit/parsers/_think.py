@@ -70,9 +70,9 @@ class ThinkRun:
             self._open = False
             at, size = min(ends)
             return _deltas(text[:at], text[at + size :])
-        held = 0 if last else max(overlap(text, mark) for mark in self._ends)
-        self._held = text[len(text) - held :]
-        return _deltas(text[: len(text) - held], "")
+        overlapping = 0 if last else max(overlap(text, mark) for mark in self._ends)
+        self._held = text[len(text) - overlapping :]
+        return _deltas(text[: len(text) - overlapping], "")
 
 
 def _deltas(reasoning: str, content: str) -> Sequence[Delta]:

@@ -98,14 +98,14 @@ class HarmonyRun:
         """What the next piece of text adds."""
         for at in range(0, len(text), _PIECE):
             self._run(text[at : at + _PIECE], last=False)
-        found, self._deltas = self._deltas, []
-        return found
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def close(self) -> Sequence[Delta]:
         """What is still held back, at the end of the answer."""
         self._run("", last=True)
-        found, self._deltas = self._deltas, []
-        return found
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _try(self, *, started: bool) -> None:
         self._source = Source()
@@ -163,9 +163,9 @@ class HarmonyRun:
         looked_for = _BEGINS if self._kind is _Kind.RAW else _ENDS
         marks = [(text.index(mark), mark) for mark in looked_for if mark in text]
         if not marks:
-            held = 0 if last else max(overlap(text, mark) for mark in looked_for)
-            self._give(text[: len(text) - held])
-            self._held = text[len(text) - held :]
+            overlapping = 0 if last else max(overlap(text, mark) for mark in looked_for)
+            self._give(text[: len(text) - overlapping])
+            self._held = text[len(text) - overlapping :]
             return None
         at, mark = min(marks)
         self._give(text[:at])

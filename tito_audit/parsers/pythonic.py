@@ -103,7 +103,7 @@ def _parsed(text: str) -> list[ParsedCall]:
             body = ast.parse(text, mode="eval").body
         if not isinstance(body, ast.List):
             return []
-        return [_call(one) for one in body.elts]
+        return [_call(node) for node in body.elts]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
 
@@ -140,7 +140,7 @@ def _value(node: ast.expr) -> Any:
         case ast.Name() if node.id in _JSON_NAMES:
             return _JSON_NAMES[node.id]
         case ast.List() | ast.Tuple() | ast.Set():
-            return [_value(one) for one in node.elts]
+            return [_value(entry) for entry in node.elts]
         case ast.Dict():
             return {_key(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as number)):

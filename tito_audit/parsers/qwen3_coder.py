@@ -31,7 +31,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
     """What begins a call. The outer tag may be missing, as in vLLM."""
     functions = [tool.get("function", tool) for tool in options.tools]
-    schemas = {str(one.get("name")): _properties(one.get("parameters")) for one in functions}
+    schemas = {str(function.get("name")): _properties(function.get("parameters")) for function in functions}
 
     def tagged(source: Source) -> Calls:
         yield from literal(source, _OPEN)
@@ -52,8 +52,8 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
 
 
 def _properties(schema: object) -> Schemas:
-    found = schema.get("properties") if isinstance(schema, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _call(source: Source, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
@@ -116,11 +116,11 @@ def _kinds(schema: object) -> set[str]:
     """The types that a JSON schema states."""
     if not isinstance(schema, Mapping):
         return set()
-    said = schema.get("type")
-    kinds = {said} if isinstance(said, str) else set(said) if isinstance(said, list) else set()
+    types = schema.get("type")
+    kinds = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
     for key in ("anyOf", "oneOf"):
-        for one in schema.get(key) or ():
-            kinds |= _kinds(one)
+        for choice in schema.get(key) or ():
+            kinds |= _kinds(choice)
     return {kind for kind in kinds if isinstance(kind, str)}
 
 

@@ -35,9 +35,9 @@ def checked_sampling(sampling: SamplingParams, ours: Iterable[str]) -> None:
         raise ProviderError(f"n is {sampling.n}; it has to be at least 1", status=400)
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         raise ProviderError(f"max_tokens is {sampling.max_tokens}; it has to be at least 1", status=400)
-    taken = sorted(sampling.extra.keys() & set(ours))
-    if taken:
-        raise ProviderError(f"{', '.join(taken)} cannot be set in extra: the provider sets it", status=400)
+    reserved = sorted(sampling.extra.keys() & set(ours))
+    if reserved:
+        raise ProviderError(f"{', '.join(reserved)} cannot be set in extra: the provider sets it", status=400)
 
 
 def answered_ids(value: Any, where: str) -> tuple[int, ...]:
@@ -91,6 +91,6 @@ def finished(reason: Any, where: str) -> str:
 
 def counted(results: Sequence[GenerationResult], stated: Any, where: str) -> None:
     """ProviderError if the server states another number of sampled tokens than it returned."""
-    found = sum(len(result.output_ids) for result in results)
-    if type(stated) is int and stated != found:
-        raise ProviderError(f"{where}: the server sampled {stated} tokens and returned {found}")
+    returned = sum(len(result.output_ids) for result in results)
+    if type(stated) is int and stated != returned:
+        raise ProviderError(f"{where}: the server sampled {stated} tokens and returned {returned}")

@@ -31,7 +31,7 @@ async def collect(
     async for chunk in chunks:
         parts[chunk.index].append(chunk)
     prompt = tuple(int(token) for token in input_ids)
-    return tuple(_joined(index, prompt, mine) for index, mine in enumerate(parts))
+    return tuple(_joined(index, prompt, chunks_of_answer) for index, chunks_of_answer in enumerate(parts))
 
 
 def _joined(index: int, input_ids: tuple[int, ...], chunks: Sequence[GenerationChunk]) -> GenerationResult:

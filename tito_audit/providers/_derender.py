@@ -38,8 +38,8 @@ def derendered(answer: object, count: int, where: str) -> tuple[Parsed, ...]:
     """The answers as the server parsed them, in the order of their index; ProviderError for anything else."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     try:
-        found = {choice["index"]: _parsed(choice["message"]) for choice in choices or ()}
-        return tuple(found[index] for index in range(count))
+        parsed = {choice["index"]: _parsed(choice["message"]) for choice in choices or ()}
+        return tuple(parsed[index] for index in range(count))
     except (AttributeError, KeyError, TypeError) as error:
         raise ProviderError(
             f"{where}: {count} answers were sent, and not all came back parsed ({error})"

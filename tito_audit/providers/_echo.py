@@ -19,15 +19,15 @@ def without_echo(data: bytes, ids: bytes) -> bytes:
     pieces: list[bytes] = []
     at = 0
     spaced: bytes | None = None
-    while (found := data.find(_KEY, at)) >= 0:
-        start = found + len(_KEY)
+    while (key_at := data.find(_KEY, at)) >= 0:
+        start = key_at + len(_KEY)
         written = ids
         if data.startswith(b" ", start):
             start += 1
             written = spaced = spaced or ids.replace(b",", b", ")
         pieces.append(data[at:start])
         at = start
-        if data[found - 1 : found] != b"\\" and data.startswith(written, start):
+        if data[key_at - 1 : key_at] != b"\\" and data.startswith(written, start):
             pieces.append(_MARK)
             at += len(written)
     return b"".join([*pieces, data[at:]]) if pieces else data

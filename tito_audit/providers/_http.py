@@ -149,7 +149,7 @@ class Http:
             raise ProviderError(f"{where} redirects to {to}: use that address", status=response.status)
         text = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
         raise ProviderError(
-            f"{where} answers {response.status}: {said(text, response.content_type)}",
+            f"{where} answers {response.status}: {error_in(text, response.content_type)}",
             status=response.status,
             body=text,
         )
@@ -225,18 +225,18 @@ async def _read_out(response: aiohttp.ClientResponse) -> None:
                 pass
 
 
-def said(text: str, content_type: str) -> str:
+def error_in(text: str, content_type: str) -> str:
     """The message in an error's body, in one line."""
     if content_type == "text/html":
         return "a web page (is this the address of the API?)"
     try:
-        found = orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return one_line(text) or "nothing"
     for key in ("error", "message", "detail"):
-        while isinstance(found, dict) and found.get(key):
-            found = found[key]
-    return one_line(found if isinstance(found, str) else json.dumps(found))
+        while isinstance(value, dict) and value.get(key):
+            value = value[key]
+    return one_line(value if isinstance(value, str) else json.dumps(value))
 
 
 def one_line(text: str) -> str:

@@ -41,9 +41,9 @@ class CausalModel:
     def eos_ids(self) -> tuple[int, ...]:
         """Its end tokens, from its generation settings or else its configuration."""
         for settings in (self.model.generation_config, self.model.config):
-            found = getattr(settings, "eos_token_id", None)
-            if found is not None:
-                return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+            end_ids = getattr(settings, "eos_token_id", None)
+            if end_ids is not None:
+                return tuple(end_ids) if isinstance(end_ids, list | tuple) else (int(end_ids),)
         return ()
 
     @cached_property
@@ -66,8 +66,8 @@ class CausalModel:
         import torch
 
         with torch.inference_mode():
-            said = self.model(torch.zeros(1, 1, dtype=torch.long, device=self.model.device), use_cache=True)
-        cache = getattr(said, "past_key_values", None)
+            output = self.model(torch.zeros(1, 1, dtype=torch.long, device=self.model.device), use_cache=True)
+        cache = getattr(output, "past_key_values", None)
         return all(hasattr(part, "batch_select_indices") for part in (cache, *getattr(cache, "layers", ())))
 
     @cached_property
@@ -90,8 +90,8 @@ class CausalModel:
         few = {"logits_to_keep": keep} if self.keeps_few else {}
         if not self.has_cache:
             return self.model(ids, use_cache=False, **few).logits[:, -keep:].float().cpu(), None
-        said = self.model(ids, use_cache=True, **{self.cache_name: cache}, **few)
-        return said.logits[:, -keep:].float().cpu(), said.past_key_values
+        output = self.model(ids, use_cache=True, **{self.cache_name: cache}, **few)
+        return output.logits[:, -keep:].float().cpu(), output.past_key_values
 
     def checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The ids as plain integers; ProviderError if the model cannot take them."""

@@ -42,19 +42,19 @@ def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosi
 
     ProviderError with status 400 for an invalid value or an unknown field.
     """
-    given = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    given |= {name: value for name, value in sampling.extra.items() if name not in _NO_EFFECT}
-    given = {name: value for name, value in given.items() if value is not None}
+    settings = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    settings |= {name: value for name, value in sampling.extra.items() if name not in _NO_EFFECT}
+    settings = {name: value for name, value in settings.items() if value is not None}
     fields = Choosing.__dataclass_fields__
-    unknown = sorted(given.keys() - fields.keys())
+    unknown = sorted(settings.keys() - fields.keys())
     if unknown:
         raise refusal(f"an in-process model does not support {', '.join(unknown)}; it knows {', '.join(fields)}")
     try:
-        found = _typed({name: value for name, value in defaults.items() if name in fields} | given)
+        choosing = _typed({name: value for name, value in defaults.items() if name in fields} | settings)
     except (TypeError, ValueError, AttributeError) as error:
         raise refusal(f"a sampling parameter has the wrong type: {error}") from None
-    _refuse_nonsense(found)
-    return found
+    _refuse_nonsense(choosing)
+    return choosing
 
 
 def refusal(message: str) -> ProviderError:
@@ -62,19 +62,19 @@ def refusal(message: str) -> ProviderError:
     return ProviderError(message, status=400)
 
 
-def _typed(given: dict[str, Any]) -> Choosing:
+def _typed(settings: dict[str, Any]) -> Choosing:
     """The values as numbers; TypeError or ValueError if they are not."""
-    if "logit_bias" in given:
-        given["logit_bias"] = {int(token): float(bias) for token, bias in given["logit_bias"].items()}
-    if "allowed_token_ids" in given:
-        given["allowed_token_ids"] = tuple(int(token) for token in given["allowed_token_ids"])
+    if "logit_bias" in settings:
+        settings["logit_bias"] = {int(token): float(bias) for token, bias in settings["logit_bias"].items()}
+    if "allowed_token_ids" in settings:
+        settings["allowed_token_ids"] = tuple(int(token) for token in settings["allowed_token_ids"])
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        if name in given:
-            given[name] = float(given[name])
+        if name in settings:
+            settings[name] = float(settings[name])
     for name in ("top_k", "min_tokens"):
-        if name in given:
-            given[name] = max(0, int(given[name]))
-    return Choosing(**given)
+        if name in settings:
+            settings[name] = max(0, int(settings[name]))
+    return Choosing(**settings)
 
 
 def _refuse_nonsense(choosing: Choosing) -> None:
@@ -169,5 +169,5 @@ def _drawn(probabilities: torch.Tensor, generator: torch.Generator | None) -> in
 
     bounds = probabilities.cumsum(0)
     point = torch.rand((), dtype=torch.float64, generator=generator) * bounds[-1]
-    found = int(torch.searchsorted(bounds, point, right=True))
-    return min(found, int(probabilities.nonzero()[-1]))
+    token = int(torch.searchsorted(bounds, point, right=True))
+    return min(token, int(probabilities.nonzero()[-1]))

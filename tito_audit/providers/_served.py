@@ -43,12 +43,12 @@ class Finder:
             self._asking = self._asking or asyncio.Lock()
             async with self._asking:
                 if self._served is None:
-                    served = await self._asked()
+                    served = await self._from_models()
                     await self._then()
                     self._served = served
         return self._served
 
-    async def _asked(self) -> Served:
+    async def _from_models(self) -> Served:
         cards = [card for card in objects(await self._http.json("GET", "/v1/models"), "data") if card.get("id")]
         if not cards:
             raise ProviderError(f"{self._http.base_url}/v1/models names no model")
@@ -63,5 +63,5 @@ class Finder:
 
 def objects(answer: Any, key: str) -> list[dict[str, Any]]:
     """The objects of a list in an answer; [] if there is no list."""
-    found = answer.get(key) if isinstance(answer, dict) else None
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    entries = answer.get(key) if isinstance(answer, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -243,8 +243,8 @@ class Scoring:
         wanted = end >= self._start
         first = begin if self._model.has_cache else 0
         with torch.inference_mode():
-            kept = end - begin if wanted else 1
-            logits, self._cache = self._model.forward([self._ids[first:end]], self._cache, kept)
+            logit_count = end - begin if wanted else 1
+            logits, self._cache = self._model.forward([self._ids[first:end]], self._cache, logit_count)
             if wanted:
                 # Add the logprobs of some ids and the likeliest tokens at their positions.
                 logprobs_TV = logits[0].log_softmax(-1)

@@ -64,10 +64,10 @@ class SGLangProvider:
         """All answers to a prompt, by one request."""
         ids = plain_ids(input_ids)
         answer = await self._http.json("POST", _PATH, await self._body(ids, sampling))
-        found = answer if isinstance(answer, list) else [answer]
-        if len(found) != sampling.n:
-            raise ProviderError(f"{self._where}: {sampling.n} answers were requested, and {len(found)} came")
-        return tuple(self._result(one, ids, sampling.top_logprobs) for one in found)
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) != sampling.n:
+            raise ProviderError(f"{self._where}: {sampling.n} answers were requested, and {len(answers)} came")
+        return tuple(self._result(entry, ids, sampling.top_logprobs) for entry in answers)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers as they are sampled."""
@@ -170,9 +170,9 @@ class SGLangProvider:
         reason = meta.get("finish_reason")
         if isinstance(reason, dict) and reason.get("type") == "abort":
             status = reason.get("status_code")
-            said = str(reason.get("message") or "no reason given")
+            reason_text = str(reason.get("message") or "no reason given")
             raise ProviderError(
-                f"{self._where}: the server aborted the answer: {said}",
+                f"{self._where}: the server aborted the answer: {reason_text}",
                 status=status if type(status) is int else None,
             )
         return meta
@@ -214,19 +214,19 @@ class SGLangProvider:
 
     def _entries(self, meta: _Object, key: str) -> list[Any]:
         """A list of `[logprob, id, text]`."""
-        found = meta.get(key)
-        if not isinstance(found, list):
+        entries = meta.get(key)
+        if not isinstance(entries, list):
             raise ProviderError(f"{self._where}: meta_info has no {key}, although return_logprob was sent")
-        if not all(isinstance(entry, list) and len(entry) >= 2 for entry in found):
-            raise ProviderError(f"{self._where}: {key} are not [logprob, id, text]: {str(found)[:100]}")
-        return found
+        if not all(isinstance(entry, list) and len(entry) >= 2 for entry in entries):
+            raise ProviderError(f"{self._where}: {key} are not [logprob, id, text]: {str(entries)[:100]}")
+        return entries
 
     def _list(self, meta: _Object, key: str, size: int) -> list[Any]:
         """The last `size` entries of a list; ProviderError if it is shorter."""
-        found = meta.get(key)
-        if not isinstance(found, list) or len(found) < size:
+        entries = meta.get(key)
+        if not isinstance(entries, list) or len(entries) < size:
             raise ProviderError(f"{self._where}: meta_info has no {key} for {size} tokens")
-        return found[len(found) - size :]
+        return entries[len(entries) - size :]
 
     def _likeliest(self, entries: Any, top: int) -> TopLogprobs:
         """The alternatives at one place."""
@@ -238,7 +238,7 @@ class SGLangProvider:
 
 def _parameters(sampling: SamplingParams) -> dict[str, Any]:
     """The sampling parameters that are set, by SGLang's names."""
-    given = {
+    parameters = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -248,14 +248,14 @@ def _parameters(sampling: SamplingParams) -> dict[str, Any]:
         "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
         "n": sampling.n if sampling.n != 1 else None,
     }
-    return {name: value for name, value in given.items() if value is not None} | dict(sampling.extra)
+    return {name: value for name, value in parameters.items() if value is not None} | dict(sampling.extra)
 
 
 def _reason(meta: _Object) -> str | None:
     """Why the answer ended, None if it goes on."""
     reason = meta.get("finish_reason")
-    found = reason.get("type") if isinstance(reason, dict) else reason
-    return None if found is None else str(found)
+    kind = reason.get("type") if isinstance(reason, dict) else reason
+    return None if kind is None else str(kind)
 
 
 def _stop_reason(meta: _Object) -> str | int | None:

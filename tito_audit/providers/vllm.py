@@ -87,23 +87,23 @@ def _tokens_body(model: str, ids: PromptIds, sampling: SamplingParams) -> dict[s
 def _parameters(sampling: SamplingParams) -> dict[str, Any]:
     """The sampling parameters that are set."""
     names = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
-    given: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None
     }
     if sampling.stop:
-        given["stop"] = list(sampling.stop)
+        parameters["stop"] = list(sampling.stop)
     if sampling.stop_token_ids:
-        given["stop_token_ids"] = [int(token) for token in sampling.stop_token_ids]
+        parameters["stop_token_ids"] = [int(token) for token in sampling.stop_token_ids]
     if sampling.n != 1:
-        given["n"] = sampling.n
-    return {**given, **sampling.extra}
+        parameters["n"] = sampling.n
+    return {**parameters, **sampling.extra}
 
 
-def _completions_logprobs(found: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
-    values = found.get("token_logprobs") or []
+def _completions_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
+    values = logged.get("token_logprobs") or []
     if not top:
         return values, []
-    return values, [_by_id(at) for at in found.get("top_logprobs") or []]
+    return values, [_by_id(at) for at in logged.get("top_logprobs") or []]
 
 
 def _by_id(candidates: Object | None) -> dict[int, float]:
@@ -119,8 +119,8 @@ def _by_id(candidates: Object | None) -> dict[int, float]:
     return by_id
 
 
-def _tokens_logprobs(found: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
-    content = found.get("content") or []
+def _tokens_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
+    content = logged.get("content") or []
     values = [token.get("logprob") for token in content]
     if not top:
         return values, []
@@ -139,11 +139,11 @@ def columns(endpoint: Endpoint, choice: Object, top: int, where: str) -> Columns
             f"{where}: the answer has no token_ids: the server ignores return_token_ids (vLLM has it since 0.10.2)"
         )
     ids = answered_ids(ids, f"{where}: token_ids")
-    found = choice.get("logprobs")
-    if found is None and ids:
+    logged = choice.get("logprobs")
+    if logged is None and ids:
         raise ProviderError(f"{where}: the answer has no logprobs, which were requested")
     try:
-        values, candidates = endpoint.logprobs(found or {}, top)
+        values, candidates = endpoint.logprobs(logged or {}, top)
     except (TypeError, KeyError, AttributeError) as error:
         raise ProviderError(
             f"{where}: the logprobs have an unknown form: {type(error).__name__}: {error}"
@@ -186,13 +186,13 @@ def prompt_columns(
         entry = entries[at] if isinstance(entries[at], dict) else {}
         place = f"{where}, prompt token {at}"
         try:
-            found = {int(token): answered_logprob(each.get("logprob"), place) for token, each in entry.items()}
+            by_id = {int(token): answered_logprob(each.get("logprob"), place) for token, each in entry.items()}
         except (ValueError, AttributeError) as error:
             raise ProviderError(f"{place}: prompt_logprobs have an unknown form: {error}") from None
-        if ids[at] not in found:
+        if ids[at] not in by_id:
             raise ProviderError(f"{place}: prompt_logprobs do not hold id {ids[at]}, which was sent")
-        logprobs.append(found[ids[at]])
-        tops.append(likeliest(found, top))
+        logprobs.append(by_id[ids[at]])
+        tops.append(likeliest(by_id, top))
     return tuple(logprobs), tuple(tops) if top else None
 
 
@@ -242,7 +242,7 @@ class VLLMProvider:
         choices = _choices(answer, self._where)
         in_order([choice.get("index") for choice in choices], sampling.n, self._where)
         results = tuple(
-            self._result(answer, choice, ids, sampling) for choice in sorted(choices, key=lambda one: one["index"])
+            self._result(answer, choice, ids, sampling) for choice in sorted(choices, key=lambda c: c["index"])
         )
         counted(results, (answer.get("usage") or {}).get("completion_tokens"), self._where)
         return results
@@ -289,9 +289,9 @@ class VLLMProvider:
         extra: dict[str, Any] = {"prompt_logprobs": top}
         if rest:
             extra["allowed_token_ids"] = rest
-        one = SamplingParams(temperature=0.0, max_tokens=1, top_logprobs=top if rest else 0, extra=extra)
+        how = SamplingParams(temperature=0.0, max_tokens=1, top_logprobs=top if rest else 0, extra=extra)
         prompt = PromptIds(tuple(ids))
-        answer = await self._http.json("POST", self._endpoint.path, await self._body(prompt, one), sent=prompt)
+        answer = await self._http.json("POST", self._endpoint.path, await self._body(prompt, how), sent=prompt)
         (choice,) = _choices(answer, self._where)[:1] or [{}]
         if not self._same_prompt(answer, choice, prompt):
             raise self._no_prompt()
@@ -336,9 +336,9 @@ class VLLMProvider:
 
     async def tokenized(self, text: str) -> list[int] | None:
         """The ids of a text by the server's own tokenizer; None if it has no such endpoint."""
-        asked = {"model": await self.find_model(), "prompt": text, "add_special_tokens": False}
+        body = {"model": await self.find_model(), "prompt": text, "add_special_tokens": False}
         try:
-            answer = await self._http.json("POST", "/tokenize", asked)
+            answer = await self._http.json("POST", "/tokenize", body)
         except ProviderError as error:
             if error.status in (404, 405):
                 return None
@@ -413,12 +413,12 @@ class VLLMProvider:
 
     def _same_prompt(self, answer: Object, choice: Object, ids: PromptIds) -> bool:
         """Whether the answer repeats the prompt; ProviderError if it is not the one that was sent."""
-        found = (choice if self._endpoint.prompt_in_choice else answer).get("prompt_token_ids")
-        if found is None:
+        echoed = (choice if self._endpoint.prompt_in_choice else answer).get("prompt_token_ids")
+        if echoed is None:
             return False
         # A list written differently is compared as numbers.
-        if found != SAME and found != list(ids):
-            size = len(found) if isinstance(found, list) else 0
+        if echoed != SAME and echoed != list(ids):
+            size = len(echoed) if isinstance(echoed, list) else 0
             raise ProviderError(
                 f"{self._where}: the answer belongs to another prompt: {len(ids)} ids were sent, "
                 f"and the server used {size}, or different ones"

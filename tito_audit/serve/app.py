@@ -67,20 +67,20 @@ def _event(piece: Any) -> bytes:
 
 def session_line(gateway: Gateway, session: Session) -> dict[str, Any]:
     """The summary of a session."""
-    kept = gateway.kept(session)
+    facts = gateway.facts_of(session)
     return {
         "session_id": session.id,
         "answers": len(session.nodes),
         "used": session.used,
-        "closed": kept.closed,
-        "reward": kept.reward,
+        "closed": facts.closed,
+        "reward": facts.reward,
     }
 
 
 def rollout_of(gateway: Gateway, session: Session) -> dict[str, Any]:
     """A session with a training row for each of its threads; each answer is trained in one of them."""
     threads: dict[str, list[Node]] = {}
-    of = gateway.kept(session).threads
+    of = gateway.facts_of(session).threads
     for node in session.nodes:
         threads.setdefault(of.of(node), []).append(node)
     rows = [_row(thread, nodes) for thread, nodes in threads.items()]
@@ -96,14 +96,14 @@ def _row(thread: str, nodes: Sequence[Node]) -> dict[str, Any]:
         start = node.prompt.length
         mask[start : start + len(node.output_ids)] = 1
         logprobs[start : start + len(node.output_ids)] = node.logprobs
-    given = () if last.prompt.written is None else last.prompt.written.messages
+    messages = () if last.prompt.written is None else last.prompt.written.messages
     return {
         "thread_id": thread,
         "call_ids": [node.call_id for node in nodes],
         "token_ids": ids,
         "loss_mask": mask,
         "logprobs": logprobs,
-        "messages": [*(message.wire for message in given), last.message.wire] if given else None,
+        "messages": [*(message.wire for message in messages), last.message.wire] if messages else None,
         "finish_reason": last.finish_reason,
     }
 
@@ -114,31 +114,31 @@ def _row(thread: str, nodes: Sequence[Node]) -> dict[str, Any]:
 def chat_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """A whole chat completion."""
     choices = []
-    for index, (one, result) in enumerate(zip(call.answers, results, strict=True)):
+    for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
-            "message": {"refusal": None, **one.reading.message()},
+            "message": {"refusal": None, **answer.reading.message()},
             "logprobs": _chat_logprobs(gateway, call, result),
-            "finish_reason": one.reading.why(result.finish_reason),
+            "finish_reason": answer.reading.why(result.finish_reason),
             "stop_reason": result.stop_reason,
         }
-        choices.append({**choice, "token_ids": result.output_ids} if call.asked.token_ids else choice)
-    more = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if call.asked.token_ids else {}
+        choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
+    more = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if call.fields.token_ids else {}
     return _head(gateway, call).chat(choices, usage=_usage(call), **more)
 
 
 def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """A whole completion."""
     choices = []
-    for index, (one, result) in enumerate(zip(call.answers, results, strict=True)):
+    for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
-            "text": one.reading.text,
+            "text": answer.reading.text,
             "logprobs": _text_logprobs(gateway, call, result, 0),
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
         }
-        if call.asked.token_ids:
+        if call.fields.token_ids:
             choice |= {"prompt_token_ids": orjson.Fragment(call.ids.json), "token_ids": result.output_ids}
         choices.append(choice)
     return _head(gateway, call).text(choices, usage=_usage(call))
@@ -146,8 +146,8 @@ def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult
 
 async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a streamed chat completion. The last ones are sent once it is in the log."""
-    head, asked = _head(gateway, call), call.asked
-    ids: dict[str, Any] = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if asked.token_ids else {}
+    head, fields = _head(gateway, call), call.fields
+    ids: dict[str, Any] = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if fields.token_ids else {}
     begin = {"role": "assistant", "content": ""}
     started = False
     async with aclosing(gateway.stream(call)) as pieces:
@@ -160,70 +160,70 @@ async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
             # Tokens are sent once, with the first of their deltas.
             for number, delta in enumerate(deltas or ([{}] if shown else [])):
                 yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
-    for index, one in enumerate(call.answers):
-        choice = _choice(index, delta={}, stop_reason=one.stop_reason)
-        yield head.chat_chunk([{**choice, "finish_reason": one.reading.why(one.finish_reason)}])
-    if asked.include_usage:
+    for index, answer in enumerate(call.answers):
+        choice = _choice(index, delta={}, stop_reason=answer.stop_reason)
+        yield head.chat_chunk([{**choice, "finish_reason": answer.reading.why(answer.finish_reason)}])
+    if fields.include_usage:
         yield head.chat_chunk([], usage=_usage(call))
 
 
 async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a streamed completion. The last ones are sent once it is in the log."""
-    head, asked = _head(gateway, call), call.asked
+    head, fields = _head(gateway, call), call.fields
     offsets = [0] * len(call.answers)
-    told: set[int] = set()
+    begun: set[int] = set()
     async with aclosing(gateway.stream(call)) as pieces:
         async for chunk, deltas in pieces:
             index = chunk.index
             text = "".join(delta.get("content", "") for delta in deltas)
-            more: dict[str, Any] = {"token_ids": chunk.output_ids} if asked.token_ids else {}
-            if asked.token_ids and index not in told:
+            more: dict[str, Any] = {"token_ids": chunk.output_ids} if fields.token_ids else {}
+            if fields.token_ids and index not in begun:
                 more["prompt_token_ids"] = orjson.Fragment(call.ids.json)
-                told.add(index)
-            if asked.logprobs:
+                begun.add(index)
+            if fields.logprobs:
                 more["logprobs"] = _text_logprobs(gateway, call, chunk, offsets[index])
             offsets[index] += len(text)
             if text or more:
                 yield head.text([_choice(index, text=text, **more)])
-    for index, one in enumerate(call.answers):
-        choice = _choice(index, text="", stop_reason=one.stop_reason)
-        yield head.text([{**choice, "finish_reason": one.finish_reason}])
-    if asked.include_usage:
+    for index, answer in enumerate(call.answers):
+        choice = _choice(index, text="", stop_reason=answer.stop_reason)
+        yield head.text([{**choice, "finish_reason": answer.finish_reason}])
+    if fields.include_usage:
         yield head.text([], usage=_usage(call))
 
 
 def _head(gateway: Gateway, call: Call) -> Head:
-    return Head(call.call_id, int(call.created), call.asked.model or gateway.model)
+    return Head(call.call_id, int(call.created), call.fields.model or gateway.model)
 
 
-def _choice(index: int, **said: Any) -> dict[str, Any]:
-    return {"index": index, "logprobs": None, "finish_reason": None, **said}
+def _choice(index: int, **fields: Any) -> dict[str, Any]:
+    return {"index": index, "logprobs": None, "finish_reason": None, **fields}
 
 
 def _usage(call: Call) -> dict[str, int]:
-    return usage(len(call.ids), sum(len(one.ids) for one in call.answers))
+    return usage(len(call.ids), sum(len(answer.ids) for answer in call.answers))
 
 
 def _shown(gateway: Gateway, call: Call, chunk: GenerationChunk) -> dict[str, Any]:
     """The tokens of a chunk, as far as the client asked to see them."""
     if not chunk.output_ids:
         return {}
-    shown: dict[str, Any] = {"token_ids": chunk.output_ids} if call.asked.token_ids else {}
-    if call.asked.logprobs:
+    shown: dict[str, Any] = {"token_ids": chunk.output_ids} if call.fields.token_ids else {}
+    if call.fields.logprobs:
         shown["logprobs"] = _chat_logprobs(gateway, call, chunk)
     return shown
 
 
-def _chat_logprobs(gateway: Gateway, call: Call, one: GenerationResult | GenerationChunk) -> Any:
-    if not call.asked.logprobs:
+def _chat_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk) -> Any:
+    if not call.fields.logprobs:
         return None
-    return Tokens(gateway.tokenizer.vocabulary).chat_logprobs(one)
+    return Tokens(gateway.tokenizer.vocabulary).chat_logprobs(tokens)
 
 
-def _text_logprobs(gateway: Gateway, call: Call, one: GenerationResult | GenerationChunk, offset: int) -> Any:
-    if not call.asked.logprobs:
+def _text_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk, offset: int) -> Any:
+    if not call.fields.logprobs:
         return None
-    return Tokens(gateway.tokenizer.vocabulary).text_logprobs(one, offset)
+    return Tokens(gateway.tokenizer.vocabulary).text_logprobs(tokens, offset)
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
@@ -277,7 +277,7 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
 class _Completions:
     """One endpoint that samples."""
 
-    asked: Callable[[bytes], Asked]
+    read_fields: Callable[[bytes], Asked]
     answer: Callable[..., dict[str, Any]]
     pieces: Callable[..., Any]
 
@@ -286,11 +286,11 @@ class _Completions:
         gateway, body = request.app[GATEWAY], await _body(request)
         await gateway.ready()
         began, waits = time.perf_counter(), count_waits()
-        asked = self.asked(body)
-        _check_model(gateway, asked)
-        call = await gateway.begin(asked, _session_id(request))
+        fields = self.read_fields(body)
+        _check_model(gateway, fields)
+        call = await gateway.begin(fields, _session_id(request))
         headers = _headers(call)
-        if asked.stream:
+        if fields.stream:
             return await send_stream(request, headers, self.pieces(gateway, call))
         results = await gateway.sample(call)
         response = _json(self.answer(gateway, call, results), headers=headers)
@@ -309,11 +309,11 @@ async def _body(request: web.Request) -> bytes:
         ) from None
 
 
-def _check_model(gateway: Gateway, asked: Asked) -> None:
-    known = list(dict.fromkeys(name for name in (gateway.model, gateway.provider.model) if name))
-    if asked.model is not None and asked.model not in known:
+def _check_model(gateway: Gateway, fields: Asked) -> None:
+    names = list(dict.fromkeys(name for name in (gateway.model, gateway.provider.model) if name))
+    if fields.model is not None and fields.model not in names:
         raise Refused(
-            f"The model `{asked.model}` does not exist; this gateway serves {', '.join(known)}.",
+            f"The model `{fields.model}` does not exist; this gateway serves {', '.join(names)}.",
             "model",
             status=404,
             code="model_not_found",
@@ -331,8 +331,8 @@ def _session_id(request: web.Request) -> str | None:
 def _headers(call: Call) -> dict[str, str]:
     """The headers of an answer that name its session."""
     prompt = call.prompt
-    said = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch)}
-    return said if prompt.fork is None else {**said, "X-Tito-Fork": str(prompt.fork.reason)}
+    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch)}
+    return headers if prompt.fork is None else {**headers, "X-Tito-Fork": str(prompt.fork.reason)}
 
 
 # Sessions
@@ -340,7 +340,7 @@ def _headers(call: Call) -> dict[str, str]:
 
 async def _sessions(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    return _json({"sessions": [session_line(gateway, one) for one in gateway.conversations]})
+    return _json({"sessions": [session_line(gateway, session) for session in gateway.conversations]})
 
 
 async def _session(request: web.Request) -> web.Response:
@@ -401,8 +401,8 @@ def _with_key(key: str | None) -> Any:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         if wanted is not None and request.path not in _OPEN:
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, wanted):
+            header = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(header, wanted):
                 raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         return await handler(request)
 
@@ -420,8 +420,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPRequestEntityTooLarge as error:
         return _json(error_object(f"the body is too large: {error.text}", 413), status=413)
     except web.HTTPException as error:
-        said = f"{request.method} {request.path}: {error.reason}"
-        return _json(error_object(said, error.status), status=error.status)
+        reason = f"{request.method} {request.path}: {error.reason}"
+        return _json(error_object(reason, error.status), status=error.status)
     except ConnectionError:
         raise
     except Exception as error:

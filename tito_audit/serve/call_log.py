@@ -76,10 +76,10 @@ class CallLog:
     def _follow(self) -> None:
         """Create the file again if it is no longer there; StorageError if that fails."""
         try:
-            found: os.stat_result | None = self.path.stat()
+            status: os.stat_result | None = self.path.stat()
         except OSError:
-            found = None
-        if found is not None and os.path.samestat(found, os.fstat(self._file)):
+            status = None
+        if status is not None and os.path.samestat(status, os.fstat(self._file)):
             return
         try:
             file = _opened(self.path)
@@ -92,10 +92,10 @@ class CallLog:
             os.close(self._moved.pop())
 
     def _ends_in_a_line(self) -> bool:
-        found = os.fstat(self._file)
-        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        status = os.fstat(self._file)
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return False
-        if os.pread(self._file, 1, found.st_size - 1) == b"\n":
+        if os.pread(self._file, 1, status.st_size - 1) == b"\n":
             return False
         os.write(self._file, b"\n")
         return True

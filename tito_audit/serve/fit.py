@@ -13,10 +13,10 @@ async def misfit(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
     """How the server's own tokenizer differs from this one; None if it does not, or if the server has no endpoint
     for it. ProviderError if the server does not answer.
     """
-    asked = getattr(provider, "tokenized", None)
-    if asked is None:
+    tokenized = getattr(provider, "tokenized", None)
+    if tokenized is None:
         return None
-    theirs: list[int] | None = await asked(_PROBE)
+    theirs: list[int] | None = await tokenized(_PROBE)
     ours = tokenizer.encode(_PROBE).tolist()
     if theirs is None or theirs == ours:
         return None

@@ -84,15 +84,15 @@ class Reading:
 
     def feed(self, ids: Iterable[int]) -> list[dict[str, Any]]:
         """The deltas that the next ids add, as OpenAI writes them."""
-        return self._taken(self._run.feed(self._text.feed(ids)))
+        return self._wires(self._run.feed(self._text.feed(ids)))
 
     def close(self) -> list[dict[str, Any]]:
         """The deltas that were held back, at the end of the answer."""
-        return self._taken((*self._run.feed(self._text.close()), *self._run.close()))
+        return self._wires((*self._run.feed(self._text.close()), *self._run.close()))
 
     def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         """Deltas parsed elsewhere, as OpenAI writes them."""
-        return self._taken(deltas)
+        return self._wires(deltas)
 
     @property
     def parsed(self) -> Parsed:
@@ -113,10 +113,10 @@ class Reading:
         """The finish reason that the client gets."""
         return finish_reason(self.parsed, sampled)
 
-    def _taken(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    def _wires(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         self._deltas += deltas
         self._parsed = None
-        return [said for delta in deltas if (said := to_delta(delta, self._call_id))]
+        return [wire for delta in deltas if (wire := to_delta(delta, self._call_id))]
 
     def _call_id(self, number: int) -> str:
         """The id of a tool call; always the same for one number."""
@@ -211,7 +211,7 @@ class Answered:
     call_id: str
     created: float
     model: str
-    asked: Asked
+    fields: Asked
     prompt: Prompt
     prompt_ids: PromptIds
     """`[P]`"""
@@ -222,7 +222,7 @@ def answer_lines(call: Answered, answers: Sequence[Sampled]) -> list[dict[str, A
     """One line for each answer of a call."""
     prompt = call.prompt
     parent, fork = prompt.parent, prompt.fork
-    said: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "parent": None if parent is None else {"call_id": parent.call_id, "choice": parent.choice},
         "branch": prompt.branch,
         "fork": None if fork is None else {"reason": fork.reason, "detail": fork.detail, "message": fork.message},
@@ -237,28 +237,28 @@ def answer_lines(call: Answered, answers: Sequence[Sampled]) -> list[dict[str, A
                 "call_id": call.call_id,
                 "thread_id": "",
                 "choice": 0,
-                "n": call.asked.sampling.n,
+                "n": call.fields.sampling.n,
             }
         ),
-        **({**said, "alike": prompt.alike} if prompt.alike else said),
+        **({**facts, "alike": prompt.alike} if prompt.alike else facts),
         **_request(call),
     }
     return [
         {
             **shared,
-            "thread_id": one.thread_id,
-            "choice": one.choice,
-            "weight_version": one.weight_version,
-            "response_message": one.message if "role" in one.message else None,
-            **({"text": one.message["text"]} if "text" in one.message else {}),
+            "thread_id": answer.thread_id,
+            "choice": answer.choice,
+            "weight_version": answer.weight_version,
+            "response_message": answer.message if "role" in answer.message else None,
+            **({"text": answer.message["text"]} if "text" in answer.message else {}),
             "prompt_token_ids": orjson.Fragment(call.prompt_ids.json),
-            "completion_token_ids": one.ids,
-            "logprobs": one.logprobs,
-            "finish_reason": one.finish_reason,
-            "stop_reason": one.stop_reason,
+            "completion_token_ids": answer.ids,
+            "logprobs": answer.logprobs,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
             "status": call.status,
         }
-        for one in answers
+        for answer in answers
     ]
 
 
@@ -268,34 +268,34 @@ def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, 
 
 
 def _request(call: Answered) -> dict[str, Any]:
-    asked = call.asked
-    said: dict[str, Any] = {
-        "endpoint": "chat.completions" if isinstance(asked, ChatAsked) else "completions",
+    fields = call.fields
+    facts: dict[str, Any] = {
+        "endpoint": "chat.completions" if isinstance(fields, ChatAsked) else "completions",
         "model": call.model,
         "created": call.created,
         "weight_version": None,
-        "sampling": asked.told,
+        "sampling": fields.sampling_as_sent,
     }
-    if isinstance(asked, ChatAsked):
-        said |= {
-            "chat_template_kwargs": asked.call.template_kwargs,
-            "tools": list(asked.call.tools),
-            "messages": asked.messages,
+    if isinstance(fields, ChatAsked):
+        facts |= {
+            "chat_template_kwargs": fields.call.template_kwargs,
+            "tools": list(fields.call.tools),
+            "messages": fields.messages,
         }
-        given = _given_to_template(asked.call.messages, call.prompt)
-        return said if given is None else {**said, "template_messages": given}
-    if isinstance(asked, TextAsked) and isinstance(asked.prompt, str):
-        said["prompt"] = asked.prompt
-    return {**said, "messages": None}
+        messages = _given_to_template(fields.call.messages, call.prompt)
+        return facts if messages is None else {**facts, "template_messages": messages}
+    if isinstance(fields, TextAsked) and isinstance(fields.prompt, str):
+        facts["prompt"] = fields.prompt
+    return {**facts, "messages": None}
 
 
 def _given_to_template(sent: Sequence[Message], prompt: Prompt) -> list[Mapping[str, Any]] | None:
     """The messages given to the template, if they differ from those that the client sent."""
-    given = None if prompt.written is None else prompt.written.messages
-    if given is None or given is sent:
+    messages = None if prompt.written is None else prompt.written.messages
+    if messages is None or messages is sent:
         return None
-    wires = [one.wire for one in given]
-    return None if wires == [one.wire for one in sent] else wires
+    wires = [message.wire for message in messages]
+    return None if wires == [message.wire for message in sent] else wires
 
 
 StartParser = Callable[[ParseOptions], ParserRun]
@@ -338,7 +338,7 @@ class Call:
     """A call with its prompt, still without answers."""
 
     session: Session
-    asked: Asked
+    fields: Asked
     prompt: Prompt
     ids: PromptIds
     """`[P]` of the prompt."""
@@ -385,44 +385,44 @@ class Gateway:
 
     # Calls
 
-    async def begin(self, asked: Asked, session_id: str | None) -> Call:
+    async def begin(self, fields: Asked, session_id: str | None) -> Call:
         """A call with its prompt; Refused if no prompt can be made."""
         started = time.perf_counter()
-        session = self._session(asked, session_id)
-        if self.kept(session).closed is not None:
+        session = self._session(fields, session_id)
+        if self.facts_of(session).closed is not None:
             raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
         try:
-            prompt = await self._prompt(session, asked)
+            prompt = await self._prompt(session, fields)
         except RenderError as error:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
         self._count(prompt, time.perf_counter() - started)
-        kind = "chatcmpl" if isinstance(asked, ChatAsked) else "cmpl"
+        kind = "chatcmpl" if isinstance(fields, ChatAsked) else "cmpl"
         ids = PromptIds(prompt.ids)
-        answers = [Partial(self._reading(asked, ids)) for _ in range(asked.sampling.n)]
-        return Call(session, asked, prompt, ids, f"{kind}-{uuid4().hex}", self.clock(), answers)
+        answers = [Partial(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
+        return Call(session, fields, prompt, ids, f"{kind}-{uuid4().hex}", self.clock(), answers)
 
-    async def _prompt(self, session: Session, asked: Asked) -> Prompt:
-        if not isinstance(asked, ChatAsked):
-            assert isinstance(asked, TextAsked)
-            return session.text_prompt(asked.prompt)
-        draft = session.draft(asked.call)
+    async def _prompt(self, session: Session, fields: Asked) -> Prompt:
+        if not isinstance(fields, ChatAsked):
+            assert isinstance(fields, TextAsked)
+            return session.text_prompt(fields.prompt)
+        draft = session.draft(fields.call)
         await self._apart.encode(draft.prompt.added)
         return session.encoded(draft)
 
     async def sample(self, call: Call) -> tuple[GenerationResult, ...]:
         """All answers of a call, logged; Refused if the provider or the log fails."""
         try:
-            results = await self.provider.generate_n(call.ids, call.asked.sampling)
+            results = await self.provider.generate_n(call.ids, call.fields.sampling)
             parsed = await self._parsed_by_server(call, results)
         except ProviderError as error:
             raise of_provider(error) from error
         for partial, result in zip(call.answers, results, strict=True):
             partial.take(_as_chunk(result))
             partial.reading.close()
-        for partial, found in zip(call.answers, parsed, strict=False):
-            partial.reading.say(deltas_of(found))
+        for partial, answer in zip(call.answers, parsed, strict=False):
+            partial.reading.say(deltas_of(answer))
         await self._finish(call, results)
         return results
 
@@ -433,10 +433,10 @@ class Gateway:
         """
         status = Status.CLIENT_GONE
         try:
-            async with aclosing(_generator(self.provider.stream(call.ids, call.asked.sampling))) as chunks:
+            async with aclosing(_generator(self.provider.stream(call.ids, call.fields.sampling))) as chunks:
                 async for chunk in chunks:
                     yield chunk, call.answers[chunk.index].take(chunk)
-            parsed = await self._parsed_by_server(call, [_result(call, one) for one in call.answers])
+            parsed = await self._parsed_by_server(call, [_result(call, answer) for answer in call.answers])
             for index, partial in enumerate(call.answers):
                 deltas = partial.reading.close()
                 deltas += partial.reading.say(deltas_of(parsed[index])) if parsed else []
@@ -449,21 +449,21 @@ class Gateway:
         finally:
             if status is not Status.ANSWERED:
                 self._log_partial(call, status)
-        await self._finish(call, [_result(call, one) for one in call.answers])
+        await self._finish(call, [_result(call, answer) for answer in call.answers])
 
     async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> tuple[Parsed, ...]:
         """The answers as the server parses them; () if they are parsed here."""
-        if not self.server_parses or not isinstance(call.asked, ChatAsked):
+        if not self.server_parses or not isinstance(call.fields, ChatAsked):
             return ()
         assert isinstance(self.provider, ParsingProvider), "checked when the gateway was made"
-        return await self.provider.derender(results, chat_request(call.asked))
+        return await self.provider.derender(results, chat_request(call.fields))
 
     async def _finish(self, call: Call, results: Sequence[GenerationResult]) -> None:
         """Keep the answers in their session, and log them."""
-        chat = isinstance(call.asked, ChatAsked)
-        messages = [one.reading.message() if chat else {"text": one.reading.text} for one in call.answers]
-        own = call.asked.call if isinstance(call.asked, ChatAsked) else None
-        threads = self.kept(call.session).threads.begin(call.call_id, call.prompt, len(results))
+        chat = isinstance(call.fields, ChatAsked)
+        messages = [answer.reading.message() if chat else {"text": answer.reading.text} for answer in call.answers]
+        own = call.fields.call if isinstance(call.fields, ChatAsked) else None
+        threads = self.facts_of(call.session).threads.begin(call.call_id, call.prompt, len(results))
         status = Status.DUMMY if getattr(self.provider, "dummy", False) else Status.ANSWERED
         answers = [
             Sampled(
@@ -480,7 +480,7 @@ class Gateway:
                 zip(threads, messages, results, call.answers, strict=True)
             )
         ]
-        self.metrics.sampled_tokens.inc(sum(len(one.output_ids) for one in results))
+        self.metrics.sampled_tokens.inc(sum(len(result.output_ids) for result in results))
         # An answer that could not be logged is not kept in the session either: its client gets an error.
         await self._log(answer_lines(self._answered(call, status), answers))
         call.session.commit(call.call_id, call.prompt, own, results, messages)
@@ -492,15 +492,15 @@ class Gateway:
             Sampled(
                 choice,
                 new_thread(call.call_id, choice),
-                one.reading.message() if isinstance(call.asked, ChatAsked) else {"text": one.reading.text},
-                one.ids,
-                one.logprobs,
-                one.finish_reason or "abort",
-                one.stop_reason,
-                one.weight_version,
+                answer.reading.message() if isinstance(call.fields, ChatAsked) else {"text": answer.reading.text},
+                answer.ids,
+                answer.logprobs,
+                answer.finish_reason or "abort",
+                answer.stop_reason,
+                answer.weight_version,
             )
-            for choice, one in enumerate(call.answers)
-            if one.ids
+            for choice, answer in enumerate(call.answers)
+            if answer.ids
         ]
         try:
             self.log.append_now(answer_lines(self._answered(call, status), answers))
@@ -522,7 +522,7 @@ class Gateway:
             call.call_id,
             call.created,
             self.model,
-            call.asked,
+            call.fields,
             call.prompt,
             call.ids,
             status,
@@ -530,60 +530,60 @@ class Gateway:
 
     # Sessions
 
-    def kept(self, session: Session) -> Kept:
+    def facts_of(self, session: Session) -> Kept:
         """What is known of a session besides its answers."""
         return self._kept.setdefault(session, Kept())
 
     def session(self, session_id: str) -> Session:
         """The session with this id; Refused if it is not in memory."""
-        found = self.conversations.get(session_id)
-        if found is None:
+        open_session = self.conversations.get(session_id)
+        if open_session is None:
             raise Refused(f"session {session_id} is not in memory; its answers are in the log", status=404)
-        return found
+        return open_session
 
     async def close_session(self, session_id: str, reward: float | None) -> Session:
         """End a session: no call continues it, and the log has its reward."""
         session = self.session(session_id)
-        kept = self.kept(session)
-        if kept.closed is not None:
+        facts = self.facts_of(session)
+        if facts.closed is not None:
             raise Refused(f"session {session_id} is closed", status=409, code="session_closed")
         now = self.clock()
         await self._log([closed_line(session_id, now, reward)])
-        kept.closed, kept.reward = now, reward
+        facts.closed, facts.reward = now, reward
         return session
 
-    def _session(self, asked: Asked, session_id: str | None) -> Session:
+    def _session(self, fields: Asked, session_id: str | None) -> Session:
         now = self.clock()
         if session_id is not None:
             return self.conversations.open(session_id, now=now)
-        if isinstance(asked, ChatAsked):
-            found = self.conversations.find(asked.call, now=now)
+        if isinstance(fields, ChatAsked):
+            session = self.conversations.find(fields.call, now=now)
         else:
-            assert isinstance(asked, TextAsked)
-            found = self.conversations.find_text(asked.prompt, now=now)
+            assert isinstance(fields, TextAsked)
+            session = self.conversations.find_text(fields.prompt, now=now)
         # The closed session had no name: the same history begins a new one.
-        return found if self.kept(found).closed is None else self.conversations.open(None, now=now)
+        return session if self.facts_of(session).closed is None else self.conversations.open(None, now=now)
 
     # Parts of a call
 
-    def _reading(self, asked: Asked, ids: PromptIds) -> Reading:
+    def _reading(self, fields: Asked, ids: PromptIds) -> Reading:
         run: ParserRun = start_answer()
-        if isinstance(asked, ChatAsked):
-            run = SilentRun() if self.server_parses else self._parser(asked, ids)
-        sampling = asked.sampling
+        if isinstance(fields, ChatAsked):
+            run = SilentRun() if self.server_parses else self._parser(fields, ids)
+        sampling = fields.sampling
         text = TextStream(
             self.tokenizer.vocabulary,
             # Parsers need the control tokens of their syntax, as vLLM's do.
-            special=asked.special or not isinstance(run, PlainRun),
+            special=fields.special or not isinstance(run, PlainRun),
             end_ids={*self.tokenizer.eos_ids, *sampling.stop_token_ids},
             stop=sampling.stop,
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
         return Reading(text, run)
 
-    def _parser(self, asked: ChatAsked, ids: PromptIds) -> ParserRun:
+    def _parser(self, fields: ChatAsked, ids: PromptIds) -> ParserRun:
         end = self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END))
-        return self.start_parser(ParseOptions(asked.call.tools if asked.parses_calls else (), end))
+        return self.start_parser(ParseOptions(fields.call.tools if fields.parses_calls else (), end))
 
     def _count(self, prompt: Prompt, seconds: float) -> None:
         metrics = self.metrics
@@ -607,15 +607,15 @@ def _as_chunk(result: GenerationResult) -> GenerationChunk:
     )
 
 
-def _result(call: Call, one: Partial) -> GenerationResult:
+def _result(call: Call, answer: Partial) -> GenerationResult:
     return GenerationResult(
         call.ids,
-        tuple(one.ids),
-        tuple(one.logprobs),
+        tuple(answer.ids),
+        tuple(answer.logprobs),
         None,
-        one.finish_reason,
-        one.stop_reason,
-        one.weight_version,
+        answer.finish_reason,
+        answer.stop_reason,
+        answer.weight_version,
     )
 
 

@@ -59,7 +59,7 @@ class Asked:
     """`return_token_ids`"""
     special: bool
     """Whether control tokens are shown in the text."""
-    told: Mapping[str, Any]
+    sampling_as_sent: Mapping[str, Any]
     """The sampling parameters as the client sent them, for the log."""
 
 
@@ -92,7 +92,7 @@ def chat_asked(data: bytes) -> ChatAsked:
     if top and not logprobs:
         raise Refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
     return ChatAsked(
-        **_asked(body, logprobs, top),
+        **_shared_fields(body, logprobs, top),
         call=ChatCall(
             _read("messages", lambda: as_messages(messages, "messages")),
             _read("tools", lambda: as_tools(tools, "tools")),
@@ -113,7 +113,7 @@ def text_asked(data: bytes) -> TextAsked:
     echo = bool(_value(body, "echo", bool, "true or false", default=False))
     if echo:
         raise Refused("`echo` is not done here: score tokens with `tito-audit rescore`", "echo")
-    return TextAsked(**_asked(body, top is not None, top or 0), prompt=prompt, echo=echo)
+    return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt, echo=echo)
 
 
 def _object(data: bytes) -> Body:
@@ -133,7 +133,7 @@ def _object(data: bytes) -> Body:
     return body
 
 
-def _asked(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
+def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
     """The fields that both endpoints have."""
     options = _value(body, "stream_options", dict, "an object", default={}) or {}
     return {
@@ -144,7 +144,7 @@ def _asked(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
         "logprobs": logprobs,
         "token_ids": bool(_value(body, "return_token_ids", bool, "true or false", default=False)),
         "special": not _value(body, "skip_special_tokens", bool, "true or false", default=False),
-        "told": {
+        "sampling_as_sent": {
             name: body[name]
             for name in body
             if (name not in _OURS or name in (*_SAMPLED, *_LENGTHS, *_STOPS)) and body[name] is not None
@@ -175,19 +175,19 @@ def _sampling(body: Body, top: int) -> SamplingParams:
 
 
 def _value(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
-    found = body.get(name)
-    if found is None:
+    value = body.get(name)
+    if value is None:
         return default
-    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise Refused(f"`{name}` is not {what}", name)
-    return found
+    return value
 
 
 def _count(body: Body, name: str, least: int) -> int | None:
-    found = _value(body, name, int, "a whole number", default=None) if body.get(name) is not True else None
-    if found is not None and found < least:
+    count = _value(body, name, int, "a whole number", default=None) if body.get(name) is not True else None
+    if count is not None and count < least:
         raise Refused(f"`{name}` is below {least}", name)
-    return found
+    return count
 
 
 def _answers(body: Body) -> int:
@@ -198,23 +198,23 @@ def _answers(body: Body) -> int:
 
 
 def _number(body: Body, name: str, least: float) -> float | None:
-    found = body.get(name)
-    if found is None:
+    number = body.get(name)
+    if number is None:
         return None
-    if not isinstance(found, int | float) or isinstance(found, bool):
+    if not isinstance(number, int | float) or isinstance(number, bool):
         raise Refused(f"`{name}` is not a number", name)
-    if found < least:
+    if number < least:
         raise Refused(f"`{name}` is below {least:g}", name)
-    return float(found)
+    return float(number)
 
 
 def _list(body: Body, name: str, kind: type, what: str) -> Sequence[Any]:
-    found = body.get(name)
-    if found is None:
+    entries = body.get(name)
+    if entries is None:
         return ()
-    if not isinstance(found, list) or not all(type(one) is kind for one in found):
+    if not isinstance(entries, list) or not all(type(entry) is kind for entry in entries):
         raise Refused(f"`{name}` is not {what}", name)
-    return found
+    return entries
 
 
 # Chats
@@ -238,7 +238,7 @@ def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
 
 def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
     tools = body.get("tools")
-    if tools is not None and (not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools)):
+    if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
         raise Refused("`tools` is not a list of tool definitions", "tools")
     return tools or ()
 
@@ -289,7 +289,7 @@ def _prompt(body: Body) -> str | Sequence[int]:
         (prompt,) = prompt
     if isinstance(prompt, str) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt and all(type(one) is int and one >= 0 for one in prompt):
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         _read("prompt", lambda: as_ids(prompt, "prompt"))
         return prompt
     raise Refused("`prompt` is not one prompt: a text or a list of token ids", "prompt")

@@ -33,14 +33,14 @@ class SilentRun:
         return ()
 
 
-def chat_request(asked: ChatAsked) -> dict[str, Any]:
+def chat_request(fields: ChatAsked) -> dict[str, Any]:
     """The request as the server's parsers need it."""
     body: dict[str, Any] = {
-        "messages": list(asked.messages),
-        "chat_template_kwargs": dict(asked.call.template_kwargs),
-        "skip_special_tokens": not asked.special,
+        "messages": list(fields.messages),
+        "chat_template_kwargs": dict(fields.call.template_kwargs),
+        "skip_special_tokens": not fields.special,
     }
-    return {**body, "tools": list(asked.call.tools)} if asked.parses_calls else body
+    return {**body, "tools": list(fields.call.tools)} if fields.parses_calls else body
 
 
 def deltas_of(parsed: Parsed) -> tuple[Delta, ...]:
