@@ -179,7 +179,7 @@ def test_a_break_names_both_tags_and_the_condition_that_decided() -> None:
     line = (
         source.splitlines().index(next(one for one in source.splitlines() if "loop.index0 > ns.last" in one)) + 1
     )
-    assert (condition.tag.line, condition.held) == (line, True)
+    assert (condition.tag.line, condition.outcome) == (line, True)
     assert condition.tag.source == "{% if loop.index0 > ns.last %}"
     assert found.sampled.tag is not None
     assert "reasoning_content" in found.sampled.tag.source

@@ -130,7 +130,8 @@ def mistake(error: Any, ctx: Any) -> SetupError | None:
     if kind == "MissingParameter":
         return SetupError(_about_missing(error.param, here))
     if getattr(error, "message", "").startswith("Got unexpected extra argument"):
-        return SetupError(_about_extra(error.message, here))
+        extra = error.message.rpartition("(")[2].rpartition(")")[0]
+        return SetupError(f"{here.info_name} does not know what to do with {extra}.\n{_usage(here)}")
     parameter = getattr(error, "param", None)
     if parameter is not None:
         return _about_value(error, parameter, here)
@@ -181,11 +182,6 @@ def _about_missing(parameter: Any, ctx: Any) -> str:
     flag = f"{parameter.opts[0]} " if parameter.param_type_name == "option" else ""
     about = (parameter.help or "").partition(". ")[0].rstrip(".")
     return f"{ctx.info_name} needs {flag}{_takes(parameter, ctx)}: {about}.\n{_usage(ctx)}"
-
-
-def _about_extra(message: str, ctx: Any) -> str:
-    extra = message.rpartition("(")[2].rpartition(")")[0]
-    return f"{ctx.info_name} does not know what to do with {extra}.\n{_usage(ctx)}"
 
 
 def _about_value(error: Any, parameter: Any, ctx: Any) -> SetupError:

@@ -225,14 +225,11 @@ def _type_words(column: Column) -> str:
         words += ", …"
     if column.nulls and kinds:
         words += f", null {column.nulls:,}"
-    return words + _stored_as(column.storage_type or "")
-
-
-def _stored_as(type_: str) -> str:
-    """` (int32)`: the type of the numbers in a table; "" if the other words imply it."""
+    # ` (int32)`: the type of the numbers in a table; "" if the other words imply it.
+    type_ = column.storage_type or ""
     inner = type_.removeprefix("large_").removeprefix("list<").removeprefix("element: ").removeprefix("item: ")
     name = inner.rstrip(">").removesuffix(" not null")
-    return f" ({name})" if name.isalnum() and name not in ("", "string", "bool", "null") else ""
+    return words + (f" ({name})" if name.isalnum() and name not in ("", "string", "bool", "null") else "")
 
 
 def _lengths(lengths: Sequence[int]) -> str:

@@ -390,7 +390,7 @@ class _Page:
         yield Text()
         yield Text(visible(self._title(part, start)), style="bold")
         before = 0
-        for some in draw_tokens(part.tokens, self._look, findings=ranges, asked=chosen, start=start):
+        for some in draw_tokens(part.tokens, self._look, findings=ranges, wanted=chosen, start=start):
             if some.gap or self._look.full:
                 yield from self._findings(waiting, before if some.gap else before - self._look.context)
             yield from some.lines

@@ -175,7 +175,7 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
         for words, decision in zip(
             ("decided by", *["and"] * len(first.conditions)), first.conditions, strict=False
         ):
-            then, now = ("true", "false") if decision.held else ("false", "true")
+            then, now = ("true", "false") if decision.outcome else ("false", "true")
             when = f"{then} when it was sampled, {now} in the next prompt"
             yield Text(f"    {words} {_tag(decision.tag)}: {when}")
         for words, side, style in (("sampled", first.sampled, "red"), ("rendered", first.rendered, "green")):
@@ -395,7 +395,7 @@ def _break_object(each: Break) -> dict[str, Any]:
         "change": each.change,
         "line": line_of(each),
         "conditions": [
-            {**_tag_object(decision.tag), "held_when_sampled": decision.held} for decision in each.conditions
+            {**_tag_object(decision.tag), "held_when_sampled": decision.outcome} for decision in each.conditions
         ],
         "sampled": _side_object(each.sampled),
         "rendered": _side_object(each.rendered),
@@ -497,7 +497,7 @@ def training_verdict(trained: Trained) -> str:
     variant = trained.variant
     edits = many(len(variant.edits), "edit")
     still = f"{many(len(variant.after.lost), 'answer')} still change once something follows"
-    if not variant.after.kept:
+    if not variant.after.answers:
         return "No answer comes back with this template, so nothing can be proved; no file is written."
     if not trained.writes:
         done = (
@@ -529,7 +529,7 @@ def proved(variant: Variant) -> Iterator[str]:
 
 
 def _counts(judged: Judged) -> str:
-    return f"{len(judged.kept):,} of {len(judged.kept) + judged.faults:,}"
+    return f"{len(judged.answers):,} of {len(judged.answers) + judged.faults:,}"
 
 
 def obstacles(variant: Variant) -> Iterator[str]:
@@ -569,7 +569,7 @@ def training_object(trained: Trained) -> dict[str, Any]:
 
 def _judged(judged: Judged) -> dict[str, Any]:
     return {
-        "kept": len(judged.kept),
+        "kept": len(judged.answers),
         "changed": sorted(judged.lost),
         "trimmed": sorted(judged.trimmed),
         "not_counted": len(judged.unsampled),

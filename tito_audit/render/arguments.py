@@ -188,15 +188,15 @@ class _Reader:
                 for seen in self._of(node.arg):
                     seen.compared += self._constants(node.node)
             if isinstance(node, nodes.If | nodes.CondExpr):
-                self._asked(node.test)
+                self._read_condition(node.test)
 
     def argument(self, name: str) -> Argument:
         """What is known about one argument."""
         seen = self._seen[name]
-        values = [*seen.compared, *([one] for one in seen.contained), *seen.defaults]
+        values = [*seen.compared, *([text] for text in seen.contained), *seen.defaults]
         if len(seen.contained) > 1:
             values.append(seen.contained)
-        tested = seen.truth or seen.defined or any(isinstance(one, bool) for one in values)
+        tested = seen.truth or seen.defined or any(isinstance(value, bool) for value in values)
         texts = any(isinstance(value, str) for value in values)
         if tested and not seen.written and not texts and not seen.contained:
             values += [True, False]
@@ -234,13 +234,13 @@ class _Reader:
             for name in sorted(self._sources(value)):
                 yield self._seen[name]
 
-    def _asked(self, test: nodes.Node | None) -> None:
+    def _read_condition(self, test: nodes.Node | None) -> None:
         """Record what a condition tests for truth."""
         if isinstance(test, nodes.And | nodes.Or):
-            self._asked(test.left)
-            self._asked(test.right)
+            self._read_condition(test.left)
+            self._read_condition(test.right)
         elif isinstance(test, nodes.Not):
-            self._asked(test.node)
+            self._read_condition(test.node)
         elif test is not None:
             for seen in self._of(test):
                 seen.truth = True

@@ -119,9 +119,9 @@ def written_size(value: Any, measured: dict[int, Measured] | None = None) -> tup
 class _Clock:
     """How much of a time limit is left, in this thread."""
 
-    def __init__(self, seconds: float, given: Any = None) -> None:
+    def __init__(self, seconds: float, inputs: Any = None) -> None:
         self._seconds = seconds
-        self._given = given
+        self._given = inputs
         self._began = time.monotonic()
         self._used = time.thread_time()
 
@@ -149,17 +149,17 @@ class _Clock:
 class Budget:
     """What one rendering may still use."""
 
-    def __init__(self, size_limit: int, seconds: float, given: Any = None) -> None:
+    def __init__(self, size_limit: int, seconds: float, inputs: Any = None) -> None:
         self.size_limit = size_limit
         """Characters of one value."""
-        self._given = given
+        self._given = inputs
         self._left = size_limit * _WORK
         self._until_look = _LOOK
         self._memory: int | None = None
         self._known: dict[int, Measured] = {}
         self._given_size: int | None = None
         self._most_held: int | None = None
-        self._clock = _Clock(seconds + _GRACE, given)
+        self._clock = _Clock(seconds + _GRACE, inputs)
         self._look_at = time.monotonic() + seconds + _GRACE
 
     def spend(self, size: int) -> None:

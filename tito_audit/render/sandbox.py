@@ -111,7 +111,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             if name in _MAKING:
                 args = tuple(map(self._listed, args))
                 self.budget.spend(_size_made(name, args[leading], (*args[leading + 1 :], *kwargs.values())))
-            return self.made(function(*args, **kwargs))
+            return self.within_budget(function(*args, **kwargs))
 
         vars(guarded).update(getattr(function, "__dict__", {}))
         return guarded
@@ -140,7 +140,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             __self.budget.hold(kwargs)
         if name in _MAKING and isinstance(owner, str | bytes | int):
             __self.budget.spend(_size_made(name, owner, (*args, *kwargs.values())))
-        return __self.made(super().call(__context, __obj, *args, **kwargs))
+        return __self.within_budget(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The result of an operator, within the budget."""
@@ -161,7 +161,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """A list, tuple or dict that the template wrote, within the budget."""
         return self.budget.hold(value)
 
-    def made(self, value: Any) -> Any:
+    def within_budget(self, value: Any) -> Any:
         """What a filter or a call returned, within the budget."""
         if type(value) in _TEXTS:
             self.budget.spend(len(value))

@@ -31,7 +31,7 @@ class Conversation:
     renderer: Renderer
     chat: Chat
     text: str
-    given: Mapping[str, Any]
+    inputs: Mapping[str, Any]
     opens_answer: bool
     run: Callable[[Mapping[str, Any]], str]
     fixed_opener: str | None
@@ -41,7 +41,7 @@ class Conversation:
 
     def write(self, chat: Chat, *, opens_answer: bool) -> str:
         """What the template writes for these messages."""
-        return self.run({**self.given, "messages": chat, "add_generation_prompt": opens_answer})
+        return self.run({**self.inputs, "messages": chat, "add_generation_prompt": opens_answer})
 
     def prefix_length(self, count: int, *, opens_answer: bool) -> int | None:
         """The length of the rendering of the first `count` messages; None if it is not a prefix of the text."""
@@ -86,13 +86,13 @@ class Turn(NamedTuple):
 class TurnFinder:
     """Finds what a model would have sampled, between the marked texts."""
 
-    def __init__(self, job: Conversation, found: list[Found], marking: Marking) -> None:
+    def __init__(self, job: Conversation, pieces: list[Found], marking: Marking) -> None:
         self._job = job
         self._text = job.text
         self._marking = marking
         self._openers: dict[object, str] = {}
         self._found: list[list[Found]] = [[] for _ in job.chat]
-        for piece in found:
+        for piece in pieces:
             self._found[piece.message_index].append(piece)
         # Where the first marked text of any later message begins.
         self._next: list[int] = [len(job.text)] * (len(job.chat) + 1)
@@ -157,7 +157,7 @@ class TurnFinder:
         if not self._marking.assistant_only:
             return False
         head = opener.strip().split("\n")[0]
-        unmarked = [one for at, one in enumerate(self._job.chat[:index]) if at not in self._job.answers]
+        unmarked = [each for at, each in enumerate(self._job.chat[:index]) if at not in self._job.answers]
         return any(head in str(list(message.values())) for message in unmarked)
 
 
@@ -219,14 +219,14 @@ class WrittenFast:
     renderer: Renderer
     messages: Sequence[Message]
     chat: Chat
-    given: Mapping[str, Any]
+    inputs: Mapping[str, Any]
     opens_answer: bool
     text: str
 
     @property
     def generation_prompt(self) -> str | None:
         """What a generation prompt adds after any message; None if this may depend on the messages."""
-        return self._template.opener(self.given)
+        return self._template.opener(self.inputs)
 
     def spans(self) -> Rendering | None:
         """The text with its spans, as `spans` returns them if the text is right; None if marks change it."""
@@ -245,7 +245,7 @@ class WrittenFast:
             self.renderer,
             self.chat,
             self.text,
-            self.given,
+            self.inputs,
             self.opens_answer,
             run,
             self.generation_prompt,
@@ -258,7 +258,7 @@ class WrittenFast:
 
     @property
     def _template(self) -> Template:
-        return self.renderer.template(bool(self.given["tools"]))
+        return self.renderer.template(bool(self.inputs["tools"]))
 
 
 def written_fast(

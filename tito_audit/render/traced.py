@@ -48,7 +48,7 @@ class Decision:
     """Which condition of the template it is."""
     occurrence: int
     """How often the condition was decided earlier in the same rendering."""
-    held: bool
+    outcome: bool
 
 
 @dataclass(frozen=True, slots=True)

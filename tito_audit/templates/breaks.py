@@ -175,10 +175,10 @@ def _before_token(text: str, at: int) -> int:
 
 def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decision, ...]:
     """The fewest decisions that, with the values of `ours`, make `theirs` write the same."""
-    mine = ours.piece_at(at)
-    if mine is None:
+    piece_here = ours.piece_at(at)
+    if piece_here is None:
         return ()
-    wanted = seen[: mine.start + len(mine.text)]
+    wanted = seen[: piece_here.start + len(piece_here.text)]
     tried = 0
     waiting: deque[tuple[tuple[Decision, ...], tuple[Piece, ...]]] = deque([((), theirs.pieces)])
     while waiting:
@@ -188,11 +188,11 @@ def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decis
             if tried > _MOST_TRIED:
                 return ()
             now = (*turned, decision)
-            found = theirs.tracer.turned(theirs.variables, now)
-            if found is not None and "".join(piece.text for piece in found).startswith(wanted):
-                return tuple(replace(one, held=not one.held) for one in now)
-            if found is not None and len(now) < _MOST_TOGETHER:
-                waiting.append((now, found))
+            rendered = theirs.tracer.turned(theirs.variables, now)
+            if rendered is not None and "".join(piece.text for piece in rendered).startswith(wanted):
+                return tuple(replace(changed, outcome=not changed.outcome) for changed in now)
+            if rendered is not None and len(now) < _MOST_TOGETHER:
+                waiting.append((now, rendered))
     return ()
 
 
@@ -205,13 +205,13 @@ def _suspects(ours: Iterable[Piece], theirs: Iterable[Piece], at: int) -> Iterat
     for piece in [piece for piece in theirs if piece.start <= at][-_NEAR:][::-1]:
         before_piece = before.get(piece.start)
         came = (
-            {(decision.condition, decision.held) for decision in before_piece.decisions}
+            {(decision.condition, decision.outcome) for decision in before_piece.decisions}
             if before_piece is not None
             else set()
         )
-        for one in piece.decisions:
-            if (one.condition, not one.held) in came and not _OF_ROLE.search(one.tag.source):
-                yield one
+        for earlier in piece.decisions:
+            if (earlier.condition, not earlier.outcome) in came and not _OF_ROLE.search(earlier.tag.source):
+                yield earlier
 
 
 def _ends(left: str) -> bool:

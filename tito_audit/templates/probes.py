@@ -187,9 +187,9 @@ def _of_mixtures() -> Iterator[Probe]:
 PROBES: tuple[Probe, ...] = (*_of_answers(), *_of_calls(), *_of_mixtures())
 """Every probe."""
 CORE: tuple[Probe, ...] = tuple(
-    one
-    for one in PROBES
-    if one.name
+    each
+    for each in PROBES
+    if each.name
     in {
         "answer, then the user",
         "answer with reasoning, then the user",

@@ -101,26 +101,26 @@ def draw_tokens(
     options: DrawOptions,
     *,
     findings: Sequence[tuple[int, int]] = (),
-    asked: Sequence[tuple[int, int]] | None = None,
+    wanted: Sequence[tuple[int, int]] | None = None,
     start: int = 0,
 ) -> Iterator[DrawnLines]:
-    """The lines of one sequence from position `start` on; `findings` and `asked` are token ranges.
+    """The lines of one sequence from position `start` on; `findings` and `wanted` are token ranges.
 
     Unless `full`, tokens far from a finding, an end of the sequence or an edge of the loss mask are left out and
-    counted; with `asked`, all tokens far from what was asked for.
+    counted; with `wanted`, all tokens far from what was asked for.
     """
     count = len(tokens.ids)
     shown = (
         _near(tokens, findings, start, options.context)
-        if asked is None
-        else _around(count, asked, options.context)
+        if wanted is None
+        else _around(count, wanted, options.context)
     )
-    make = _maker(tokens, options, findings, asked or ())
+    make = _maker(tokens, options, findings, wanted or ())
     room = options.width - _GUTTER - 1
     line: list[_Token] = []
     used = hidden = 0
     for position in range(start, count):
-        if (not options.full or asked is not None) and not shown[position]:
+        if (not options.full or wanted is not None) and not shown[position]:
             hidden += 1
             continue
         token = make(position)
@@ -151,10 +151,10 @@ def logprob_words(value: float) -> str:
 
 
 def _maker(
-    tokens: Tokens, options: DrawOptions, findings: Sequence[tuple[int, int]], asked: Sequence[tuple[int, int]]
+    tokens: Tokens, options: DrawOptions, findings: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
 ) -> Callable[[int], _Token]:
     count = len(tokens.ids)
-    with_finding, wanted, sampled = _covered(count, findings), _covered(count, asked), tokens.sampled
+    with_finding, wanted, sampled = _covered(count, findings), _covered(count, spans), tokens.sampled
     logprobs = tokens.logprobs if options.logprobs else None
 
     def make(position: int) -> _Token:
@@ -200,10 +200,10 @@ def _near(tokens: Tokens, findings: Sequence[tuple[int, int]], start: int, conte
     return _joined(shown, min(_GAP, context))
 
 
-def _around(count: int, asked: Sequence[tuple[int, int]], context: int) -> Mask:
+def _around(count: int, spans: Sequence[tuple[int, int]], context: int) -> Mask:
     """`[N]` the ends of what was asked for, with context; the middle of long ranges is left out."""
     spots = []
-    for begin, end in asked:
+    for begin, end in spans:
         inside = max(context, _SEAM)
         end = max(end, begin + 1)
         spots += [(begin - context, min(begin + inside, end + context)), (max(end - inside, begin), end + context)]
@@ -231,10 +231,10 @@ def _joined(shown: Mask, gap: int) -> Mask:
     return shown
 
 
-def _mark(finding: bool, asked: bool, trained: bool) -> str:
+def _mark(finding: bool, is_asked: bool, trained: bool) -> str:
     if finding:
         return BOTH if trained else FINDING
-    if asked:
+    if is_asked:
         return ASKED
     return TRAINED if trained else " "
 

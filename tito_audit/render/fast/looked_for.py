@@ -33,7 +33,7 @@ def looked_for(tree: nodes.Template) -> _Found | None:
     """What a template that is safe for minijinja looks for; None if its output may depend on something else."""
     try:
         check_distances(tree)
-        return _Search(tree).found()
+        return _Search(tree).places()
     except (Unknown, RecursionError):
         return None
 
@@ -50,7 +50,7 @@ class _Search:
         self._measured: set[int] = set()
         """Lengths that are only compared with numbers."""
 
-    def found(self) -> _Found:
+    def places(self) -> _Found:
         tree = self._tree
         for compare in tree.find_all(nodes.Compare):
             left: nodes.Expr = compare.expr
@@ -215,7 +215,7 @@ class Values:
         for loop in tree.find_all(nodes.For):
             for target in names(loop.target):
                 loops.setdefault(target, []).append(self.is_list(loop.iter))
-        self.elements = {name for name, said in loops.items() if all(said)} - self._set.keys()
+        self.elements = {name for name, all_lists in loops.items() if all(all_lists)} - self._set.keys()
         """Names that only ever hold elements of lists."""
 
     def _all_from(self, *lists: str) -> set[str]:

@@ -167,13 +167,13 @@ class FastTemplate:
     def _string(self, value: Any) -> str:
         if type(value) is str:
             return value
-        self._show(_known(value))
+        self._show(_not_none(value))
         text = str(value)
         self._spend(len(text))
         return text
 
     def _join(self, values: Any, between: str = "") -> str:
-        text = between.join([self._string(value) for value in _known(values)])
+        text = between.join([self._string(value) for value in _not_none(values)])
         self._spend(len(text))
         return text
 
@@ -201,7 +201,7 @@ class FastTemplate:
         return value is None or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
 
 
-def _known(value: Any) -> Any:
+def _not_none(value: Any) -> Any:
     """The value, unless it is None, which may be null or undefined."""
     if value is None:
         raise GivenUp
@@ -212,11 +212,11 @@ def _of_jinja(name: str, value: Any) -> Any:
     """The result of a filter of the reference environment."""
     from jinja2 import filters
 
-    return getattr(filters, name)(_known(value))
+    return getattr(filters, name)(_not_none(value))
 
 
 _FILTERS = {
-    "capitalize": lambda value: str(_known(value)).capitalize(),
+    "capitalize": lambda value: str(_not_none(value)).capitalize(),
     "dictsort": lambda value: _of_jinja("do_dictsort", value),
     "title": lambda value: _of_jinja("do_title", value),
 }

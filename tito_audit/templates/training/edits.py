@@ -254,9 +254,9 @@ def _dropped(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
         elif tag.word == "endif" and opened:
             begin = opened.pop()
             body, text = tags[begin + 1 : i], source[tags[begin].start : tag.end]
-            only_sets = all(one.word in ("set", "if", "else", "elif", "endif") for one in body)
+            only_sets = all(inner.word in ("set", "if", "else", "elif", "endif") for inner in body)
             between = all(not source[a.end : b.start].strip() for a, b in pairwise(tags[begin : i + 1]))
-            if only_sets and between and any(any(token.text in _CUTS for token in one.tokens) for one in body):
+            if only_sets and between and any(any(token.text in _CUTS for token in inner.tokens) for inner in body):
                 yield Edit(tags[begin].start, tag.end, "", Kind.DROP_CUT, tags[begin].line, text)
 
 

@@ -72,7 +72,7 @@ _SPACES = ("{} \n", "\n\n{}", " {}\n\n", "{}\t")
 class Judged:
     """What a template does with some conversations."""
 
-    kept: frozenset[str]
+    answers: frozenset[str]
     """The answers that the next prompt holds as sampled, by name."""
     lost: frozenset[str]
     """Those that it does not hold as sampled."""
@@ -224,11 +224,11 @@ class Original:
         self.renderer = renderer
         template = renderer.template(False)
         self.arguments = argument_sets(template, renderer.template_args)
-        self._few = [(one, args) for one in _FIRST for args in self.arguments[:1]]
-        self._many = [(one, args) for one in (*_FIRST, *_heads(PROBES)) for args in self.arguments]
+        self._few = [(probe, args) for probe in _FIRST for args in self.arguments[:1]]
+        self._many = [(probe, args) for probe in (*_FIRST, *_heads(PROBES)) for args in self.arguments]
         self._log: list[tuple[Probe, Mapping[str, object]]] = [(head, {}) for head in _heads(log)]
         self._texts: dict[tuple[int, str], str | None] = {}
-        self._answers = {id(one): list(_turns(renderer, one)) for one in (*PROBES, *PARSED)}
+        self._answers = {id(probe): list(_turns(renderer, probe)) for probe in (*PROBES, *PARSED)}
 
     @property
     def firsts(self) -> int:
@@ -365,7 +365,7 @@ class Variant:
         """Whether every answer that a model samples is still there in the next prompt, at least without tools; and
         in the log."""
         of_log = self.of_log is None or not self.of_log.after.lost
-        return bool(self.after.kept) and not self.after.lost_without_tools and of_log
+        return bool(self.after.answers) and not self.after.lost_without_tools and of_log
 
 
 def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float = SECONDS) -> Variant:
@@ -417,10 +417,10 @@ class _Search:
         """A renderer with these edits; None if the result is not a template."""
         key = frozenset(edits)
         if key not in self._renderers:
-            self._renderers[key] = self._made(edits)
+            self._renderers[key] = self._edited(edits)
         return self._renderers[key]
 
-    def _made(self, edits: _Set) -> Renderer | None:
+    def _edited(self, edits: _Set) -> Renderer | None:
         if not edits:
             return self._original.renderer
         try:
@@ -470,7 +470,7 @@ class _Search:
                 return None
             judged = judge(variant, CORE)
             spoiled = judged.lost | judged.trimmed | judged.unsampled
-            self._judged[key] = judged if self._now.kept.isdisjoint(spoiled) else None
+            self._judged[key] = judged if self._now.answers.isdisjoint(spoiled) else None
         return self._judged[key]
 
     def _is_useful(self, edits: _Set) -> bool:
