@@ -103,8 +103,8 @@ def in_words(error: BaseException) -> str:
     """What an unexpected error is and where it was raised: `KeyError 'data' in formats/tinker.py (_data)`."""
     if isinstance(error, RecursionError):
         return "its values are nested too deeply"
-    said = str(error).partition("\n")[0][:200]
+    text = str(error).partition("\n")[0][:200]
     files = [(Path(frame.filename), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     ours = [(file.relative_to(_PACKAGE).as_posix(), name) for file, name in files if _PACKAGE in file.parents]
     where = f" in {ours[-1][0]} ({ours[-1][1]})" if ours else ""
-    return f"{type(error).__name__}{' ' if said else ''}{said}{where}"
+    return f"{type(error).__name__}{' ' if text else ''}{text}{where}"

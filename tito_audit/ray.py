@@ -114,12 +114,12 @@ class AuditBatches:
     def __call__(self, batch: pyarrow.Table) -> pyarrow.Table:
         """The findings in a batch, those of a row together, with its `row_id`."""
         plain = _plain(batch)
-        found: list[Finding] = []
+        all_findings: list[Finding] = []
         ids: list[str | None] = []
         for number, findings in self._findings(plain):
-            found += findings
+            all_findings += findings
             ids += [self._id(plain, number)] * len(findings)
-        return _table(found, ids)
+        return _table(all_findings, ids)
 
     def _findings(self, batch: pyarrow.Table) -> Iterator[tuple[int, Sequence[Finding]]]:
         group, detection = self._flow.group(_NAME), Detection()
@@ -194,7 +194,7 @@ def _plain(batch: pyarrow.Table) -> pyarrow.Table:
     for number, field in enumerate(batch.schema):
         if isinstance(field.type, pa.BaseExtensionType):
             values = [
-                None if one is None else np.asarray(one).tolist() for one in batch.column(number).to_pylist()
+                None if value is None else np.asarray(value).tolist() for value in batch.column(number).to_pylist()
             ]
             batch = batch.set_column(number, field.name, pa.array(values))
     return batch

@@ -17,17 +17,17 @@ def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, .
     A module whose name starts with an underscore is not a plugin. TypeError, naming the module, if it defines none
     or several, or if the name is taken.
     """
-    found: dict[str, T] = {}
+    objects: dict[str, T] = {}
     owners: dict[str, str] = {}
     for module in module_names(package):
         path = f"{package}.{module}"
-        mine = _defined(path, kind)
-        key = name(mine)
+        plugin = _defined(path, kind)
+        key = name(plugin)
         if key in owners:
             raise TypeError(f"{path} takes the name {key!r} of {owners[key]}")
         owners[key] = path
-        found[key] = mine
-    return tuple(found.values())
+        objects[key] = plugin
+    return tuple(objects.values())
 
 
 def module_names(package: str) -> tuple[str, ...]:
@@ -35,8 +35,8 @@ def module_names(package: str) -> tuple[str, ...]:
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ModuleNotFoundError(f"no package {package}", name=package)
-    found = pkgutil.iter_modules(spec.submodule_search_locations)
-    return tuple(sorted(info.name for info in found if not info.name.startswith("_")))
+    infos = pkgutil.iter_modules(spec.submodule_search_locations)
+    return tuple(sorted(info.name for info in infos if not info.name.startswith("_")))
 
 
 def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
@@ -50,7 +50,7 @@ def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
 
 def _defined(path: str, kind: type[T]) -> T:
     """The one object of type `kind` that a module defines."""
-    mine = [value for value in vars(importlib.import_module(path)).values() if isinstance(value, kind)]
-    if len(mine) != 1:
-        raise TypeError(f"{path} defines {len(mine)} objects of type {kind.__name__}, not one")
-    return mine[0]
+    objects = [value for value in vars(importlib.import_module(path)).values() if isinstance(value, kind)]
+    if len(objects) != 1:
+        raise TypeError(f"{path} defines {len(objects)} objects of type {kind.__name__}, not one")
+    return objects[0]

@@ -93,10 +93,10 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "sampled": summary.sampled,
         "gate": None if summary.gate is None else _gate(summary.gate),
         "new": {
-            severity.word: sum(one.new[severity] for one in summary.findings.values())
+            severity.word: sum(count.new[severity] for count in summary.findings.values())
             for severity in sorted(Severity, reverse=True)
         },
-        "headlines": [_headline(one) for one in summary.ranked_headlines()],
+        "headlines": [_headline(headline) for headline in summary.ranked_headlines()],
     }
 
 

@@ -50,22 +50,22 @@ class Way:
     @property
     def required(self) -> tuple[Keys, ...]:
         """The groups that must each be there."""
-        return tuple(one for one in self.keys if one.presence is Presence.REQUIRED)
+        return tuple(keys for keys in self.keys if keys.presence is Presence.REQUIRED)
 
     @property
     def optional(self) -> tuple[Keys, ...]:
         """The groups that may be there."""
-        return tuple(one for one in self.keys if one.presence is Presence.OPTIONAL)
+        return tuple(keys for keys in self.keys if keys.presence is Presence.OPTIONAL)
 
     @property
     def absent(self) -> tuple[Keys, ...]:
         """The groups that must not be there."""
-        return tuple(one for one in self.keys if one.presence is Presence.ABSENT)
+        return tuple(keys for keys in self.keys if keys.presence is Presence.ABSENT)
 
     @property
     def text(self) -> str:
         """The way for people."""
-        return self.words or "".join(one.text(first=not index) for index, one in enumerate(self.keys))
+        return self.words or "".join(keys.text(first=not index) for index, keys in enumerate(self.keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class Signature:
     @property
     def by_keys(self) -> tuple[Way, ...]:
         """The ways that go by keys."""
-        return tuple(one for one in self.ways if one.required)
+        return tuple(way for way in self.ways if way.required)
 
     @property
     def text(self) -> str:
         """The signature for people, with keys in backticks."""
-        return "".join(f"{one.before if index else ''}{one.text}" for index, one in enumerate(self.ways))
+        return "".join(f"{way.before if index else ''}{way.text}" for index, way in enumerate(self.ways))
 
 
 def way(*parts: str | Keys, before: str = "; or ") -> Way:

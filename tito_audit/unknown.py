@@ -14,17 +14,17 @@ _WIDE = 80
 """The longest name that a message repeats whole."""
 
 
-def close_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+def close_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
     """The known names most like a misspelt one, best first."""
     import difflib  # slow to load, and needed only for a mistake
 
-    by_key = {_key(one): one for one in known}
+    by_key = {_key(known_name): known_name for known_name in names}
     wanted = _key(name)
     likeness = {key: difflib.SequenceMatcher(None, key, wanted).ratio() for key in by_key}
     best = max(likeness.values(), default=0.0)
-    found = [key for key, like in likeness.items() if like >= max(best - _NEAR, _LIKE)]
-    found = found or [key for key in by_key if len(wanted) > 1 and key.startswith(wanted)]
-    return [by_key[key] for key in sorted(found, key=lambda key: -likeness[key])[:most]]
+    close = [key for key, like in likeness.items() if like >= max(best - _NEAR, _LIKE)]
+    close = close or [key for key in by_key if len(wanted) > 1 and key.startswith(wanted)]
+    return [by_key[key] for key in sorted(close, key=lambda key: -likeness[key])[:most]]
 
 
 def _key(name: str) -> str:
@@ -37,16 +37,16 @@ def quoted(name: str) -> str:
     return '"' + repr(name if len(name) <= _WIDE else f"{name[:_WIDE]}…")[1:-1] + '"'
 
 
-def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
+def did_you_mean(name: str, names: Iterable[str], most: int = 3) -> str:
     """`did you mean json?`; empty if no name is close."""
-    close = close_names(name, known, most)
+    close = close_names(name, names, most)
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def unknown(
     what: str,
     name: str,
-    known: Iterable[str],
+    possible: Iterable[str],
     *,
     choices: Iterable[str] = (),
     flag: str | None = None,
@@ -57,7 +57,7 @@ def unknown(
     `choices` is what the message lists where that is not the names themselves, and `listed_by` the command that it
     names where there are too many. `flag` is the flag that the name was given to.
     """
-    names = list(known)
+    names = list(possible)
     hint = did_you_mean(name, names)
     listed = list(choices) or names
     brackets = listed_by if listed_by and len(listed) > _MOST else ", ".join(listed)

@@ -75,15 +75,15 @@ def _joined(matches: list[Match]) -> Iterator[Match]:
 
 def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) -> list[Match]:
     """The equal runs of two sequences."""
-    found, _ = _longest_first(left, right, steps)
-    if found is not None:
-        return found
+    matched, _ = _longest_first(left, right, steps)
+    if matched is not None:
+        return matched
     matches: list[Match] = []
     anchors = [(-1, -1), *_anchors(left, right), (len(left), len(right))]
     for (a, b), (next_a, next_b) in pairwise(anchors):
-        one, other = left[a + 1 : next_a], right[b + 1 : next_b]
-        inner, steps = _longest_first(one, other, steps)
-        inner = _ends(one, other) if inner is None else inner
+        left_part, right_part = left[a + 1 : next_a], right[b + 1 : next_b]
+        inner, steps = _longest_first(left_part, right_part, steps)
+        inner = _ends(left_part, right_part) if inner is None else inner
         matches += [(a + 1 + i, b + 1 + j, size) for i, j, size in inner]
         matches += [(next_a, next_b, 1)] if next_a < len(left) else []
     return matches
@@ -96,7 +96,7 @@ def _longest_first(
     many = Counter(right)
     costs = [0, *accumulate([many.get(unit, 0) + 1 for unit in left])]
     matcher = SequenceMatcher(None, left, right, autojunk=False) if costs[-1] <= steps else None
-    found: list[Match] = []
+    blocks: list[Match] = []
     pending, remaining = [(0, len(left), 0, len(right))], steps
     while pending:
         start, end, other, other_end = pending.pop()
@@ -106,10 +106,10 @@ def _longest_first(
             return None, steps if matcher is None else steps // 2
         i, j, size = matcher.find_longest_match(start, end, other, other_end)
         if size:
-            found.append((i, j, size))
+            blocks.append((i, j, size))
             pending += [(start, i, other, j)] if start < i and other < j else []
             pending += [(i + size, end, j + size, other_end)] if i + size < end and j + size < other_end else []
-    return found, remaining
+    return blocks, remaining
 
 
 def _anchors(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]]:
@@ -172,16 +172,16 @@ def add_cuts(out: GrowingBlocks, recorded: Pieces, canonical: Pieces) -> None:
         out.between(recorded.ids, canonical.ids, *ends)
 
 
-def _shared(mine: Offsets, theirs: Offsets, size: int) -> Offsets:
-    """How many of `mine` end at or before each byte end above 0 that both have; `[B]` int64, ascending.
+def _shared(own_ends: Offsets, theirs: Offsets, size: int) -> Offsets:
+    """How many of `own_ends` end at or before each byte end above 0 that both have; `[B]` int64, ascending.
 
-    `mine` and `theirs` never decrease and end at `size`.
+    `own_ends` and `theirs` never decrease and end at `size`.
     """
     ends = np.zeros(size + 1, np.bool_)
     ends[theirs] = True
     ends[0] = False
-    shared = ends[mine]
-    shared[:-1] &= mine[1:] != mine[:-1]  # the last of several tokens that end at one byte
+    shared = ends[own_ends]
+    shared[:-1] &= own_ends[1:] != own_ends[:-1]  # the last of several tokens that end at one byte
     return shared.nonzero()[0] + 1
 
 

@@ -147,11 +147,11 @@ def read_baseline(path: Path) -> list[Entry]:
             "Update tito-audit, or write the file again with this one: delete it and pass --update-baseline."
         )
     # The entries without duplicates: what two branches accepted is there twice after a merge.
-    entries = (_entry(path, number, one) for number, one in enumerate(value["findings"], 1))
+    entries = (_entry(path, number, entry_object) for number, entry_object in enumerate(value["findings"], 1))
     by_key: dict[Key, Entry] = {}
     for entry in entries:
-        held = by_key.setdefault(entry.key, entry)
-        if held.times < entry.times:
+        first = by_key.setdefault(entry.key, entry)
+        if first.times < entry.times:
             by_key[entry.key] = entry
     return list(by_key.values())
 
@@ -204,10 +204,10 @@ def _entry(path: Path, number: int, value: Any) -> Entry:
         raise _not_a_baseline(path, f"finding {number} in it is {_shown(value)}")
 
     def field(name: str, kind: type, fits: bool = True) -> Any:
-        given = value.get(name)
-        if type(given) is not kind or not fits:
-            raise _not_a_baseline(path, f"{name} of finding {number} in it is {_shown(given)}")
-        return given
+        entry_value = value.get(name)
+        if type(entry_value) is not kind or not fits:
+            raise _not_a_baseline(path, f"{name} of finding {number} in it is {_shown(entry_value)}")
+        return entry_value
 
     fingerprint = field("fingerprint", str)
     field("fingerprint", str, bool(_FINGERPRINT.fullmatch(fingerprint)))

@@ -66,7 +66,7 @@ class Rates:
             self._by_code[code] = self._by_prefix[max(fitting, key=len)] if fitting else None
         return self._by_code[code]
 
-    def taken(self) -> Iterator[EntryCounts]:
+    def accepted(self) -> Iterator[EntryCounts]:
         """The findings above their limits that a new baseline accepts; they no longer count."""
         for rated in self._by_prefix.values():
             if any(self._count(limit, rated).failed for limit in rated.limits):
@@ -87,13 +87,13 @@ def limit_reason(limit: MaxRate, count: RateCount) -> str:
     """Why a limit fails: `TOK: 41 findings, 0.21 % of 20,000 generated tokens (limit 0.1 %)`."""
     by_rollout = limit.per == "rollout"
     unit = "rollout" if by_rollout else "generated token"
-    name, found = limit.prefix or "all rules", many(count.findings, "finding")
+    name, count_text = limit.prefix or "all rules", many(count.findings, "finding")
     if math.isinf(count.rate):
-        return f"{name}: {found}, but no {unit} to divide by"
+        return f"{name}: {count_text}, but no {unit} to divide by"
     most, of = limit_number(limit.limit, by_rollout=by_rollout), many(count.of, unit)
     if by_rollout:
-        return f"{name}: {found} in {of}, {rate_number(count)} per rollout (limit {most})"
-    return f"{name}: {found}, {rate_number(count)} of {of} (limit {most})"
+        return f"{name}: {count_text} in {of}, {rate_number(count)} per rollout (limit {most})"
+    return f"{name}: {count_text}, {rate_number(count)} of {of} (limit {most})"
 
 
 # Coverage: in how many rollouts the required rules ran, and why not in the others.
@@ -120,7 +120,7 @@ class _Tally:
     covered: int = 0
     idle: int = 0
     of: int = 0
-    asked: bool = False
+    applies: bool = False
     """Whether the requirement applies to any of the logs."""
     reasons: dict[str, _Reason] = field(default_factory=dict)
 
@@ -136,9 +136,9 @@ class _Tally:
 
     def count(self, codes: str, share: float) -> CoverageCount:
         """The numbers, judged."""
-        because, most = max(self.reasons.items(), key=lambda one: one[1].rollouts, default=(None, None))
+        because, most = max(self.reasons.items(), key=lambda reason: reason[1].rollouts, default=(None, None))
         # Fractions, as 0.07 * 100 is more than 7.
-        failed = self.asked and (not self.of or self.covered < Fraction(repr(share)) * self.of)
+        failed = self.applies and (not self.of or self.covered < Fraction(repr(share)) * self.of)
         return CoverageCount(
             codes,
             share,
@@ -163,9 +163,9 @@ class Coverage:
         counts: Callable[[str], bool],
     ) -> None:
         """`codes` are those selected for a log; `counts` says whether a log takes part in the gate."""
-        for one in required:
-            _refuse_uncountable(one)
-        for share in (*(one.share for one in required), *([] if min_audited is None else [min_audited])):
+        for need in required:
+            _refuse_uncountable(need)
+        for share in (*(need.share for need in required), *([] if min_audited is None else [min_audited])):
             if not 0 < share <= 1:
                 raise SetupError(f"A required share of {share}: not above 0 and at most 1.")
         self._required = required
@@ -184,13 +184,13 @@ class Coverage:
         if not self._required and self._min_audited is None:
             return
         logs = list(files)
-        self._audited.asked = not logs or any(map(self._counts, logs))
-        for number, (one, tally) in enumerate(zip(self._required, self._tallies, strict=True)):
-            tally.asked = not logs or any(self._wanted(file)[number] for file in logs)
-            chosen = any(_countable(one, self._codes(file)) for file in logs)
-            if not chosen and not _countable(one, selected):
+        self._audited.applies = not logs or any(map(self._counts, logs))
+        for number, (need, tally) in enumerate(zip(self._required, self._tallies, strict=True)):
+            tally.applies = not logs or any(self._wanted(file)[number] for file in logs)
+            chosen = any(_countable(need, self._codes(file)) for file in logs)
+            if not chosen and not _countable(need, selected):
                 raise SetupError(
-                    f"--require {one}: --select and --ignore exclude every rule of it, so none can run."
+                    f"--require {need}: --select and --ignore exclude every rule of it, so none can run."
                 )
 
     def add(self, result: Result) -> None:
@@ -208,8 +208,8 @@ class Coverage:
     def required(self) -> tuple[CoverageCount, ...]:
         """Every requirement with its count, in the order given."""
         return tuple(
-            tally.count(one.prefix or "ALL", one.share)
-            for one, tally in zip(self._required, self._tallies, strict=True)
+            tally.count(need.prefix or "ALL", need.share)
+            for need, tally in zip(self._required, self._tallies, strict=True)
         )
 
     def min_audited(self) -> CoverageCount | None:
@@ -219,7 +219,7 @@ class Coverage:
     def _wanted_in(self, file: str) -> tuple[frozenset[str], ...]:
         """By requirement: the rules that have to cover the rollouts of a log; none if the log is exempt."""
         codes = self._codes(file) if self._counts(file) else frozenset()
-        return tuple(_countable(one, codes) for one in self._required)
+        return tuple(_countable(need, codes) for need in self._required)
 
 
 _Judged = tuple[str | None, bool]
@@ -279,8 +279,8 @@ def _refuse_uncountable(required: Requirement) -> None:
     """SetupError for a requirement that no rollout can meet: of no rule, or of rules that judge whole logs."""
     codes = frozenset(rule.code for rule in all_rules())
     if not any(code.startswith(required.prefix) for code in codes):
-        known = (*FAMILIES, *sorted(codes))
-        raise unknown("rule", required.prefix, known, flag="--require", listed_by="tito-audit list rules")
+        possible = (*FAMILIES, *sorted(codes))
+        raise unknown("rule", required.prefix, possible, flag="--require", listed_by="tito-audit list rules")
     if not _countable(required, codes):
         raise SetupError(
             f"--require {required}: {required.prefix} judges whole logs, so it covers no single rollout.\n"
@@ -345,7 +345,7 @@ class _OpenBaseline:
         self._files: Mapping[str, str] = {self.name(str(file)): str(file) for file in logs}
         self._entries = [] if update and not path.exists() else read_baseline(path)
         self.known = Known(self._entries, folder_of(path), self._files)
-        self.held = EntryCounts()
+        self.seen = EntryCounts()
         """The baseline's findings as they were found in this run."""
         self._codes = criteria.codes
         # If rows are left out, no entry is known to be gone.
@@ -353,21 +353,21 @@ class _OpenBaseline:
 
     def gone(self) -> tuple[Fixed, ...]:
         """The entries that are no longer found in the logs."""
-        entries = self.known.left(self._asked)[0] if self._whole else []
+        entries = self.known.left(self._is_checked)[0] if self._whole else []
         return tuple(
-            Fixed(one.fingerprint, one.code, self._files[one.file], one.row, one.message, one.times)
-            for one in sorted(entries, key=lambda one: (one.file, one.row, one.code))
+            Fixed(entry.fingerprint, entry.code, self._files[entry.file], entry.row, entry.message, entry.times)
+            for entry in sorted(entries, key=lambda entry: (entry.file, entry.row, entry.code))
         )
 
     def rewrite(self, *new: EntryCounts) -> None:
         """Write the file again without what is gone and with what is new."""
-        stays = chain(self.known.left(self._asked)[1], self.held) if self._whole else self._entries
+        stays = chain(self.known.left(self._is_checked)[1], self.seen) if self._whole else self._entries
         entries = EntryCounts()
         for entry in chain(stays, *new):
             entries.put(entry)
         write_baseline(self.path, entries)
 
-    def _asked(self, name: str, code: str) -> bool:
+    def _is_checked(self, name: str, code: str) -> bool:
         return name in self._files and code in self._codes(self._files[name])
 
 
@@ -428,7 +428,7 @@ class Judge:
         """The verdict on all results; writes the updated baseline first."""
         added, fixed = 0, self._book.gone() if self._book is not None else ()
         if self._book is not None and self._gate.update_baseline:
-            new = [self._new, *self._rates.taken()]
+            new = [self._new, *self._rates.accepted()]
             added = sum(entries.total for entries in new)
             self._book.rewrite(*new)
         counts = self._rates.counts()
@@ -436,8 +436,8 @@ class Judge:
         because = [self._failing_words()] if self._failing else []
         because += [limit_reason(limit, count) for limit, count in limits if count.failed]
         required, min_audited = self._coverage.required(), self._coverage.min_audited()
-        asked = (*required, *([] if min_audited is None else [min_audited]))
-        because += [coverage_reason(count) for count in asked if count.failed]
+        coverage_counts = (*required, *([] if min_audited is None else [min_audited]))
+        because += [coverage_reason(count) for count in coverage_counts if count.failed]
         return Gate(
             failed=bool(because),
             because=tuple(because),
@@ -459,7 +459,7 @@ class Judge:
             self._known += finding.times
             self._summary.findings[finding.code].known += finding.times
             if self._gate.update_baseline:
-                book.held.add(finding, book.name(finding.place.file))
+                book.seen.add(finding, book.name(finding.place.file))
             return replace(finding, known=True)
         if bar.counts is None or finding.severity < bar.counts:
             return finding
@@ -478,7 +478,7 @@ class Judge:
     def _failing_words(self) -> str:
         """`3 errors and 1 warning in 2 rollouts that are in no baseline: SEQ301 (3), TOK101 (1)`."""
         total = self._failing.total()
-        kinds = [many(self._failing[one], one.word) for one in sorted(self._failing, reverse=True)]
+        kinds = [many(self._failing[severity], severity.word) for severity in sorted(self._failing, reverse=True)]
         which = f" that {'is' if total == 1 else 'are'} in no baseline" if self._book is not None else ""
         codes = [f"{code} ({number:,})" for code, number in self._codes.most_common(_CODES)]
         more = len(self._codes) - _CODES

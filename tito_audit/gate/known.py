@@ -37,10 +37,10 @@ class EntryCounts:
 
     def put(self, entry: Entry) -> None:
         """Add an entry with its count."""
-        held = self._by_key.setdefault(entry.key, entry)
-        if held is not entry:
-            held.times += entry.times
-            held.row = min(held.row, entry.row)
+        counted = self._by_key.setdefault(entry.key, entry)
+        if counted is not entry:
+            counted.times += entry.times
+            counted.row = min(counted.row, entry.row)
         self.total += entry.times
 
 
@@ -106,13 +106,13 @@ class Known:
             if unseen:
                 self._unseen.add(entry.key)
 
-    def left(self, asked: Callable[[str, str], bool]) -> tuple[list[Entry], list[Entry]]:
+    def left(self, is_checked: Callable[[str, str], bool]) -> tuple[list[Entry], list[Entry]]:
         """The entries not used up, with the remaining counts: those that are gone, and those not checked.
 
-        `asked` tells whether the run checked a code in a file.
+        `is_checked` tells whether the run checked a code in a file.
         """
         gone: list[Entry] = []
-        kept: list[Entry] = []
+        unchecked: list[Entry] = []
         for (fingerprint, severity), files in self._left.items():
             for file, times in files.items():
                 entry = replace(self._entries[fingerprint, severity, file], times=times)
@@ -124,8 +124,8 @@ class Known:
                     seen = entry.key not in self._unseen and (
                         readable or entry.row < last or entry.code == _UNREADABLE
                     )
-                (gone if seen and asked(file, entry.code) else kept).append(entry)
-        return gone, kept
+                (gone if seen and is_checked(file, entry.code) else unchecked).append(entry)
+        return gone, unchecked
 
     def _home(self, left: dict[str, int], file: str) -> str | None:
         if file in left:

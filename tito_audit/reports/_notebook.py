@@ -127,15 +127,15 @@ def _causes(summary: Summary) -> Iterator[str]:
 
 
 def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:
-    known = any(count.known for count in summary.findings.values())
-    heads = ["errors", "warnings", "notes", *(["known"] if known else []), "rollouts", "tokens"]
+    any_known = any(count.known for count in summary.findings.values())
+    heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
     cells = [_cell(name, "left", "th") for name in ("code", "what")]
     cells += [_cell(name, "right", "th") for name in heads]
     yield f'<table style="{_TABLE}"><thead><tr>{"".join(cells)}</tr></thead><tbody>'
     for code in by_weight(summary.findings):
         count = summary.findings[code]
         new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
-        numbers = [*new, *([count.known] if known else []), count.rollouts, count.tokens]
+        numbers = [*new, *([count.known] if any_known else []), count.rollouts, count.tokens]
         worst = max((head for head in Severity if count.new[head]), default=Severity.NOTE)
         cells = [_cell(_coloured(code, worst), "left"), _cell(_text(titles.get(code, "")), "left")]
         yield f"<tr>{''.join(cells + [_cell(f'{number:,}', 'right') for number in numbers])}</tr>"

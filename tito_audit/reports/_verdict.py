@@ -42,7 +42,7 @@ class Verdict:
 def verdict(summary: Summary) -> Verdict:
     """The verdict on a whole scan. Findings in the baseline are known and do not count."""
     word = verdict_word(summary)
-    counts = _found(summary, judged=word not in ("failed", *_NOTHING))
+    counts = _failures_and_findings(summary, judged=word not in ("failed", *_NOTHING))
     return Verdict(word, (*_because(word, summary), *counts, *open_words(summary), *_not_audited(word, summary)))
 
 
@@ -85,7 +85,7 @@ def _ran_nowhere(summary: Summary) -> bool:
     return bool(summary.codes) and summary.codes <= skipped
 
 
-def _found(summary: Summary, *, judged: bool) -> list[str]:
+def _failures_and_findings(summary: Summary, *, judged: bool) -> list[str]:
     """What was found by severity and what else made the gate fail; failures first. Not `judged`: never "no
     errors".
     """

@@ -122,10 +122,10 @@ class Worst:
 
     def _of(self, group: _GroupKey, severity: Severity | None) -> list[Finding]:
         """The findings of a headline with this severity; None: those about what wrote the log."""
-        kept = sorted(self._kept[group].values(), key=lambda finding: -self._entry(finding).findings)
+        findings = sorted(self._kept[group].values(), key=lambda finding: -self._entry(finding).findings)
         if severity is None:
-            return [finding for finding in kept if leads(finding)]
-        return [finding for finding in kept if finding.severity is severity and not leads(finding)]
+            return [finding for finding in findings if leads(finding)]
+        return [finding for finding in findings if finding.severity is severity and not leads(finding)]
 
     def _entry(self, finding: Finding) -> WorstEntry:
         group = self._groups.get((_key(finding), finding.severity))
@@ -164,16 +164,16 @@ def _key(finding: Finding) -> _Key:
     return finding.code, finding.place.file, why
 
 
-def _keep(kept: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:
+def _keep(by_key: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:
     """Keep the most severe finding of each key; if there is no room, drop a milder one."""
-    before = kept.get(key)
-    if before is None and len(kept) >= _KEPT:
-        key_out = min(kept, key=lambda other: kept[other].severity)
-        if kept[key_out].severity >= finding.severity:
+    before = by_key.get(key)
+    if before is None and len(by_key) >= _KEPT:
+        key_out = min(by_key, key=lambda other: by_key[other].severity)
+        if by_key[key_out].severity >= finding.severity:
             return
-        del kept[key_out]
+        del by_key[key_out]
     if before is None or before.severity < finding.severity:
-        kept[key] = finding
+        by_key[key] = finding
 
 
 class Shortlist(Generic[T]):

@@ -32,18 +32,18 @@ _REASONS = 10
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write the worst annotations, at most ten of each kind."""
-    kept: dict[Severity, Shortlist[Finding]] = {severity: Shortlist(PER_KIND) for severity in _KINDS}
+    shortlists: dict[Severity, Shortlist[Finding]] = {severity: Shortlist(PER_KIND) for severity in _KINDS}
     for result in results:
         for finding in result.findings:
             if not finding.known:
                 fails = options.fails is not None and options.fails(finding)
-                kept[finding.severity].offer(2 * leads(finding) + fails, finding.code, finding)
+                shortlists[finding.severity].offer(2 * leads(finding) + fails, finding.code, finding)
     for severity in sorted(_KINDS, reverse=True):
-        out.writelines(_annotations(severity, kept[severity], summary, options))
+        out.writelines(_annotations(severity, shortlists[severity], summary, options))
 
 
 def _annotations(
-    severity: Severity, kept: Shortlist[Finding], summary: Summary, options: ReportOptions
+    severity: Severity, shortlist: Shortlist[Finding], summary: Summary, options: ReportOptions
 ) -> Iterator[str]:
     """The lines of one kind: the gate's verdict, the worst findings, the count of the others."""
     kind = _KINDS[severity]
@@ -51,11 +51,11 @@ def _annotations(
     for title, message in of_all:
         yield _command(kind, title, message)
     room = PER_KIND - len(of_all)
-    shown = list(kept)[: room if kept.offered <= room else room - 1]
+    shown = list(shortlist)[: room if shortlist.offered <= room else room - 1]
     for finding in shown:
         title = f"{finding.code} {options.titles.get(finding.code, '')}".strip()
         yield _command(kind, title, _message(finding), finding)
-    left = kept.offered - len(shown)
+    left = shortlist.offered - len(shown)
     if left:
         words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of each."
         more = "Other reports list them all: --report json=findings.json, --report concise."

@@ -37,7 +37,7 @@ class _Case:
     failing: int = 0
     counts: Counter[Severity] = field(default_factory=Counter)
     """Findings that are not in the baseline."""
-    known: int = 0
+    in_baseline: int = 0
     skips: Counter[str] = field(default_factory=Counter)
     """Rollouts it could not check, by reason."""
     worst: Shortlist[Finding] = field(default_factory=lambda: Shortlist(_SHOWN))
@@ -61,7 +61,7 @@ class _Suite:
         for finding in result.findings:
             case = self._case(finding.code)
             if finding.known:
-                case.known += finding.times
+                case.in_baseline += finding.times
                 continue
             fails = finding.severity is Severity.ERROR if options.fails is None else options.fails(finding)
             case.failing += fails and finding.times
@@ -127,7 +127,7 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
         elif _skipped(case, suite):
             because = _reasons(case) or "no rollout could be checked"
             xml.text("skipped", [because], message=because)  # Jenkins shows the attribute, GitLab the text
-        elif case.counts or case.known or case.skips:
+        elif case.counts or case.in_baseline or case.skips:
             xml.text("system-out", _case_lines(case))
         xml.end("testcase")
     xml.end("testsuite")
@@ -170,7 +170,7 @@ def _gate(xml: _Xml, summary: Summary, limits: list[_Limit]) -> None:
 
 def _skipped(case: _Case, suite: _Suite) -> bool:
     """Whether the rule could not check any rollout of the file."""
-    findings = case.known or sum(case.counts.values())
+    findings = case.in_baseline or sum(case.counts.values())
     return not findings and sum(case.skips.values()) >= suite.rollouts
 
 
@@ -192,7 +192,7 @@ def _common(skips: Counter[str]) -> Iterator[tuple[str, int]]:
 
 
 def _case_lines(case: _Case) -> Iterator[str]:
-    yield _counts(case) + (f"; {many(case.known, 'known finding')} left out" if case.known else "")
+    yield _counts(case) + (f"; {many(case.in_baseline, 'known finding')} left out" if case.in_baseline else "")
     for finding in case.worst:
         yield f"{finding.severity.word}, {place_words(finding)}: {finding.hit.message}"
     if case.worst.left_out:

@@ -77,15 +77,15 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
 def _findings(summary: Summary) -> Iterator[str]:
     severities = sorted(Severity, reverse=True)
     codes = sorted(summary.codes | summary.findings.keys())
-    new, known = [], []
+    new, in_baseline = [], []
     for code in codes:
         count = summary.findings.get(code)
         for severity in severities:
             labels = {"code": code, "severity": severity.word}
             new.append((labels, 0 if count is None else count.new[severity]))
-        known.append(({"code": code}, 0 if count is None else count.known))
+        in_baseline.append(({"code": code}, 0 if count is None else count.known))
     yield from _gauge("findings", "Findings that are not in the baseline.", new)
-    yield from _gauge("known_findings", "Findings that are in the baseline.", known)
+    yield from _gauge("known_findings", "Findings that are in the baseline.", in_baseline)
     hit = [(severity, summary.new[severity].rollouts if severity in summary.new else 0) for severity in severities]
     labelled = [({"severity": severity.word}, number) for severity, number in hit]
     yield from _gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)

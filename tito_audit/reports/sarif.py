@@ -39,13 +39,13 @@ _FIXED = 1_000
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write one run, one result per line."""
-    kept: Shortlist[Finding] = Shortlist(RESULTS)
+    shortlist: Shortlist[Finding] = Shortlist(RESULTS)
     for result in results:
         for finding in result.findings:
             new = 0 if finding.known else len(Severity)
-            kept.offer(finding.severity + new, finding.code, finding)
+            shortlist.offer(finding.severity + new, finding.code, finding)
     worst: dict[str, Severity] = {}
-    for finding in kept:
+    for finding in shortlist:
         worst[finding.code] = max(finding.severity, worst.get(finding.code, Severity.NOTE))
     codes = sorted(worst)
     head = as_json({"$schema": _SCHEMA, "version": "2.1.0"})[:-1]
@@ -61,12 +61,12 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         "tool": {"driver": {"name": "tito-audit", "version": VERSION, "semanticVersion": VERSION, "rules": rules}},
         "automationDetails": {"id": (f"tito-audit/{visible(named)}/" if named else "tito-audit/")},
         "columnKind": "unicodeCodePoints",
-        "invocations": [_invocation(summary, kept.left_out)],
-        "properties": _properties(summary, kept.left_out),
+        "invocations": [_invocation(summary, shortlist.left_out)],
+        "properties": _properties(summary, shortlist.left_out),
     }
     out.write(f'{head},"runs":[\n{as_json(run)[:-1]},"results":[')
     between = "\n"
-    for value in _results(kept, codes, summary.gate):
+    for value in _results(shortlist, codes, summary.gate):
         out.write(between + as_json(value))
         between = ",\n"
     out.write("\n]}]}\n")
@@ -99,10 +99,10 @@ def _section(manual: str, heading: str) -> str:
     return " ".join(words)
 
 
-def _results(kept: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
+def _results(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
     index = {code: number for number, code in enumerate(codes)}
     seen: Counter[tuple[str, str]] = Counter()
-    for finding in kept:
+    for finding in findings:
         fingerprint = finding.fingerprint
         seen[finding.place.file, fingerprint] += 1
         # What is wrong, then where in the row; `[text](address)` is escaped, as it would be a link.

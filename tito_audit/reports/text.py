@@ -47,12 +47,12 @@ class _Gathered:
     """What the page needs besides the summary."""
 
     curable: Curable = field(default_factory=Curable)
-    known: int = 0
+    in_baseline: int = 0
     """Findings in the baseline; they are counted and not shown."""
 
     def add(self, result: Result) -> None:
         self.curable.add(result)
-        self.known += sum(finding.known for finding in result.findings)
+        self.in_baseline += sum(finding.known for finding in result.findings)
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
@@ -61,7 +61,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     for result in results:
         gathered.add(result)
     with page_to(out, options) as console:
-        for line in (*_header(summary), *_known_lines(summary, gathered.known)):
+        for line in (*_header(summary), *_known_lines(summary, gathered.in_baseline)):
             console.print(line)
         _print_causes(console, cause_lines(summary))
         if summary.findings:
@@ -187,8 +187,8 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
     table = ruled_table()
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12 if options.width >= _WIDE else 8)
-    known = any(count.known for count in summary.findings.values())
-    columns = ["errors", "warn", "notes", *(["known"] if known else []), "rollouts", "tokens"]
+    any_known = any(count.known for count in summary.findings.values())
+    columns = ["errors", "warn", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
     if options.width < _WIDE:
         columns.pop()
     for name in columns:
@@ -200,7 +200,7 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
         causes = _causes(summary.causes.get(code, Counter()))
         if causes:
             what.append(("\n" if what else "") + causes, style="dim")
-        of_them = [count.known] if known else []
+        of_them = [count.known] if any_known else []
         numbers = (*(count.new[severity] for severity in _WORST_FIRST), *of_them, count.rollouts, count.tokens)
         table.add_row(
             Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])

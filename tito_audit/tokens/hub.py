@@ -260,7 +260,7 @@ def _snapshots() -> Iterator[CachedTokenizer]:
 def _snapshot(repository: Path) -> CachedTokenizer | None:
     """The snapshot of a repository's main branch, else the newest, if it holds a tokenizer."""
     try:
-        folders = [one for one in (repository / "snapshots").iterdir() if (one / _FILES[0]).is_file()]
+        folders = [each for each in (repository / "snapshots").iterdir() if (each / _FILES[0]).is_file()]
     except OSError:
         return None
     if not folders:

@@ -138,7 +138,7 @@ class Tokenizer:
         """
         if wanted is False:
             self._fast = self.encoder_notice = None
-            vars(self).pop("_known", None)
+            vars(self).pop("_known_texts", None)
             return False
         if self._fast is not None:
             return True
@@ -244,7 +244,7 @@ class Tokenizer:
         What the text shares with an earlier one that led to recorded ids is not encoded again; on a sample of the
         rest the reference has to agree.
         """
-        base, shared = self._known.find(text)
+        base, shared = self._known_texts.find(text)
         characters, first = base.up_to(shared) if base is not None else (0, 0)
         begun = base.ids[:first] if base is not None else empty_ids()
         if not same_ids(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
@@ -259,7 +259,7 @@ class Tokenizer:
         elif len(left):
             return False
         if not goes_on:
-            self._known.keep(text, recorded_ids.copy(), base, shared)
+            self._known_texts.keep(text, recorded_ids.copy(), base, shared)
         return True
 
     def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = _ONE_IN) -> bool:
@@ -292,7 +292,7 @@ class Tokenizer:
         return find_cuts(self.backend, self.vocabulary)
 
     @cached_property
-    def _known(self) -> KnownTexts:
+    def _known_texts(self) -> KnownTexts:
         """Recent texts that led to recorded ids."""
         return KnownTexts(self.cuts)
 
@@ -346,4 +346,4 @@ class Tokenizer:
             f"the run went on with {ReferenceEncoder.name}."
         )
         self._fast = None
-        vars(self).pop("_known", None)
+        vars(self).pop("_known_texts", None)

@@ -188,13 +188,13 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
                 at = bases[turns[sampled]] + evidence.row.turn_offset[start:end][sampled]
                 states[at] = state
         elif turn is not None and turn < len(offsets):
-            for sequence, first, last in _said(evidence, hit.where, turn, start, end):
+            for sequence, first, last in _repeated(evidence, hit.where, turn, start, end):
                 last = min(last, spans.lengths[sequence])
                 states[offsets[sequence] + first : offsets[sequence] + max(first, last)] = state
     return states
 
 
-def _said(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _repeated(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The ranges of completions (turn, start, end) that a range of a turn's prompt or completion repeats."""
     if where is Where.COMPLETION:
         yield turn, start, end

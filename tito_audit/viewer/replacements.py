@@ -65,16 +65,16 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
     break their history according to a SEQ finding are compared with what was seen before them, and a training row
     with other tokens than the calls generated with those.
     """
-    found: dict[Key, list[Replaced]] = {}
-    codes = {_place(one.difference): one.code for one in evidence.explained}
+    swaps: dict[Key, list[Replaced]] = {}
+    codes = {_place(known_cause.difference): known_cause.code for known_cause in evidence.explained}
     for difference in evidence.differences:
         key = (difference.where, None if difference.where is Where.ROW else difference.turn)
-        found.setdefault(key, []).append(_of(difference, codes.get(_place(difference), ""), evidence.rollout))
-    for turn, one in _of_history(evidence, findings):
-        found.setdefault((Where.PROMPT, turn), []).append(one)
-    for one in _of_row(evidence, codes):
-        found.setdefault((Where.ROW, None), []).append(one)
-    return {key: _apart(several) for key, several in found.items()}
+        swaps.setdefault(key, []).append(_of(difference, codes.get(_place(difference), ""), evidence.rollout))
+    for turn, swap in _of_history(evidence, findings):
+        swaps.setdefault((Where.PROMPT, turn), []).append(swap)
+    for swap in _of_row(evidence, codes):
+        swaps.setdefault((Where.ROW, None), []).append(swap)
+    return {key: _apart(several) for key, several in swaps.items()}
 
 
 def _place(difference: Difference) -> _Place:
@@ -136,9 +136,9 @@ def _before(difference: Difference, rollout: Rollout) -> int:
 
 def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tuple[int, Replaced]]:
     """The tokens in prompts that replace what was seen and sampled before, each with the prompt's turn."""
-    said = {one.hit.turn: one for one in findings if one.code.startswith("SEQ")}
+    of_turn = {f.hit.turn: f for f in findings if f.code.startswith("SEQ")}
     for link in evidence.links:
-        finding = said.get(link.turn)
+        finding = of_turn.get(link.turn)
         if finding is None or link.parent is None or not link.kind.breaks:
             continue
         parent = evidence.rollout.turns[link.parent]

@@ -27,9 +27,9 @@ class ViewQuota:
 
     def take(self, findings: Iterable[Finding]) -> bool:
         """Whether the next rollout, which has these findings, gets a view."""
-        taken = self.offer(findings)
-        self._taken += taken
-        return taken
+        viewed = self.offer(findings)
+        self._taken += viewed
+        return viewed
 
     def offer(self, findings: Iterable[Finding]) -> bool:
         """Whether the next rollout of a part may get a view."""

@@ -161,28 +161,28 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
             ((hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end, int(finding.severity))
         )
     for key, several in swaps.items():
-        about += [(key, one.start, one.end, int(one.severity)) for one in several]
+        about += [(key, swap.start, swap.end, int(swap.severity)) for swap in several]
     for key, _, _, worst in about:
         severity[key] = max(severity.get(key, -1), worst)
     every = list(_sequences(evidence))
     shown = _most_severe(every, severity)
-    at = {one.key: number for number, one in enumerate(shown)}
+    at = {seq.key: number for number, seq in enumerate(shown)}
     spots = [Spot(at[key], start, end, worst) for key, start, end, worst in about if key in at]
-    excerpts = choose_excerpts([len(one.ids) for one in shown], spots, _fill(shown), MAX_TOKENS)
+    excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, _fill(shown), MAX_TOKENS)
     words = _Words(evidence.vocabulary)
-    drawn = _swaps([swaps.get(one.key, []) for one in shown], excerpts, words)
+    drawn = _swaps([swaps.get(seq.key, []) for seq in shown], excerpts, words)
     return View(
         tuple(_cut(message.role) for message in evidence.rollout.messages),
         tuple(
             ViewSequence(
-                *one.key,
-                len(one.ids),
-                tuple(map(partial(_stretch, one, words), excerpt.starts, excerpt.ends)),
+                *seq.key,
+                len(seq.ids),
+                tuple(map(partial(_stretch, seq, words), excerpt.starts, excerpt.ends)),
                 swapped,
-                one.note,
-                "" if swapped else same_as(evidence, one.key),
+                seq.note,
+                "" if swapped else same_as(evidence, seq.key),
             )
-            for one, excerpt, swapped in zip(shown, excerpts, drawn, strict=True)
+            for seq, excerpt, swapped in zip(shown, excerpts, drawn, strict=True)
         ),
         len(every) - len(shown),
     )
@@ -318,29 +318,29 @@ def _swaps(
 ) -> list[tuple[Swap, ...]]:
     """For each sequence the swaps that touch its excerpt; the most severe get room first."""
     ranked = sorted(
-        (one.rank, number, one)
-        for number, (mine, excerpt) in enumerate(zip(several, excerpts, strict=True))
-        for one in mine
-        if excerpt.touches(one.start, one.end)
+        (replacement.rank, number, replacement)
+        for number, (own, excerpt) in enumerate(zip(several, excerpts, strict=True))
+        for replacement in own
+        if excerpt.touches(replacement.start, replacement.end)
     )
     out: list[list[Swap]] = [[] for _ in several]
     room = MAX_SWAPPED
-    for _, number, one in ranked:
-        ids = one.canonical[: min(MAX_SWAP, room)]
+    for _, number, replacement in ranked:
+        ids = replacement.canonical[: min(MAX_SWAP, room)]
         room -= len(ids)
         out[number].append(
             Swap(
-                one.start,
-                one.end,
+                replacement.start,
+                replacement.end,
                 *words.of(ids),
-                total=len(one.canonical),
-                code=one.code,
-                against=one.against,
-                before=one.before,
-                after=one.after,
+                total=len(replacement.canonical),
+                code=replacement.code,
+                against=replacement.against,
+                before=replacement.before,
+                after=replacement.after,
             )
         )
-    return [tuple(sorted(mine, key=attrgetter("start", "end"))) for mine in out]
+    return [tuple(sorted(own, key=attrgetter("start", "end"))) for own in out]
 
 
 def _cut(text: str) -> str:

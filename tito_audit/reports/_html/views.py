@@ -119,7 +119,7 @@ def _stretch(stretch: Stretch, table: dict[tuple[Any, ...], int]) -> dict[str, A
     if stretch.logprobs is not None:
         out["logprobs"] = [None if value is None else round(value, 5) for value in stretch.logprobs]
     if stretch.trained is not None:
-        out["trained"] = _runs([bool(one) for one in stretch.trained])
+        out["trained"] = _runs([bool(flag) for flag in stretch.trained])
     if stretch.roles is not None:
         out["roles"] = _runs([visible(role) for role in stretch.roles])
     return out
