@@ -13,7 +13,7 @@ from typing import Any
 from tests import toy
 from tito_audit.errors import ProviderError
 from tito_audit.provider import SamplingParams, ScoredTokens
-from tito_audit.rescore.journal import Journal
+from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import RescoredRollout
 from tito_audit.rescore.run import RescoreChoices, Rescoring
 from tito_audit.settings.model import Settings
@@ -91,7 +91,7 @@ def log_of(folder: Path, rows: Iterable[Any], name: str = "log.jsonl") -> Path:
 
 
 def rescored(
-    log: Path, provider: Any = None, journal: Journal | None = None, **choices: Any
+    log: Path, provider: Any = None, journal: ScoreJournal | None = None, **choices: Any
 ) -> tuple[list[RescoredRollout], Rescoring]:
     """The rollouts of a log, and the run."""
     run = Rescoring(

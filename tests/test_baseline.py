@@ -22,7 +22,7 @@ from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import Entry, LogNames, entry_of, read_baseline, write_baseline
-from tito_audit.gate.known import EntryCounts, Known
+from tito_audit.gate.known import EntryCounts, KnownFindings
 from tito_audit.settings.model import Override
 from tito_audit.terminal.escape import escaped_json
 
@@ -240,7 +240,7 @@ def test_what_lies_in_or_behind_a_row_that_cannot_be_read_stays(folder: Folder) 
 
 def test_the_same_tokens_as_a_note_use_up_no_error() -> None:
     error, note = made_up(Place("a", 4)), made_up(Place("a", 3), Severity.NOTE)
-    known = Known([entry_of(error, error.fingerprint, "a")], Path(), ["a"])
+    known = KnownFindings([entry_of(error, error.fingerprint, "a")], Path(), ["a"])
     assert not known.holds(note, "a")
     assert known.holds(error, "a")
     assert not known.holds(error, "a")

@@ -21,7 +21,7 @@ from tests.command import run, written
 from tests.ready import program
 from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import _Commands, main
-from tito_audit.cli._deliver import Wanted, deliver
+from tito_audit.cli._deliver import Target, deliver
 from tito_audit.errors import SetupError
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Result
@@ -30,7 +30,7 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
-from tito_audit.terminal.sequence import DrawOptions, Tokens, draw_tokens
+from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def report_of(write: Callable[..., None]) -> Report:
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SetupError("gone"), ZeroDivisionError()])
 def test_a_run_that_fails_leaves_no_file_and_no_thread(tmp_path: Path, error: BaseException, others: int) -> None:
     names = ["json", "jsonl", "text"][: others + 1]
-    wanted = [Wanted(report_named(name), tmp_path / name) for name in names]
+    wanted = [Target(report_named(name), tmp_path / name) for name in names]
     threads = set(threading.enumerate())
     (tmp_path / "json").write_text("the report of an earlier run", encoding="utf-8")
     with pytest.raises(type(error)):
@@ -350,7 +350,7 @@ def test_a_report_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None
         next(results)
         raise BrokenPipeError
 
-    wanted = [Wanted(report_of(fail), None), Wanted(report_named("jsonl"), tmp_path / "out")]
+    wanted = [Target(report_of(fail), None), Target(report_named("jsonl"), tmp_path / "out")]
     with pytest.raises(BrokenPipeError):
         deliver(endless(), Summary(), wanted, ReportOptions())
     assert list(tmp_path.iterdir()) == []
@@ -370,7 +370,7 @@ def test_a_slow_report_slows_the_run_and_holds_few_results(tmp_path: Path) -> No
         for pulled in range(300):
             yield Result(Place("a", pulled), None)
 
-    wanted = [Wanted(report_of(slow), tmp_path / "a"), Wanted(report_named("jsonl"), tmp_path / "b")]
+    wanted = [Target(report_of(slow), tmp_path / "a"), Target(report_named("jsonl"), tmp_path / "b")]
     deliver(counted(), Summary(), wanted, ReportOptions())
     assert max(ahead) < 40
     assert io.StringIO((tmp_path / "b").read_text(encoding="utf-8")).readline().startswith('{"summary"')
@@ -379,7 +379,7 @@ def test_a_slow_report_slows_the_run_and_holds_few_results(tmp_path: Path) -> No
 def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
     ids = np.arange(1000, dtype=np.int32)
     trained = ids >= 950
-    parts = draw_tokens(Tokens(ids, trained), DrawOptions(80), findings=[(500, 502)])
+    parts = draw_tokens(TokenLine(ids, trained), DrawOptions(80), findings=[(500, 502)])
     text = "\n".join(line.plain for part in parts for line in part.lines)
     assert "tokens left out" in text
     shown = {int(one) for one in re.findall(r"\d+(?=│)", text)}
@@ -387,12 +387,12 @@ def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
     left_out = sum(int(one) for one in re.findall(r"… (\d+) tokens", text))
     assert len(shown) + left_out == 1000
     assert text.count("^^^") == 2
-    whole = [line for part in draw_tokens(Tokens(ids), DrawOptions(80, full=True)) for line in part.lines]
+    whole = [line for part in draw_tokens(TokenLine(ids), DrawOptions(80, full=True)) for line in part.lines]
     assert {int(one) for line in whole for one in re.findall(r"\d+(?=│)", line.plain)} == set(range(1000))
     assert max(len(line.plain) for line in whole) <= 80
 
 
 def test_a_trained_token_in_a_finding_carries_the_mark_of_both() -> None:
     ids = np.arange(4, dtype=np.int32)
-    parts = draw_tokens(Tokens(ids, ids >= 2), DrawOptions(80, "ab c".__getitem__), findings=[(1, 3)])
+    parts = draw_tokens(TokenLine(ids, ids >= 2), DrawOptions(80, "ab c".__getitem__), findings=[(1, 3)])
     assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│·│c│", "            ^ # ="]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.world import BROKEN, CLEAN, ROOT, TOY
-from tito_audit.cli._diff import Columns, changed_regions, diff_lines
-from tito_audit.cli._repaired import REPORTS, Repaired, Sayings, Tally
+from tito_audit.cli._diff import DiffRow, changed_regions, diff_lines
+from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally, Sayings
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
@@ -429,11 +429,11 @@ def test_nothing_that_a_log_says_acts_on_the_terminal() -> None:
     left = Result(evil, new, (finding,))
     one = replace(one, after=(left,))
     text = "\n".join(diff(one, lambda token: f"\x1b[{token}m\n"))
-    tally, summary = Tally(Severity.ERROR), Summary(files=[evil.file], notices=["n\x1b[1m"], tokenizer="t\x07")
+    tally, summary = RowTally(Severity.ERROR), Summary(files=[evil.file], notices=["n\x1b[1m"], tokenizer="t\x07")
     tally.add(one)
     summary.add(left)
     files = [(Path(evil.file), Path("cured\x1b[1m.jsonl"))]
-    over = Repaired(tally, summary, summary, files, Settings(), RepairSettings(), "o\x1b[1m")
+    over = RepairRun(tally, summary, summary, files, Settings(), RepairSettings(), "o\x1b[1m")
     for write in REPORTS.values():
         page = StringIO()
         write(over, page, ReportOptions())
@@ -462,7 +462,7 @@ sequences = st.lists(
 def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
     one: list[tuple[int, bool, float]], other: list[tuple[int, bool, float]]
 ) -> None:
-    old, new = (Columns(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
+    old, new = (DiffRow(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
     at, made = 0, []
     for region in changed_regions(old, new):
         assert region.old_start >= at

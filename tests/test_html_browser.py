@@ -19,7 +19,7 @@ from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.summary import Gate, RateCount, Summary
-from tito_audit.viewer.model import Observed, Stretch, Swap, View, ViewSequence
+from tito_audit.viewer.model import Observed, ShownStretch, Swap, View, ViewSequence
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -251,7 +251,7 @@ def test_a_rollout_opens_where_there_is_something_to_see(browser: driver.Browser
     ids, place = tuple(range(4_000)), Place("logs/run.jsonl", 0)
     swaps = (Swap(3000, 3001, (7,), ("7",), ("37",)), Swap(3900, 3901, (8,), ("8",), ("38",)))
     pieces = tuple(f"{number} " for number in ids)
-    stretch = Stretch(0, ids, pieces, tuple(piece.encode().hex() for piece in pieces))
+    stretch = ShownStretch(0, ids, pieces, tuple(piece.encode().hex() for piece in pieces))
     view = View((), (ViewSequence(Where.COMPLETION, 0, len(ids), (stretch,), swaps),))
     hit = Hit(Where.COMPLETION, 1000, 1002, "Two tokens.", 0, "merge")
     found = Finding("TOK101", Severity.ERROR, place, hit)
@@ -296,7 +296,7 @@ def test_the_card_of_a_token_leaves_what_stands_in_its_place_in_sight(
 def hostile() -> Iterator[Result]:
     """Results whose every text tries to act."""
     place = Place(f"logs/{HOSTILE}.jsonl", 3, 1)
-    stretch = Stretch(
+    stretch = ShownStretch(
         0,
         (1, 2),
         (HOSTILE, "<b>"),

@@ -20,7 +20,7 @@ from tito_audit.formats import all_formats, format_named, near_formats, pick_for
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.signature import Signature, Way, absent, keys, optional, way
+from tito_audit.signature import KeyWay, Signature, absent, keys, optional, way
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,7 +138,7 @@ def test_the_two_formats_of_one_shape_name_each_other_with_the_key_that_is_missi
         (Signature.of(way("a", "b", absent("c"))), "`a`, `b`, no `c`"),
         (Signature.of(way("a", optional("b[].c", before="; ids in "))), "`a`; ids in `b[].c`"),
         (
-            Signature.of(way(keys("a", after=" (a list)"), "b"), Way(words="words only")),
+            Signature.of(way(keys("a", after=" (a list)"), "b"), KeyWay(words="words only")),
             "`a` (a list), `b`; or words only",
         ),
         (
@@ -169,7 +169,7 @@ def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
     lacks: tuple[str, ...],
     excess: tuple[str, ...],
 ) -> None:
-    ways = (way(keys("a", "b"), "c", optional("x.m", before="; ")), Way(words="in words"), way("e[].f"))
+    ways = (way(keys("a", "b"), "c", optional("x.m", before="; ")), KeyWay(words="in words"), way("e[].f"))
     form = replace(format_named("slime"), signature=Signature.of(*ways), matches=lambda _: True)
     closed = replace(form, signature=Signature.of(replace(ways[0], keys=(*ways[0].keys, absent("no"))), *ways[1:]))
     assert told_by(form, row) == told

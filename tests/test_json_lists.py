@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tito_audit.record import json_lists, json_text
 from tito_audit.record.edits import Edit
-from tito_audit.record.json_lists import FlatSpans, Keys, runs
+from tito_audit.record.json_lists import EntryKeys, FlatSpans, runs
 from tito_audit.record.json_text import rewrite_json
 
 keys = st.lists(st.sampled_from(["0", "1", "0.0", "-1.5", "null", "NaN"]), max_size=12)
@@ -38,7 +38,7 @@ def test_every_entry_takes_the_spelling_that_whole_lists_give_it(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_lists, "AT_ONCE", at_once)
-        found = list(runs(Keys(len(was), lambda a, b: was[a:b]), Keys(len(now), lambda a, b: now[a:b])))
+        found = list(runs(EntryKeys(len(was), lambda a, b: was[a:b]), EntryKeys(len(now), lambda a, b: now[a:b])))
     taken: list[int | None] = []
     for index, origin, count in found:
         assert index == len(taken)

@@ -53,7 +53,7 @@ from tito_audit.viewer.sequences import (
     MAX_SWAPPED,
     MAX_TOKENS,
     Excerpt,
-    Spot,
+    MarkedRange,
     choose_excerpts,
     view,
 )
@@ -723,7 +723,7 @@ def test_what_is_chosen_fits_the_room_and_uses_it(
     lengths: list[int], places: list[tuple[int, int, int, int]], room: int
 ) -> None:
     spots = [
-        Spot(number, start, start + size, severity)
+        MarkedRange(number, start, start + size, severity)
         for number, start, size, severity in places
         if number < len(lengths) and start + size <= lengths[number]
     ]

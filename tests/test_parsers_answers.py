@@ -25,7 +25,7 @@ from tito_audit.parsers import (
     to_message,
 )
 from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Source, until
+from tito_audit.parsers._source import TextSource, until
 from tito_audit.tokens.load import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
@@ -211,7 +211,7 @@ VALUES = st.recursive(
 
 def read_object(text: str, size: int) -> tuple[dict[str, str] | None, int]:
     """The members of the object in a text that comes in pieces, as texts, and where the reader stopped."""
-    source = Source()
+    source = TextSource()
     reader = json_object(source)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     for piece in [*pieces, ""]:
@@ -267,7 +267,7 @@ def test_an_object_nested_too_deep_is_no_call() -> None:
     size=st.integers(1, 6),
 )
 def test_a_mark_is_found_where_it_first_is(text: str, mark: str, size: int) -> None:
-    source = Source()
+    source = TextSource()
     reader, found = until(source, mark), None
     for piece in [*(text[at : at + size] for at in range(0, len(text), size)), ""]:
         source.add(piece)

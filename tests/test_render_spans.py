@@ -19,7 +19,7 @@ from tito_audit.render.fast.render import GivenUp
 from tito_audit.render.limits import Budget
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.sandbox import ChatEnvironment
-from tito_audit.render.sentinels import Found, Marking, SpanKind, _character, _Marker, _marks, mark, unmark
+from tito_audit.render.sentinels import MarkedText, Marking, SpanKind, _character, _Marker, _marks, mark, unmark
 from tito_audit.render.spans import spans
 from tito_audit.render.template import Template
 
@@ -134,9 +134,9 @@ def slow_around(marker: _Marker, text: str, index: int, kind: SpanKind) -> str:
     return f"{text[:at]}{_character(2 * number)}{body}{_character(2 * number + 1)}{text[at + len(body) :]}"
 
 
-def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[Found]] | None:
+def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[MarkedText]] | None:
     pieces: list[str] = []
-    found: list[Found] = []
+    found: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
     for position, number in _marks(text):
@@ -147,7 +147,7 @@ def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, lis
             opened = (number, length)
         elif opened is not None and number == opened[0] + 1:
             index, kind = owners[number // 2]
-            found.append(Found(opened[1], length, kind, index))
+            found.append(MarkedText(opened[1], length, kind, index))
             opened = None
         else:
             return None

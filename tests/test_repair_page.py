@@ -12,7 +12,7 @@ import pytest
 
 from tests.command import run
 from tests.toy import ROOT, rollout_of
-from tito_audit.cli._repaired import REPORTS, Repaired, Tally
+from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import RepairSettings, Settings
@@ -143,7 +143,7 @@ def test_a_log_with_warnings_that_no_repair_was_asked_for_has_nothing_to_repair(
 
 def page_of(before: Summary, after: Summary) -> str:
     """The last line of the page of a repair with these counts."""
-    run = Repaired(Tally(Severity.ERROR), before, after, [], Settings(), RepairSettings(), "out.jsonl")
+    run = RepairRun(RowTally(Severity.ERROR), before, after, [], Settings(), RepairSettings(), "out.jsonl")
     out = StringIO()
     REPORTS["text"](run, out, ReportOptions())
     return out.getvalue().splitlines()[-1]

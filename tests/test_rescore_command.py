@@ -22,7 +22,7 @@ from tests.test_rescore import NEXT, SAMPLED, canonical
 from tests.tiers import DEEP
 from tests.tiny_model import build_tiny_model
 from tito_audit.errors import ProviderError, SetupError
-from tito_audit.rescore.journal import Journal
+from tito_audit.rescore.journal import ScoreJournal
 
 torch = pytest.importorskip("torch")
 
@@ -254,22 +254,22 @@ def test_a_run_that_died_goes_on_with_what_it_scored(tmp_path, prompt):
     log, place = log_of(tmp_path, rows), tmp_path / "scores"
     whole, _ = rescored(log, Formula(), jobs=2)
     requests = len(rescored(log, counted := Formula(), jobs=2)[0]) and len(counted.asked)
-    dead = Journal(place, "formula=1")
+    dead = ScoreJournal(place, "formula=1")
     with pytest.raises(ProviderError):
         rescored(log, dying := Formula(dies=5), dead, jobs=2)
     dead.close()
     place.write_bytes(place.read_bytes()[:-20])  # a kill tears the last line
     with pytest.raises(SetupError, match="--resume"):
-        Journal(place, "formula=1")
+        ScoreJournal(place, "formula=1")
     with pytest.raises(SetupError, match="do not mix"):
-        Journal(place, "formula=2", resume=True)
+        ScoreJournal(place, "formula=2", resume=True)
     other = Formula()
     other.model = "another"
-    mixed = Journal(place, "formula=1", resume=True)
+    mixed = ScoreJournal(place, "formula=1", resume=True)
     with pytest.raises(SetupError, match="'formula', not 'another'"):
         rescored(log, other, mixed, jobs=2)
     mixed.close()
-    again = Journal(place, "formula=1", resume=True)
+    again = ScoreJournal(place, "formula=1", resume=True)
     resumed, _ = rescored(log, second := Formula(), again, jobs=2)
     assert again.resumed == len(dying.asked) - 1
     assert len(dying.asked) - 1 + len(second.asked) == requests

@@ -21,13 +21,13 @@ from rich.cells import cell_len
 from tests import command
 from tests.tiers import some
 from tito_audit import Settings, read_rollouts, scan_rollouts
-from tito_audit.cli._shown import Spot, page_lines, wanted_place
+from tito_audit.cli._shown import ShowSpan, page_lines, wanted_place
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result, Where
 from tito_audit.report import ReportOptions
 from tito_audit.storage import open_log
 from tito_audit.terminal.page import console_for
-from tito_audit.terminal.sequence import DrawOptions, Tokens, draw_tokens, logprob_words
+from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
@@ -190,7 +190,7 @@ def test_wide_and_combining_characters_keep_their_columns(width: int) -> None:
     look = DrawOptions(
         width, lambda token_id: pieces[(token_id - 100_000) // 7 % len(pieces)], full=True, ids=True, logprobs=True
     )
-    parts = draw_tokens(Tokens(ids, logprobs=logprobs), look, findings=[(3, 5), (40, 40)])
+    parts = draw_tokens(TokenLine(ids, logprobs=logprobs), look, findings=[(3, 5), (40, 40)])
     lines = [line.plain for part in parts for line in part.lines]
     found = list(columns(lines))
     assert [one["id"] for one in found] == [str(one) for one in ids]
@@ -209,7 +209,7 @@ def test_ids_that_the_log_does_not_hold_are_said_to_be_recovered() -> None:
 def test_an_unknown_logprob_is_a_question_and_an_unlikely_token_is_marked() -> None:
     ids, trained = np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], np.bool_)
     logprobs = np.array([np.nan, -9.0, np.nan, -0.001, -7.0, 0.0])
-    parts = draw_tokens(Tokens(ids, trained, logprobs), DrawOptions(100, "abcdef".__getitem__, logprobs=True))
+    parts = draw_tokens(TokenLine(ids, trained, logprobs), DrawOptions(100, "abcdef".__getitem__, logprobs=True))
     found = list(columns([line.plain for part in parts for line in part.lines]))
     assert [one["logprob"] for one in found] == ["", "-9.00", "?", "-0.00", "-7.00!", "0"]
 
@@ -231,7 +231,7 @@ def test_a_logprob_takes_few_columns_whatever_it_is(value: float, words: str) ->
 
 def test_a_missing_end_is_marked_behind_the_last_token() -> None:
     parts = draw_tokens(
-        Tokens(np.arange(3, dtype=np.int32)), DrawOptions(80, "abc".__getitem__), findings=[(3, 3)]
+        TokenLine(np.arange(3, dtype=np.int32)), DrawOptions(80, "abc".__getitem__), findings=[(3, 3)]
     )
     assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│c│", "                ^"]
 
@@ -300,18 +300,18 @@ def test_every_place_of_the_concise_report_can_be_pasted(name: str) -> None:
         ("3:1:", 3, 0, 1, None),
         ("3:-:-", 3, 0, None, None),
         ("3:1:-", 3, 0, 1, None),
-        ("3:1:5-9", 3, 0, 1, Spot(5, 9, None, 1)),
-        ("3:1:5-5", 3, 0, 1, Spot(5, 5, None, 1)),
-        ("3:1:5", 3, 0, 1, Spot(5, 6, None, 1)),
-        ("3:-:5-9", 3, 0, None, Spot(5, 9, Where.ROW)),
-        ("3:row:5-9", 3, 0, None, Spot(5, 9, Where.ROW)),
-        ("3:1:completion:5", 3, 0, 1, Spot(5, 6, Where.COMPLETION, 1)),
-        ("3 turn 1 prompt 5:9", 3, 0, 1, Spot(5, 9, Where.PROMPT, 1)),
-        ("3 row at 5", 3, 0, None, Spot(5, 6, Where.ROW)),
+        ("3:1:5-9", 3, 0, 1, ShowSpan(5, 9, None, 1)),
+        ("3:1:5-5", 3, 0, 1, ShowSpan(5, 5, None, 1)),
+        ("3:1:5", 3, 0, 1, ShowSpan(5, 6, None, 1)),
+        ("3:-:5-9", 3, 0, None, ShowSpan(5, 9, Where.ROW)),
+        ("3:row:5-9", 3, 0, None, ShowSpan(5, 9, Where.ROW)),
+        ("3:1:completion:5", 3, 0, 1, ShowSpan(5, 6, Where.COMPLETION, 1)),
+        ("3 turn 1 prompt 5:9", 3, 0, 1, ShowSpan(5, 9, Where.PROMPT, 1)),
+        ("3 row at 5", 3, 0, None, ShowSpan(5, 6, Where.ROW)),
     ],
 )
 def test_a_place_is_read_as_reports_print_it(
-    tmp_path: Path, rest: str, row: int, item: int, turn: int | None, spot: Spot | None
+    tmp_path: Path, rest: str, row: int, item: int, turn: int | None, spot: ShowSpan | None
 ) -> None:
     log = tmp_path / "a run:7.jsonl"
     log.touch()
@@ -412,7 +412,7 @@ def test_nothing_that_a_log_says_acts_on_a_terminal(tmp_path: Path, name: str, t
 
 def test_hostile_tokens_of_a_vocabulary_are_seen_and_do_not_act() -> None:
     look = DrawOptions(80, lambda token_id: HOSTILE[token_id], ids=True, full=True)
-    parts = draw_tokens(Tokens(np.arange(len(HOSTILE), dtype=np.int32)), look)
+    parts = draw_tokens(TokenLine(np.arange(len(HOSTILE), dtype=np.int32)), look)
     text = "\n".join(line.plain for part in parts for line in part.lines)
     assert ACTING.search(text) is None
     assert "│␛ │" in text

@@ -19,7 +19,7 @@ from tito_audit.render.renderer import make_renderer
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.tokens import cache
-from tito_audit.tokens.cache import Store, Tables, cache_folder, open_store
+from tito_audit.tokens.cache import StoredTokenizer, Tables, cache_folder, open_store
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.vocab import Entries
 
@@ -199,7 +199,7 @@ def test_values_that_make_no_tables_are_worthless_even_where_the_checksum_is_rig
         assert held(folder)[".tables"] == before[".tables"]
 
 
-def open_store_of(tokenizer: Path) -> Store:
+def open_store_of(tokenizer: Path) -> StoredTokenizer:
     store = load_tokenizer(str(tokenizer)).store
     assert store is not None
     return store
@@ -218,14 +218,14 @@ def test_notes_are_kept_by_name_and_those_of_the_last_runs_longest(folder):
     tables = load_tokenizer(str(TOY))
 
     def run(*names: int) -> list[str]:
-        store = Store(folder, "0" * 32)
+        store = StoredTokenizer(folder, "0" * 32)
         for name in names:
             if store.note(f"{name}") is None:
                 store.add_note(f"{name}", {"value": name})
         store.save(lambda: Tables(tables.vocabulary.entries, tables.cuts.tokens, None, (), None))
-        again = Store(folder, "0" * 32)
+        again = StoredTokenizer(folder, "0" * 32)
         assert all(again.note(f"{name}") == {"value": name} for name in names[: cache.NOTES])
-        return list(Store(folder, "0" * 32)._notes)
+        return list(StoredTokenizer(folder, "0" * 32)._notes)
 
     assert run(*range(cache.NOTES)) == [f"{name}" for name in range(cache.NOTES)]
     kept = run(5, 100)
@@ -235,7 +235,7 @@ def test_notes_are_kept_by_name_and_those_of_the_last_runs_longest(folder):
 
 
 def test_what_is_no_json_is_not_noted(folder):
-    store = Store(folder, "0" * 32)
+    store = StoredTokenizer(folder, "0" * 32)
     for value in ({"text": "\ud800"}, {"number": 1 << 70}, {"object": object()}):
         store.add_note("mine", value)
         assert store.note("mine") is None

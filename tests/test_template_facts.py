@@ -20,9 +20,9 @@ from tito_audit.render.template import compile_template
 from tito_audit.templates import (
     CORE,
     PROBES,
+    Altered,
     Breaks,
-    Change,
-    Outcome,
+    Fate,
     Probe,
     Return,
     TemplateFacts,
@@ -86,7 +86,7 @@ def changes_of(source: str) -> dict[str, set[str]]:
 def test_a_template_that_writes_each_message_by_itself_only_appends() -> None:
     append = append_only(renderer_of(KEEPS))
     assert append.holds
-    assert {step.outcome for step in append.steps} == {Outcome.KEPT}
+    assert {step.outcome for step in append.steps} == {Fate.KEPT}
     assert set(append.by_next()) == {"user", "tool", "system", "assistant"}
 
 
@@ -105,23 +105,23 @@ def test_the_probes_have_every_kind_of_answer_and_of_message_after_it() -> None:
 LATEST = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}" + (
     "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\n"
 )
-FAULTS: Mapping[str, tuple[str, dict[Change, set[str]]]] = {
+FAULTS: Mapping[str, tuple[str, dict[Altered, set[str]]]] = {
     "drops reasoning before the last user message": (
         chatml(
             "{% if loop.index0 > ns.last %}" + THOUGHT + "{% endif %}{{ m.content or '' }}" + CALLS, before=LATEST
         ),
-        {Change.REASONING: {"user"}},
+        {Altered.REASONING: {"user"}},
     ),
     "writes an empty block of reasoning into the last answer": (
         chatml(
             "{% if loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content or '' }}" + CALLS,
         ),
-        {Change.EMPTY_REASONING: {"user", "tool", "system"}},
+        {Altered.EMPTY_REASONING: {"user", "tool", "system"}},
     ),
     "moves system messages to the front": (
         "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
         + KEEPS.replace("in messages %}", "in messages if m.role != 'system' %}"),
-        {Change.MOVED: {"system"}},
+        {Altered.MOVED: {"system"}},
     ),
     "moves the tools to the last user message": (
         chatml(
@@ -129,36 +129,36 @@ FAULTS: Mapping[str, tuple[str, dict[Change, set[str]]]] = {
             before=LATEST,
             other="{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% endif %}{{ m.content }}",
         ),
-        {Change.TOOLS: {"tool", "user"}},
+        {Altered.TOOLS: {"tool", "user"}},
     ),
     "ends the last answer otherwise": (
         chatml("{{ m.content or '' }}" + CALLS).replace(
             "{{ '<|im_end|>\n' }}",
             "{{ '<|end|>' if loop.last and m.role == 'assistant' else '<|im_end|>\n' }}",
         ),
-        {Change.TURN_END: {"user", "tool", "system"}},
+        {Altered.TURN_END: {"user", "tool", "system"}},
     ),
     "trims answers once something follows": (
         chatml("{{ (m.content or '') if loop.last else (m.content or '') | replace('\n', ' ') }}" + CALLS),
-        {Change.SPACE: {"user", "tool"}},
+        {Altered.SPACE: {"user", "tool"}},
     ),
     "ends answers with white space before the end token only while they are last": (
         chatml("{{ m.content or '' }}" + CALLS + "{% if loop.last %}{{ '\n' }}{% endif %}"),
-        {Change.SPACE: {"user", "tool", "system"}},
+        {Altered.SPACE: {"user", "tool", "system"}},
     ),
     "writes arguments with other spaces once something follows": (
         chatml(
             "{{ m.content or '' }}"
             + CALLS.replace("| tojson", "| tojson(indent=2 if messages[-1] == m else none)")
         ),
-        {Change.SPACE: {"tool"}},
+        {Altered.SPACE: {"tool"}},
     ),
     "opens reasoning in the generation prompt and not in the history": (
         chatml(
             "{{ m.content or '' }}" + CALLS,
             opener="{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}",
         ),
-        {Change.GENERATION_PROMPT: {"user", "tool", "system", "assistant"}},
+        {Altered.GENERATION_PROMPT: {"user", "tool", "system", "assistant"}},
     ),
 }
 
@@ -228,7 +228,7 @@ def test_a_part_that_is_never_written_is_left_out_and_not_kept() -> None:
     kinds = append.by_kind()
     assert {step.left_out for step in kinds["answer with reasoning", "user"].steps} == {("reasoning",)}
     assert {step.left_out for step in kinds["tool call", "tool"].steps} == {("tool calls",)}
-    assert {step.outcome for step in kinds["answer", "user"].steps} == {Outcome.KEPT}
+    assert {step.outcome for step in kinds["answer", "user"].steps} == {Fate.KEPT}
     assert append.holds, "it appends to all that it writes"
 
 
@@ -263,7 +263,7 @@ def test_refusals_are_counted_with_the_words_of_the_template() -> None:
 def test_an_end_token_that_is_not_written_in_history_is_a_break() -> None:
     without = KEEPS.replace("{{ '<|im_end|>\n' }}", "{{ '<|im_end|>\n' if not m.tool_calls else '' }}")
     changes = changes_of(without)
-    assert changes == {Change.NO_TURN_END: {"tool"}}
+    assert changes == {Altered.NO_TURN_END: {"tool"}}
 
 
 def test_of_several_end_tokens_the_first_ends_the_turn() -> None:
@@ -441,10 +441,10 @@ def test_a_template_that_does_not_show_what_was_sampled_is_not_called_append_onl
     hides = KEEPS.replace("{{ '<|im_start|>' +", "{{ '<|im_start|>' + ('last ' if loop.last else '') +")
     renderer = renderer_of(hides.replace("if loop.last", "if loop.last and not add_generation_prompt"))
     append = append_only(renderer)
-    assert {step.outcome for step in append.by_kind()["answer", "user"].steps} == {Outcome.UNKNOWN}
+    assert {step.outcome for step in append.by_kind()["answer", "user"].steps} == {Fate.UNKNOWN}
     assert not append.holds
     hidden = Breaks(renderer).explain(append.by_kind()["answer", "user"].broken[0])
-    assert hidden.change is Change.HIDDEN
+    assert hidden.change is Altered.HIDDEN
 
 
 def test_a_renderer_with_a_clock_is_looked_at_with_it() -> None:
@@ -457,10 +457,10 @@ def test_a_renderer_with_a_clock_is_looked_at_with_it() -> None:
 # Real templates
 
 VERDICTS = {
-    "qwen3": {Change.REASONING: {"user"}, Change.EMPTY_REASONING: {"user", "tool", "system"}},
+    "qwen3": {Altered.REASONING: {"user"}, Altered.EMPTY_REASONING: {"user", "tool", "system"}},
     "deepseek-v3": {
-        Change.MOVED: {"system"},
-        Change.NO_TURN_END: {"tool"},
+        Altered.MOVED: {"system"},
+        Altered.NO_TURN_END: {"tool"},
     },
     "llama-3.1": {},
     "gemma-3": {},

@@ -17,7 +17,7 @@ from tests.tiers import some
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.template import compile_template
-from tito_audit.templates import Outcome, Probe, append_only
+from tito_audit.templates import Fate, Probe, append_only
 from tito_audit.tokens.load import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
@@ -84,13 +84,13 @@ def differences(oracle: Template, renderer: Renderer) -> Iterator[str]:
             continue
         seen = step(oracle, before, after)
         first, prompt, then = texts(oracle, name)
-        if mine.outcome is Outcome.REFUSED:
+        if mine.outcome is Fate.REFUSED:
             wrong = then is not None and prompt is not None
         elif then is None or prompt is None:
             wrong = True
-        elif mine.outcome is Outcome.KEPT:
+        elif mine.outcome is Fate.KEPT:
             wrong = not then.startswith(prompt) or seen.outcome == "rewritten"
-        elif mine.outcome is Outcome.BROKEN:
+        elif mine.outcome is Fate.BROKEN:
             continued = first is not None and first.startswith(prompt)
             wrong = continued and seen.outcome == "kept" and then.startswith(prompt)
         else:

@@ -35,7 +35,7 @@ from tests.template_oracle.facts import (
 from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
 from tests.tiers import DEEP, some
 from tito_audit.templates.training.edits import (
-    Kind,
+    EditKind,
     apply_edits,
     conditions,
     plain_newlines,
@@ -272,7 +272,7 @@ def test_the_conditions_of_a_tag_are_found(tag: str, found: list[str]) -> None:
 def test_an_edit_changes_its_place_and_nothing_else() -> None:
     for source in (BY_PLACE, CUTTING, TRIMMING):
         edits = possible_edits(source)
-        assert {Kind.DROP_CUT, Kind.BY_PLACE, Kind.UNCUT} & {edit.kind for edit in edits}
+        assert {EditKind.DROP_CUT, EditKind.BY_PLACE, EditKind.UNCUT} & {edit.kind for edit in edits}
         for edit in edits:
             assert source[edit.start : edit.end] == edit.was
             assert apply_edits(source, [edit]) == source[: edit.start] + edit.new + source[edit.end :]

@@ -15,7 +15,7 @@ class Presence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class KeyGroup:
     """Alternative keys, as paths (`choices[].token_ids`), and the words around them."""
 
     names: tuple[str, ...]
@@ -38,27 +38,27 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class KeyWay:
     """One way to recognize a format: by all its keys together."""
 
-    keys: tuple[Keys, ...] = ()
+    keys: tuple[KeyGroup, ...] = ()
     words: str = ""
     """The way in words, if it does not go by keys."""
     before: str = "; or "
     """What joins it to the way before."""
 
     @property
-    def required(self) -> tuple[Keys, ...]:
+    def required(self) -> tuple[KeyGroup, ...]:
         """The groups that must each be there."""
         return tuple(keys for keys in self.keys if keys.presence is Presence.REQUIRED)
 
     @property
-    def optional(self) -> tuple[Keys, ...]:
+    def optional(self) -> tuple[KeyGroup, ...]:
         """The groups that may be there."""
         return tuple(keys for keys in self.keys if keys.presence is Presence.OPTIONAL)
 
     @property
-    def absent(self) -> tuple[Keys, ...]:
+    def absent(self) -> tuple[KeyGroup, ...]:
         """The groups that must not be there."""
         return tuple(keys for keys in self.keys if keys.presence is Presence.ABSENT)
 
@@ -72,15 +72,15 @@ class Way:
 class Signature:
     """Every way to recognize a format."""
 
-    ways: tuple[Way, ...] = ()
+    ways: tuple[KeyWay, ...] = ()
 
     @classmethod
-    def of(cls, *ways: Way) -> Signature:
+    def of(cls, *ways: KeyWay) -> Signature:
         """The signature of these ways."""
         return cls(ways)
 
     @property
-    def by_keys(self) -> tuple[Way, ...]:
+    def by_keys(self) -> tuple[KeyWay, ...]:
         """The ways that go by keys."""
         return tuple(way for way in self.ways if way.required)
 
@@ -90,26 +90,26 @@ class Signature:
         return "".join(f"{way.before if index else ''}{way.text}" for index, way in enumerate(self.ways))
 
 
-def way(*parts: str | Keys, before: str = "; or ") -> Way:
+def way(*parts: str | KeyGroup, before: str = "; or ") -> KeyWay:
     """One way to recognize a format; a plain name is a required key."""
-    return Way(tuple(Keys((part,)) if isinstance(part, str) else part for part in parts), before=before)
+    return KeyWay(tuple(KeyGroup((part,)) if isinstance(part, str) else part for part in parts), before=before)
 
 
-def one_way(*parts: str | Keys) -> Signature:
+def one_way(*parts: str | KeyGroup) -> Signature:
     """The signature of a format that is recognized in one way."""
     return Signature.of(way(*parts))
 
 
-def keys(*names: str, before: str | None = None, after: str = "", value: str = "") -> Keys:
+def keys(*names: str, before: str | None = None, after: str = "", value: str = "") -> KeyGroup:
     """Alternative keys, one of which is required."""
-    return Keys(names, before=before, after=after, value=value)
+    return KeyGroup(names, before=before, after=after, value=value)
 
 
-def optional(*names: str, before: str) -> Keys:
+def optional(*names: str, before: str) -> KeyGroup:
     """Alternative keys, none of which is required."""
-    return Keys(names, Presence.OPTIONAL, before)
+    return KeyGroup(names, Presence.OPTIONAL, before)
 
 
-def absent(name: str) -> Keys:
+def absent(name: str) -> KeyGroup:
     """A key that must not be there."""
-    return Keys((name,), Presence.ABSENT, ", no ")
+    return KeyGroup((name,), Presence.ABSENT, ", no ")

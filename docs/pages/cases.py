@@ -37,7 +37,7 @@ from tito_audit.run.apply_repairs import Applied, Audited, RepairTerms, apply_re
 from tito_audit.run.check import check
 from tito_audit.run.row_repair import strategies
 from tito_audit.terminal.page import console_for, finding_lines
-from tito_audit.terminal.sequence import DrawOptions, Tokens, draw_tokens, logprob_words
+from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
 
 __all__ = ["Example", "example_of"]
 
@@ -232,14 +232,14 @@ def _sequence(evidence: Evidence, found: Sequence[Finding]) -> Iterator[Text]:
     if first.where is Where.ROW:
         row = evidence.rollout.training_row
         assert row is not None
-        tokens, columns = Tokens(row.token_ids, row.loss_mask, row.logprobs), row.columns
+        tokens, columns = TokenLine(row.token_ids, row.loss_mask, row.logprobs), row.columns
     else:
         assert first.turn is not None
         turn = evidence.rollout.turns[first.turn]
         ids = turn.prompt_ids if first.where is Where.PROMPT else turn.completion_ids
         assert ids is not None
         logprobs = turn.completion_logprobs if first.where is Where.COMPLETION else None
-        tokens, columns = Tokens(ids, None, logprobs), turn.columns
+        tokens, columns = TokenLine(ids, None, logprobs), turn.columns
     whole = any(end - start == len(tokens.ids) for start, end in places)
     yield from _drawn(tokens, evidence, [] if whole else places)
     yield from (_numbers(one) for one in columns if one.alignment is None or one.role is ColumnRole.OTHER)
@@ -253,11 +253,11 @@ def _numbers(column: Column) -> Text:
     return Text(f"  {column.name}  {'  '.join(values + more)}")
 
 
-def _whole(rollout: Rollout) -> Tokens:
+def _whole(rollout: Rollout) -> TokenLine:
     """The training row of a rollout, else what its last call saw and sampled; with what is trained of it."""
     row = rollout.training_row
     if row is not None:
-        return Tokens(row.token_ids, row.loss_mask, row.logprobs)
+        return TokenLine(row.token_ids, row.loss_mask, row.logprobs)
     seen = rollout.turns[-1].seen_ids
     assert seen is not None
     trained = np.zeros(len(seen), np.bool_)
@@ -266,10 +266,10 @@ def _whole(rollout: Rollout) -> Tokens:
         assert turn.completion_ids is not None
         start = len(turn.prompt_ids)
         trained[start : start + len(turn.completion_ids)] = True
-    return Tokens(seen, trained)
+    return TokenLine(seen, trained)
 
 
-def _drawn(tokens: Tokens, evidence: Evidence, places: Sequence[tuple[int, int]] = ()) -> Iterator[Text]:
+def _drawn(tokens: TokenLine, evidence: Evidence, places: Sequence[tuple[int, int]] = ()) -> Iterator[Text]:
     piece = None if evidence.vocabulary is None else evidence.vocabulary.piece
     full = len(tokens.ids) <= _SHORT
     options = DrawOptions(WIDTH, piece, context=_AROUND, full=full, ids=True, logprobs=True)

@@ -15,7 +15,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.report import ReportOptions
 from tito_audit.reports import report_named
 from tito_audit.summary import Summary
-from tito_audit.viewer.model import Measures, Observed, Stretch, Swap, View, ViewSequence
+from tito_audit.viewer.model import Measures, Observed, ShownStretch, Swap, View, ViewSequence
 
 WORDS = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while"),
@@ -111,7 +111,7 @@ def view(place: Place) -> tuple[Observed, tuple[Finding, ...]]:
     """A rollout of two sequences with a merge, a token too many, a gap and everything a token may say."""
     pieces = ("I", " am", " Skin", "ny", ",", " he", " said", ".", "\n", "<|im_end|>")
     data = tuple(piece.encode().hex() for piece in pieces)
-    said = Stretch(
+    said = ShownStretch(
         0,
         tuple(range(100, 110)),
         pieces,
@@ -120,15 +120,15 @@ def view(place: Place) -> tuple[Observed, tuple[Finding, ...]]:
         (True,) * 9 + (False,),
         ("assistant",) * 9 + ("template",),
     )
-    later = Stretch(400, (7, 8, 9), ("so", " be", " it"), ("736f", "206265", "206974"))
+    later = ShownStretch(400, (7, 8, 9), ("so", " be", " it"), ("736f", "206265", "206974"))
     swaps = (
         Swap(2, 4, (4410,), (" Skinny",), ("20536b696e6e79",), 1, "TOK101", "next prompt"),
         Swap(8, 8, (198, 198), ("\n", "\n"), ("0a", "0a"), 3, "TPL202", "template", after=1),
     )
     sequences = (
         ViewSequence(Where.COMPLETION, 0, 403, (said, later), swaps, "ended by length"),
-        ViewSequence(Where.PROMPT, 1, 2, (Stretch(0, (4, 5), ("Hi", "!")),), same_as="template"),
-        ViewSequence(Where.ROW, None, 3, (Stretch(0, (1, 2, 3), (), (), None, (False, True, True), None),)),
+        ViewSequence(Where.PROMPT, 1, 2, (ShownStretch(0, (4, 5), ("Hi", "!")),), same_as="template"),
+        ViewSequence(Where.ROW, None, 3, (ShownStretch(0, (1, 2, 3), (), (), None, (False, True, True), None),)),
     )
     merge = Finding(
         "TOK101",

@@ -28,7 +28,7 @@ _WAITING = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Target:
     """One report and where it goes."""
 
     report: Report
@@ -46,7 +46,7 @@ def wanted_reports(
     output_format: str | None = None,
     quiet: bool = False,
     flags: Sequence[bool] = (True, True),
-) -> list[Wanted]:
+) -> list[Target]:
     """The reports named as `NAME` and `NAME=FILE`, and the one for stdout, `text` if none is named.
 
     SetupError when two would be written to the same place, or one over a log or one of `inputs`. `flags` says
@@ -57,7 +57,7 @@ def wanted_reports(
 
     written = [file for file in (baseline, journal) if file is not None]
     named = with_printed(named_places(reports, logs, written, inputs), output_format, quiet=quiet, flags=flags)
-    return [Wanted(report_named(name), path) for name, path in named]
+    return [Target(report_named(name), path) for name, path in named]
 
 
 def named_reports(
@@ -177,7 +177,7 @@ def _path_of(file: str) -> Path:
     return output_path(file)
 
 
-def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:
+def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target], options: ReportOptions) -> None:
     """Write every report in one pass over the results, which are never held in a list.
 
     If the reader of stdout goes away once all results are known, the verdict goes to stderr, and the run goes on.
@@ -223,7 +223,7 @@ def deliver_finished(
 
 
 def _write(
-    wanted: Wanted, results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions
+    wanted: Target, results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions
 ) -> None:
     """Write one report; PluginError if it fails, and whatever the results raise as it is."""
     from tito_audit.run.guard import guarded
@@ -265,7 +265,7 @@ class _Stopped(Exception):
 class _Branch:
     """One report in its own thread, fed by a short queue."""
 
-    def __init__(self, summary: Summary, wanted: Wanted, out: TextIO, options: ReportOptions) -> None:
+    def __init__(self, summary: Summary, wanted: Target, out: TextIO, options: ReportOptions) -> None:
         self.error: BaseException | None = None
         self._queue: queue.Queue[Result | type[_Stopped] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._run, args=(summary, wanted, out, options), daemon=True)
@@ -286,7 +286,7 @@ class _Branch:
             self.put(_Stopped if failed else None)
         self._thread.join()
 
-    def _run(self, summary: Summary, wanted: Wanted, out: TextIO, options: ReportOptions) -> None:
+    def _run(self, summary: Summary, wanted: Target, out: TextIO, options: ReportOptions) -> None:
         try:
             _write(wanted, self._pulled(), summary, out, options)
         except BaseException as error:
@@ -299,7 +299,7 @@ class _Branch:
             yield result
 
 
-def _tee(results: Iterable[Result], summary: Summary, wanted: list[tuple[Wanted, TextIO, ReportOptions]]) -> None:
+def _tee(results: Iterable[Result], summary: Summary, wanted: list[tuple[Target, TextIO, ReportOptions]]) -> None:
     branches = [_Branch(summary, *report) for report in wanted]
     failed = True
     try:

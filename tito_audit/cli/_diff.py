@@ -31,7 +31,7 @@ _PAIRED = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class DiffRow:
     """A sequence with its per-token columns."""
 
     ids: Ids
@@ -40,7 +40,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class DiffRegion:
     """Tokens `old_start:old_end`, replaced by `new_start:new_end`."""
 
     old_start: int
@@ -49,17 +49,17 @@ class Region:
     new_end: int
 
 
-def changed_regions(old: Columns, new: Columns) -> list[Region]:
+def changed_regions(old: DiffRow, new: DiffRow) -> list[DiffRegion]:
     """The spans that differ, in order: different tokens, or equal tokens with a different mask or logprob."""
     # If every token could begin a run, a long run of one token (padding) would take quadratic time.
     runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
-    regions = [Region(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
+    regions = [DiffRegion(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
     for run in runs:
         regions += _columns_differ(old, new, *run)
     return _joined(sorted(regions, key=lambda region: (region.old_start, region.new_start)))
 
 
-def _columns_differ(old: Columns, new: Columns, i: int, j: int, size: int) -> Iterator[Region]:
+def _columns_differ(old: DiffRow, new: DiffRow, i: int, j: int, size: int) -> Iterator[DiffRegion]:
     """Spans of equal tokens with a different mask or logprob."""
     differs = np.zeros(size, np.bool_)
     for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
@@ -71,15 +71,15 @@ def _columns_differ(old: Columns, new: Columns, i: int, j: int, size: int) -> It
             differs |= True
     edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8)))
     for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        yield Region(i + start, i + end, j + start, j + end)
+        yield DiffRegion(i + start, i + end, j + start, j + end)
 
 
-def _joined(regions: list[Region]) -> list[Region]:
+def _joined(regions: list[DiffRegion]) -> list[DiffRegion]:
     """The regions, with adjacent ones joined."""
-    out: list[Region] = []
+    out: list[DiffRegion] = []
     for region in regions:
         if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
-            region = Region(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
+            region = DiffRegion(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
             out.pop()
         out.append(region)
     return out
@@ -104,14 +104,14 @@ class _Line:
 
 
 @dataclass(slots=True)
-class Changes:
+class RowDiff:
     """Draws the changes of one row; a change that later prompts repeat is drawn once."""
 
     piece: Callable[[int], str] | None
     """The text of an id; None: only ids are shown."""
     _drawn: set[tuple[object, ...]] = field(default_factory=set)
 
-    def lines(self, title: str, old: Columns, new: Columns) -> Iterator[Text]:
+    def lines(self, title: str, old: DiffRow, new: DiffRow) -> Iterator[Text]:
         """A title with both lengths, then the changes; no lines if there are none."""
         regions = changed_regions(old, new)
         if not regions:
@@ -125,7 +125,7 @@ class Changes:
         if len(fresh) > _PLACES:
             yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
 
-    def _tokens(self, regions: Sequence[Region], old: Columns, new: Columns) -> Iterator[_Line]:
+    def _tokens(self, regions: Sequence[DiffRegion], old: DiffRow, new: DiffRow) -> Iterator[_Line]:
         """Every change with the tokens around it, each of them once."""
         at = 0
         for number, region in enumerate(regions):
@@ -139,7 +139,7 @@ class Changes:
             at = min(region.new_end + _CONTEXT, after)
             yield from self._run(" ", new, region.new_end, at)
 
-    def _run(self, sign: str, side: Columns, start: int, end: int) -> Iterator[_Line]:
+    def _run(self, sign: str, side: DiffRow, start: int, end: int) -> Iterator[_Line]:
         """The tokens of one run, without the middle of a long one."""
         hidden = end - start - _HEAD - _TAIL
         if hidden <= 1:
@@ -149,7 +149,7 @@ class Changes:
         yield _Line(sign, left_out=hidden)
         yield from self._run(sign, side, end - _TAIL, end)
 
-    def _cells(self, side: Columns, at: int) -> tuple[str, ...]:
+    def _cells(self, side: DiffRow, at: int) -> tuple[str, ...]:
         token = int(side.ids[at])
         mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
         logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
@@ -157,13 +157,13 @@ class Changes:
         return str(at), text, str(token), mask, logprob
 
 
-def extent(side: Columns) -> str:
+def extent(side: DiffRow) -> str:
     """`197 tokens, 54 trained`."""
     trained = "" if side.loss_mask is None else f", {int(side.loss_mask.sum()):,} trained"
     return f"{many(len(side.ids), 'token')}{trained}"
 
 
-def _mark(region: Region, old: Columns, new: Columns) -> tuple[object, ...]:
+def _mark(region: DiffRegion, old: DiffRow, new: DiffRow) -> tuple[object, ...]:
     """A key that is equal for repeated changes: tokens, position, and which columns the sequence has."""
     was, now = old.ids[region.old_start : region.old_end], new.ids[region.new_start : region.new_end]
     return was.tobytes(), now.tobytes(), region.new_start, old.loss_mask is None, old.logprobs is None
@@ -201,7 +201,7 @@ def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator
         return
     for note in outcome.notes:
         yield Text("  " + visible(note))
-    changes = Changes(piece)
+    changes = RowDiff(piece)
     changed = False
     for old, parts in _pairs(outcome.before, outcome.after):
         lines = list(_rollout(old, parts, changes))
@@ -245,7 +245,7 @@ def _akin(old: Rollout, new: Rollout) -> bool:
     return a is not None and b is not None and _equal(a.token_ids[:8], b.token_ids[:8])
 
 
-def _rollout(old: Rollout, parts: list[Rollout], changes: Changes) -> Iterator[Text]:
+def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[Text]:
     """The changes of one rollout; no lines if no token, mask or logprob changed."""
     if len(parts) != 1:
         if not parts:
@@ -272,9 +272,9 @@ def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
         seen = part.turns[-1].seen_ids if part.turns else None
         words = [f"  row {number} of {len(parts)}"]
         if row is not None:
-            words.append(extent(Columns(row.token_ids, row.loss_mask)))
+            words.append(extent(DiffRow(row.token_ids, row.loss_mask)))
         elif seen is not None:
-            words.append(extent(Columns(seen)))
+            words.append(extent(DiffRow(seen)))
         turns = [n for n in _numbers(old.turns, part.turns, trained) if n is not None]
         trained.update(turns)
         if turns:
@@ -304,23 +304,23 @@ def _equal(ids: Ids | None, other: Ids | None) -> bool:
     return ids is other or (ids is not None and other is not None and np.array_equal(ids, other))
 
 
-def _turn(old: Turn, new: Turn, number: int, changes: Changes) -> Iterator[Text]:
+def _turn(old: Turn, new: Turn, number: int, changes: RowDiff) -> Iterator[Text]:
     """The changes of prompt and completion of one call."""
     if old.prompt_ids is not None and new.prompt_ids is not None:
-        yield from changes.lines(f"turn {number} prompt", Columns(old.prompt_ids), Columns(new.prompt_ids))
+        yield from changes.lines(f"turn {number} prompt", DiffRow(old.prompt_ids), DiffRow(new.prompt_ids))
     if old.completion_ids is not None and new.completion_ids is not None:
-        before = Columns(old.completion_ids, None, old.completion_logprobs)
-        after = Columns(new.completion_ids, None, new.completion_logprobs)
+        before = DiffRow(old.completion_ids, None, old.completion_logprobs)
+        after = DiffRow(new.completion_ids, None, new.completion_logprobs)
         yield from changes.lines(f"turn {number} completion", before, after)
 
 
-def _training_row(old: TrainingRow, new: TrainingRow, changes: Changes) -> Iterator[Text]:
+def _training_row(old: TrainingRow, new: TrainingRow, changes: RowDiff) -> Iterator[Text]:
     """The changes of the training row, in its tokens and in how it is written."""
     sides = zip(_facts(old), _facts(new), strict=True)
     facts = [f"{what} {before} → {after}" for (what, before), (_, after) in sides if before != after]
     if facts:
         yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
-    before, after = (Columns(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new))
+    before, after = (DiffRow(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new))
     yield from changes.lines("training row", before, after)
 
 

@@ -39,7 +39,7 @@ _LACKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class IdentifyRun:
     """Everything that a run of `identify` found."""
 
     logs: Sequence[str]
@@ -52,7 +52,7 @@ class Outcome:
     """Flags that the log was read with, which a scan needs too."""
 
 
-def page_lines(outcome: Outcome) -> Iterator[Text]:
+def page_lines(outcome: IdentifyRun) -> Iterator[Text]:
     """Everything but what to paste."""
     yield from _head(outcome)
     yield Text()
@@ -68,7 +68,7 @@ def page_lines(outcome: Outcome) -> Iterator[Text]:
     yield from _tried(outcome)
 
 
-def paste_lines(outcome: Outcome) -> Iterator[Text]:
+def paste_lines(outcome: IdentifyRun) -> Iterator[Text]:
     """What to paste: a command, and the keys of a configuration file."""
     best = outcome.identified.best
     if best is None:
@@ -80,7 +80,7 @@ def paste_lines(outcome: Outcome) -> Iterator[Text]:
         yield Text(f"    {line}")
 
 
-def command(outcome: Outcome, explanation: Explanation) -> str:
+def command(outcome: IdentifyRun, explanation: Explanation) -> str:
     """The command that scans the logs with an explanation, as words of a shell."""
     words = ["tito-audit", "scan", *outcome.logs, *explanation.flags(), *outcome.more_flags]
     return " ".join(map(shell_word, words))
@@ -111,7 +111,7 @@ def described(explanation: Explanation) -> str:
     return elided(", ".join(parts), 2 * _TEXT)
 
 
-def _head(outcome: Outcome) -> Iterator[Text]:
+def _head(outcome: IdentifyRun) -> Iterator[Text]:
     first = outcome.first
     names = " ".join(outcome.logs[:3]) + (" …" if len(outcome.logs) > 3 else "")
     yield Text("tito-audit identify ", style="bold").append(visible(names))
@@ -125,7 +125,7 @@ def _head(outcome: Outcome) -> Iterator[Text]:
     yield from (Text(visible(elided(notice, 2 * _TEXT)), style="dim") for notice in first.notices)
 
 
-def _verdict(outcome: Outcome) -> Iterator[Text]:
+def _verdict(outcome: IdentifyRun) -> Iterator[Text]:
     identified = outcome.identified
     best = identified.best
     if best is None:
@@ -145,7 +145,7 @@ def _verdict(outcome: Outcome) -> Iterator[Text]:
         yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _TEXT))}.")
 
 
-def _why_nothing(outcome: Outcome) -> str:
+def _why_nothing(outcome: IdentifyRun) -> str:
     """Why there is no explanation at all."""
     identified, first = outcome.identified, outcome.first
     if not first.rollouts:
@@ -235,7 +235,7 @@ def _alone(alone: IdsAlone | None) -> Iterator[Text]:
         )
 
 
-def _tried(outcome: Outcome) -> Iterator[Text]:
+def _tried(outcome: IdentifyRun) -> Iterator[Text]:
     fits = {fit.tokenizer: fit for fit in outcome.identified.tokenizers}
     yield from heading("Tried")
     if not outcome.candidates.tried:
@@ -255,7 +255,7 @@ def _more(entries: Sequence[object]) -> Iterator[Text]:
         yield Text(f"  … and {len(entries) - _LISTED:,} more", style="dim")
 
 
-def as_object(outcome: Outcome) -> dict[str, Any]:
+def as_object(outcome: IdentifyRun) -> dict[str, Any]:
     """Everything as one object; its keys are described in docs/identify.md."""
     identified, candidates = outcome.identified, outcome.candidates
     fits = {fit.tokenizer: fit for fit in identified.tokenizers}

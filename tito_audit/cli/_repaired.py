@@ -89,7 +89,7 @@ class Sayings:
 
 
 @dataclass(slots=True)
-class Tally:
+class RowTally:
     """Counts of rows by outcome."""
 
     threshold: Severity | None
@@ -201,10 +201,10 @@ _FILES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairRun:
     """A finished repair."""
 
-    tally: Tally
+    tally: RowTally
     before: Summary
     after: Summary
     written: list[tuple[Path, Path]]
@@ -216,7 +216,7 @@ class Repaired:
     """By log: which rows were written with changes, and the places that changed."""
 
 
-def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
+def _write_json(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
     """Write one object: both summaries, the rows, what each repair did, the files."""
     value = {
         "before": summary_object(run.before),
@@ -229,7 +229,7 @@ def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
     out.write(as_json(value) + "\n")
 
 
-def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
+def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
     """Write one page: what was repaired, before and after, what is left, what would help, the verdict."""
     with page_to(out, options) as console:
         for line in _header(run):
@@ -255,10 +255,10 @@ def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
         console.print(_verdict(run), soft_wrap=True)
 
 
-REPORTS: dict[str, Callable[[Repaired, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
+REPORTS: dict[str, Callable[[RepairRun, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
 
 
-def _header(run: Repaired) -> Iterator[Text]:
+def _header(run: RepairRun) -> Iterator[Text]:
     tally, files = run.tally, run.before.files
     named = files[0] if files else ""
     if len(files) > 1:
@@ -281,7 +281,7 @@ def _header(run: Repaired) -> Iterator[Text]:
     yield Text(visible(f"tokenizer {run.before.tokenizer_words or 'none'} · {run.before.seconds:.1f} s"))
 
 
-def _done_table(tally: Tally) -> Table:
+def _done_table(tally: RowTally) -> Table:
     from tito_audit.repairs import all_repairs
 
     table = ruled_table()
@@ -296,7 +296,7 @@ def _done_table(tally: Tally) -> Table:
     return table
 
 
-def _verdict(run: Repaired) -> Text:
+def _verdict(run: RepairRun) -> Text:
     """The verdict in one line; what was not audited is never called fixed or free of faults."""
     if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
@@ -319,7 +319,7 @@ def _verdict(run: Repaired) -> Text:
     return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
 
 
-def _unjudged(run: Repaired) -> Iterator[str]:
+def _unjudged(run: RepairRun) -> Iterator[str]:
     """What of the written rows nobody knows to be right."""
     before, after = run.before, run.after
     yield from open_words(
@@ -334,7 +334,7 @@ def _unjudged(run: Repaired) -> Iterator[str]:
         yield f"nothing audited in {many(after.without_ids, 'rollout')} without token ids"
 
 
-def _outcome_words(run: Repaired, before: Counter[Severity], after: Counter[Severity]) -> tuple[str, str]:
+def _outcome_words(run: RepairRun, before: Counter[Severity], after: Counter[Severity]) -> tuple[str, str]:
     """What came of the errors and warnings, in words, and the style of these."""
     errors, warnings = ((before[each], after[each]) for each in (Severity.ERROR, Severity.WARNING))
     would = run.out is None
@@ -359,7 +359,7 @@ def _totals(summary: Summary) -> Counter[Severity]:
     return totals
 
 
-def _table(run: Repaired, options: ReportOptions) -> Table:
+def _table(run: RepairRun, options: ReportOptions) -> Table:
     """Errors, warnings and notes of each code, before → after, and their totals."""
     table = ruled_table()
     table.add_column("code", no_wrap=True)
@@ -402,7 +402,7 @@ def _sayings(sayings: Sayings) -> Iterator[str]:
         yield f"… and {len(ranked) - _SHOWN + sayings.others:,} more of other kinds"
 
 
-def _unclaimed(run: Repaired) -> Iterator[str]:
+def _unclaimed(run: RepairRun) -> Iterator[str]:
     """The findings that no repair claims."""
     left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
     if left:
@@ -412,7 +412,7 @@ def _unclaimed(run: Repaired) -> Iterator[str]:
         yield f"{listed(whole)}: about a log as a whole, which no repair of its rows changes"
 
 
-def _of_whole_logs(run: Repaired) -> list[str]:
+def _of_whole_logs(run: RepairRun) -> list[str]:
     """The codes of errors that are left and that no row has by itself."""
     counts = run.after.findings.items() if run.tally.threshold is not None else ()
     return sorted(code for code, count in counts if count.error and code not in run.tally.left)
@@ -428,7 +428,7 @@ def _where(sentence: Said) -> str:
     return f"{place}, and {many(sentence.rows - 1, 'row')} like it"
 
 
-def _files(run: Repaired) -> Iterator[str]:
+def _files(run: RepairRun) -> Iterator[str]:
     for log, target in run.written[:_FILES]:
         yield visible(f"{target}, from {log} (unchanged)")
     if len(run.written) > _FILES:
@@ -437,7 +437,7 @@ def _files(run: Repaired) -> Iterator[str]:
         yield visible(f"{run.repairs.quarantine}: {many(run.tally.quarantined, 'row')} with the reason")
 
 
-def _notices(run: Repaired) -> list[str]:
+def _notices(run: RepairRun) -> list[str]:
     """The notices of both scans, each once: those of the second are about the files that were written."""
     notices = {_DIGITS.sub("#", text): text for text in run.before.notices}
     for text in run.after.notices:
@@ -448,7 +448,7 @@ def _notices(run: Repaired) -> list[str]:
     return list(notices.values())
 
 
-def _next(run: Repaired) -> Iterator[str]:
+def _next(run: RepairRun) -> Iterator[str]:
     """Next steps for the findings that are left."""
     tally = run.tally
     if tally.left and run.settings.tokenizer is None:
@@ -476,7 +476,7 @@ def _next(run: Repaired) -> Iterator[str]:
         yield "-o OUT   writes the repaired log; --diff shows every change"
 
 
-def _kept_back(run: Repaired) -> tuple[list[str], list[str]]:
+def _kept_back(run: RepairRun) -> tuple[list[str], list[str]]:
     """Repairs that might help but need --unsafe, and safe ones that --with did not name."""
     from tito_audit.repair import Safety
     from tito_audit.repairs import all_repairs

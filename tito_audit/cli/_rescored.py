@@ -33,7 +33,7 @@ from tito_audit.rescore.tables import (
     around,
     drifted_rows,
 )
-from tito_audit.rescore.write import Written
+from tito_audit.rescore.write import WrittenScores
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import heading, page_to, print_parts, ruled_table
@@ -86,7 +86,7 @@ class Rescored:
     """How many findings are shown with their price."""
     pieces: Pieces
     """Ids as text."""
-    written: Written | None = None
+    written: WrittenScores | None = None
     """What was written; None without -o."""
 
 
@@ -110,7 +110,7 @@ REPORTS = {"text": _write_text, "json": _write_json, "html": _write_html}
 
 
 def page_parts(
-    summary: RescoreSummary, worst: int, pieces: Pieces, written: Written | None = None
+    summary: RescoreSummary, worst: int, pieces: Pieces, written: WrittenScores | None = None
 ) -> Iterator[RenderableType]:
     """The parts of the page, in order."""
     yield _head(summary)
@@ -200,7 +200,7 @@ def _worst(prices: list[tuple[Place, Price]], pieces: Pieces) -> Iterator[Text]:
         yield Text(f"    {sides[0]} → {sides[1]}{more}: {numbers}")
 
 
-def _files(written: Written) -> Iterator[str]:
+def _files(written: WrittenScores) -> Iterator[str]:
     for log, target in written.files:
         yield visible(f"{target}, from {log} (unchanged)")
     yield f"logprobs written in {many(written.changed, 'row')} of {written.rows:,}, audited again"
@@ -298,7 +298,7 @@ def rollout_object(result: RescoredRollout) -> dict[str, Any]:
     }
 
 
-def written_object(written: Written | None) -> dict[str, Any] | None:
+def written_object(written: WrittenScores | None) -> dict[str, Any] | None:
     """What was written; None without -o."""
     if written is None:
         return None

@@ -27,7 +27,7 @@ from tito_audit.rules import all_rules
 from tito_audit.settings.home import user_path
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, finding_lines, range_words
-from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, Tokens, draw_tokens
+from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.words import code_ranges, many
 
 _POSITION = r"(?:(?P<where>prompt|completion|row)(?::|[ ]at[ ]|[ ]))?(?P<start>\d{1,10})(?:[-:](?P<end>\d{1,10}))?"
@@ -42,7 +42,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{4,16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ShowSpan:
     """Tokens to show."""
 
     start: int
@@ -62,7 +62,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ToShow:
     """The part of a log to show."""
 
     log: str
@@ -70,25 +70,25 @@ class Wanted:
     """None: not specified."""
     item: int = 0
     turn: int | None = None
-    spot: Spot | None = None
+    spot: ShowSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Spots:
     """The part of a rollout to show: some tokens, and findings by code or fingerprint."""
 
-    spots: tuple[Spot, ...]
+    spots: tuple[ShowSpan, ...]
     findings: tuple[Finding, ...]
 
 
-def wanted_place(log: str, *, row: int | None = None, item: int | None = None, turn: int | None = None) -> Wanted:
+def wanted_place(log: str, *, row: int | None = None, item: int | None = None, turn: int | None = None) -> ToShow:
     """The place in `log`, which may carry row, turn and tokens as reports print them, or in the options.
 
     An existing file is a file, colons and all. SetupError if the place and the options disagree.
     """
     file, rest = _split(log)
     if rest is None:
-        return Wanted(log, row, item or 0, turn)
+        return ToShow(log, row, item or 0, turn)
     placed = rest["turn"] not in (None, "", "-")
     place = {"row": int(rest["row"]), "turn": int(rest["turn"]) if placed else None}
     place["item"] = int(rest["item"]) if rest["item"] else None
@@ -101,12 +101,12 @@ def wanted_place(log: str, *, row: int | None = None, item: int | None = None, t
     spot = _spot(rest, log, place["turn"]) if rest["start"] else None
     if spot is not None and rest["turn"] == "-":
         spot = replace(spot, where=Where.ROW)
-    return Wanted(file, place["row"], place["item"] or 0, place["turn"], spot)
+    return ToShow(file, place["row"], place["item"] or 0, place["turn"], spot)
 
 
 def spots_of(around: Sequence[str], findings: Sequence[Finding], turn: int | None) -> Spots:
     """What `--around` asks for: positions, and findings by code or fingerprint; SetupError for anything else."""
-    spots: list[Spot] = []
+    spots: list[ShowSpan] = []
     chosen: list[Finding] = []
     for text in around:
         match = _SPOT.fullmatch(text.strip())
@@ -162,13 +162,13 @@ def _exists(name: str) -> bool:
         return False
 
 
-def _spot(match: re.Match[str], text: str, turn: int | None) -> Spot:
+def _spot(match: re.Match[str], text: str, turn: int | None) -> ShowSpan:
     start = int(match["start"])
     end = int(match["end"]) if match["end"] else start + 1
     if end < start:
         raise SetupError(f"{text}: the range {start}-{end} ends before it begins.")
     where = Where(match["where"]) if match["where"] else None
-    return Spot(start, end, where, None if where is Where.ROW else turn)
+    return ShowSpan(start, end, where, None if where is Where.ROW else turn)
 
 
 _ROLES = 12
@@ -179,13 +179,13 @@ _BLANKS = {"⏎": "newline", "⇥": "tab", "∅": "no text"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShowPart:
     """One recorded sequence of a rollout."""
 
     where: Where
     turn: int | None
     title: str
-    tokens: Tokens
+    tokens: TokenLine
     start: int = 0
     """The first token that the previous call had not seen."""
 
@@ -194,9 +194,9 @@ class Part:
         return where in (None, self.where) and (turn is None or turn == self.turn)
 
 
-def parts_of(rollout: Rollout) -> list[Part]:
+def parts_of(rollout: Rollout) -> list[ShowPart]:
     """Prompt and completion of every call, then the training row, as far as recorded."""
-    parts: list[Part] = []
+    parts: list[ShowPart] = []
     seen: Ids | None = None
     own = rollout.place.file
     rows = [f" · {'row ' if file == own else f'{file}:'}{row}" for file, row in rollout.stated.calls_at]
@@ -205,23 +205,23 @@ def parts_of(rollout: Rollout) -> list[Part]:
         if turn.prompt_ids is not None:
             title = f"turn {index} prompt{where} · {many(len(turn.prompt_ids), 'token')}"
             start = 0 if seen is None else common_prefix(seen, turn.prompt_ids)
-            parts.append(Part(Where.PROMPT, index, title, Tokens(turn.prompt_ids), start))
+            parts.append(ShowPart(Where.PROMPT, index, title, TokenLine(turn.prompt_ids), start))
         if turn.completion_ids is not None:
             title = f"turn {index} completion{where} · {many(len(turn.completion_ids), 'token')}"
             title += f", ended by {turn.finish_reason}" if turn.finish_reason else ""
             title += ", ids recovered from token texts" if turn.ids_from is IdsFrom.RECOVERED else ""
-            tokens = Tokens(turn.completion_ids, logprobs=turn.completion_logprobs)
-            parts.append(Part(Where.COMPLETION, index, title, tokens))
+            tokens = TokenLine(turn.completion_ids, logprobs=turn.completion_logprobs)
+            parts.append(ShowPart(Where.COMPLETION, index, title, tokens))
         seen = turn.seen_ids
     row = rollout.training_row
     if row is not None:
         trained = "no loss mask" if row.loss_mask is None else f"{int(row.loss_mask.sum()):,} trained"
         title = f"training row · {many(len(row.token_ids), 'token')}, {trained}"
-        parts.append(Part(Where.ROW, None, title, Tokens(row.token_ids, row.loss_mask, row.logprobs)))
+        parts.append(ShowPart(Where.ROW, None, title, TokenLine(row.token_ids, row.loss_mask, row.logprobs)))
     return parts
 
 
-def wanted_parts(result: Result, turn: int | None) -> list[Part]:
+def wanted_parts(result: Result, turn: int | None) -> list[ShowPart]:
     """The sequences of a rollout, or of one of its turns; SetupError if it has no such turn."""
     rollout = result.rollout
     if rollout is None:
@@ -260,7 +260,7 @@ def page_lines(
     return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
 
 
-def _page(result: Result, parts: Sequence[Part], page: _Page, look: DrawOptions, whose: str) -> Iterator[Text]:
+def _page(result: Result, parts: Sequence[ShowPart], page: _Page, look: DrawOptions, whose: str) -> Iterator[Text]:
     yield Text(visible(str(result.place)), style="bold")
     if result.rollout is None:
         yield Text("This row could not be read as a rollout.")
@@ -356,7 +356,7 @@ class _Page:
         """The turn that is asked for by the row of its call; None: no calls were joined."""
         self._chosen = {id(finding) for finding in spots.findings} if spots is not None else set()
 
-    def refuse_far(self, parts: Sequence[Part], place: str) -> None:
+    def refuse_far(self, parts: Sequence[ShowPart], place: str) -> None:
         """SetupError for a position that is past the end of every sequence."""
         for spot in self.spots.spots if self.spots is not None else ():
             fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
@@ -364,7 +364,7 @@ class _Page:
                 there = "\n".join(part.title for part in parts) or "nothing"
                 raise SetupError(f"{place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
 
-    def part(self, part: Part) -> Iterator[Text]:
+    def part(self, part: ShowPart) -> Iterator[Text]:
         """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
         inside = [finding for finding in self._left if _points_into(finding, part)]
         chosen = self._chosen_ranges(part, inside)
@@ -407,7 +407,7 @@ class _Page:
                 deque(sorted(left, key=lambda finding: (-finding.severity, finding.hit.start)))
             )
 
-    def _title(self, part: Part, start: int) -> str:
+    def _title(self, part: ShowPart, start: int) -> str:
         title = part.title
         if part.turn is not None and part.turn == self.marked:
             title = f"{_ASKED_CALL} {title}"
@@ -417,7 +417,7 @@ class _Page:
             title += ", no logprobs"
         return title
 
-    def _chosen_ranges(self, part: Part, inside: Sequence[Finding]) -> list[tuple[int, int]] | None:
+    def _chosen_ranges(self, part: ShowPart, inside: Sequence[Finding]) -> list[tuple[int, int]] | None:
         """The ranges of a sequence that are asked for; None for all of it."""
         if self.spots is None:
             return None
@@ -431,7 +431,7 @@ class _Page:
             yield from finding_lines(waiting.popleft(), self._console, placed=False, named=True)
 
 
-def _points_into(finding: Finding, part: Part) -> bool:
+def _points_into(finding: Finding, part: ShowPart) -> bool:
     hit = finding.hit
     return bool(range_words(finding)) and hit.where is part.where and (part.turn is None or hit.turn == part.turn)
 
@@ -489,7 +489,7 @@ def rollout_object(
     }
 
 
-def _sequence(part: Part, piece: Callable[[int], str] | None) -> dict[str, Any]:
+def _sequence(part: ShowPart, piece: Callable[[int], str] | None) -> dict[str, Any]:
     tokens = part.tokens
     ids = tokens.ids.tolist()
     return {

@@ -22,18 +22,18 @@ from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.templates import (
     AppendOnly,
     Break,
-    Outcome,
-    Partial,
+    BreakSide,
+    CutAnswer,
+    Fate,
     Return,
     Returned,
     Seam,
-    Side,
     Step,
     Stop,
     TemplateFacts,
     grouped,
 )
-from tito_audit.templates.against import Cause, Parted
+from tito_audit.templates.against import Parted, PromptCause
 from tito_audit.templates.training import Judged, Variant, find_variant
 from tito_audit.templates.verdict import claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
@@ -54,11 +54,11 @@ _TAG = 120
 _SEAM = 60
 _IDS = 12
 _MARKS = {
-    Outcome.KEPT: ("kept", "green"),
-    Outcome.BROKEN: ("changed", "bold red"),
-    Outcome.UNKNOWN: ("unknown", "yellow"),
-    Outcome.LEFT_OUT: ("left out", "yellow"),
-    Outcome.REFUSED: ("refused", "dim"),
+    Fate.KEPT: ("kept", "green"),
+    Fate.BROKEN: ("changed", "bold red"),
+    Fate.UNKNOWN: ("unknown", "yellow"),
+    Fate.LEFT_OUT: ("left out", "yellow"),
+    Fate.REFUSED: ("refused", "dim"),
 }
 _QUOTED = 80
 _NEAR = 200
@@ -66,7 +66,7 @@ _NEAR = 200
 
 
 @dataclass(frozen=True, slots=True)
-class OfLog:
+class TemplateOnLog:
     """What a template does with the conversations of a log."""
 
     append: AppendOnly
@@ -81,7 +81,7 @@ class Looked:
     facts: TemplateFacts
     has_ids: bool
     """Whether there was a tokenizer."""
-    log: OfLog | None = None
+    log: TemplateOnLog | None = None
     """None: no log was given."""
     delimiters: Delimiters | None = None
     """None: there was no tokenizer."""
@@ -122,17 +122,17 @@ def page_lines(looked: Looked) -> Iterator[RenderableType]:
     yield from _refusals(facts)
 
 
-def _of_log(log: OfLog) -> Text:
+def _of_log(log: TemplateOnLog) -> Text:
     """For the log's own conversations: in how many everything is kept, and what is wrong with the others."""
-    rollouts: dict[str, set[Outcome]] = {}
+    rollouts: dict[str, set[Fate]] = {}
     for step in log.append.steps:
         rollouts.setdefault(step.probe.name, set()).add(step.outcome)
     if not rollouts:
         return Text("No answer in the log is followed by anything, so the log shows nothing.", style="yellow")
-    whole = sum(outcomes == {Outcome.KEPT} for outcomes in rollouts.values())
+    whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
     line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
     line.stylize("green" if whole == len(rollouts) else "red")
-    counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Outcome.KEPT})
+    counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
     words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
     return line.append(f"; answers are {listed(words)}." if words else ".")
 
@@ -327,7 +327,7 @@ def _contents(facts: TemplateFacts) -> str:
     return "; ".join(f"{how} ({listed(names)})" for how, names in roles.items())
 
 
-def _partial(partial: Partial) -> str:
+def _partial(partial: CutAnswer) -> str:
     if partial.outcome is Return.REFUSED:
         return "refused"
     if partial.outcome is Return.REWRITTEN:
@@ -406,7 +406,7 @@ def _step_object(step: Step) -> dict[str, Any]:
     return {"conversation": step.probe.name, "message": step.answer, "answer": step.kind, "next": step.next}
 
 
-def _side_object(side: Side) -> dict[str, Any]:
+def _side_object(side: BreakSide) -> dict[str, Any]:
     tag = _tag_object(side.tag) if side.tag is not None else None
     return {"before": side.before[-_NEAR:], "text": side.text[:_NEAR], "tag": tag}
 
@@ -597,7 +597,7 @@ def _sides(prompt: Parted, names: tuple[str, str]) -> Iterator[Text]:
     width = max(map(len, names))
     for name, text, style in zip(names, (prompt.first, prompt.second), ("red", "green"), strict=True):
         line = Text(f"  {visible(name):<{width}} ", style="dim")
-        if prompt.cause in (Cause.REFUSED, Cause.BOTH_REFUSE):
+        if prompt.cause in (PromptCause.REFUSED, PromptCause.BOTH_REFUSE):
             yield line.append(visible(elided(text, _PROMPT_AFTER)))
             continue
         before = ("…" if prompt.at > _PROMPT_BEFORE else "") + text[max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at]

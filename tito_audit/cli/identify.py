@@ -13,7 +13,7 @@ from tito_audit.cli._options import Logs, Options
 from tito_audit.cli._outs import refuse_inputs
 
 if TYPE_CHECKING:
-    from tito_audit.cli._identified import Outcome
+    from tito_audit.cli._identified import IdentifyRun
 
 _ROWS = 400
 """Rows to read without --limit."""
@@ -59,8 +59,8 @@ def identify(
         raise typer.Exit(FAILED)
 
 
-def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_templates: list[str]) -> Outcome:
-    from tito_audit.cli._identified import Outcome
+def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_templates: list[str]) -> IdentifyRun:
+    from tito_audit.cli._identified import IdentifyRun
     from tito_audit.identify import identify
     from tito_audit.identify.ids_alone import ids_alone
     from tito_audit.run.auditor import drift_audit
@@ -83,4 +83,4 @@ def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_temp
     identified = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
     for candidate in candidates.tried:
         candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
-    return Outcome(logs, first, candidates, identified, ids_alone(first.rollouts), options.reading_flags())
+    return IdentifyRun(logs, first, candidates, identified, ids_alone(first.rollouts), options.reading_flags())

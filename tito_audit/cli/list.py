@@ -13,7 +13,7 @@ import typer
 from tito_audit.cli._command import command
 
 
-class Kind(StrEnum):
+class Listable(StrEnum):
     """What can be listed."""
 
     FORMATS = "formats"
@@ -49,7 +49,7 @@ def _reads(parser: Any) -> str:
 
 
 _LISTINGS = {
-    Kind.FORMATS: _Listing(
+    Listable.FORMATS: _Listing(
         "logs that can be read",
         lambda: import_module("tito_audit.formats").all_formats(),
         ("format", "written by", "recognized by", "can be audited"),
@@ -61,14 +61,14 @@ _LISTINGS = {
             "can_be_audited": format.shows,
         },
     ),
-    Kind.RULES: _Listing(
+    Listable.RULES: _Listing(
         "what a scan looks for",
         lambda: import_module("tito_audit.rules").all_rules(),
         ("code", "severity", "finds"),
         lambda rule: (rule.code, rule.severity.word, rule.title),
         lambda rule: {**_with_fields("code name severity title")(rule), "severity": rule.severity.word},
     ),
-    Kind.REPAIRS: _Listing(
+    Listable.REPAIRS: _Listing(
         "what can be fixed",
         lambda: import_module("tito_audit.repairs").all_repairs(),
         ("repair", "safety", "cures", "does"),
@@ -78,21 +78,21 @@ _LISTINGS = {
         ),
         _with_fields("name safety cures title"),
     ),
-    Kind.REPORTS: _Listing(
+    Listable.REPORTS: _Listing(
         "how a scan reports",
         lambda: import_module("tito_audit.reports").all_reports(),
         ("report", "writes"),
         lambda report: (report.name, report.title),
         _with_fields("name title"),
     ),
-    Kind.PROVIDERS: _Listing(
+    Listable.PROVIDERS: _Listing(
         "models that sample and score",
         lambda: import_module("tito_audit.providers").all_providers(),
         ("provider", "samples and scores with"),
         lambda provider: (f"{provider.name}={provider.where}", provider.title),
         _with_fields("name where title"),
     ),
-    Kind.PARSERS: _Listing(
+    Listable.PARSERS: _Listing(
         "syntaxes of tool calls and reasoning",
         lambda: import_module("tito_audit.parsers").all_parsers(),
         ("parser", "reads", "syntax", "other names"),
@@ -112,7 +112,7 @@ def list_plugins(
     shape: str,
     markdown: bool,
     kind: Annotated[
-        Optional[Kind],  # noqa: UP045 - read by Typer
+        Optional[Listable],  # noqa: UP045 - read by Typer
         typer.Argument(
             metavar="[KIND]",
             help="formats, rules, repairs, reports, providers or parsers; without one, how many there are.",
@@ -130,7 +130,7 @@ def list_plugins(
         _print_object(kind.value, [listing.as_object(plugin) for plugin in plugins])
         return
     rows = [listing.row(plugin) for plugin in plugins]
-    if kind is Kind.FORMATS and shape == "text":
+    if kind is Listable.FORMATS and shape == "text":
         # The last column is prose for the docs, too wide for a terminal.
         _print_table(listing.heads[:-1], [row[:-1] for row in rows], shape)
         print(
@@ -146,7 +146,7 @@ def _list_kinds(shape: str) -> None:
     """What can be listed, and how many there are of each."""
     from tito_audit.registry import module_names
 
-    counts = {kind: len(module_names(f"tito_audit.{kind.value}")) for kind in Kind}
+    counts = {kind: len(module_names(f"tito_audit.{kind.value}")) for kind in Listable}
     if shape == "json":
         _print_object("kinds", [{"kind": kind.value, "count": count} for kind, count in counts.items()])
         return

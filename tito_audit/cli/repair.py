@@ -44,7 +44,7 @@ def repair(
     The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left, or rows that may
     have the fault that other rows of their log prove.
     """
-    from tito_audit.cli._repaired import REPORTS, Repaired, Tally
+    from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
@@ -70,7 +70,7 @@ def repair(
         _refuse_mixed(wanted)
     if provider is not None:
         settings, how = scored(logs, settings, how, provider, silent=quiet)
-    tally = Tally(Severity.bar(settings.fail_on), settings)
+    tally = RowTally(Severity.bar(settings.fail_on), settings)
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = worst if diff else 0
@@ -84,7 +84,7 @@ def repair(
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
             tally.add(outcome)
     say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
-    done = Repaired(tally, run.before, run.after, run.written, settings, how, target, run.changed)
+    done = RepairRun(tally, run.before, run.after, run.written, settings, how, target, run.changed)
     deliver_finished(done, REPORTS, wanted, page)
     if run.failing or run.before.open_beside_faults:
         raise typer.Exit(1)
@@ -131,7 +131,7 @@ def scored(
         return settings, how
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
-    from tito_audit.rescore.journal import Journal
+    from tito_audit.rescore.journal import ScoreJournal
     from tito_audit.rescore.run import RescoreChoices, Rescoring
     from tito_audit.rescore.write import scores_of
     from tito_audit.terminal.terminal import RunProgress, with_progress
@@ -142,7 +142,7 @@ def scored(
             "Leave out --engine, or fill the logprobs first: tito-audit rescore LOG -o OUT"
         )
     scorer = open_provider(provider, ProviderOptions(api_key=key_of(provider)))
-    journal, pace = Journal(None, scorer.name), RunProgress()
+    journal, pace = ScoreJournal(None, scorer.name), RunProgress()
     run = Rescoring(logs, settings, scorer, RescoreChoices(keeps=True), journal=journal, progress=pace)
     for _ in with_progress(iter(run), silent=silent, pace=pace):
         pass

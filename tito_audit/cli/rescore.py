@@ -44,7 +44,7 @@ def rescore(
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.report import ReportOptions
-    from tito_audit.rescore.journal import Journal
+    from tito_audit.rescore.journal import ScoreJournal
     from tito_audit.rescore.run import RescoreChoices, Rescoring
     from tito_audit.rescore.write import Filling, check_target, scores_of
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
@@ -60,7 +60,7 @@ def rescore(
     scorer = open_provider(provider, ProviderOptions(model, key_of(provider), connections=requests))
     pace = RunProgress()
     with ExitStack() as stack:
-        scores = Journal(place, scorer.name, resume=resume)
+        scores = ScoreJournal(place, scorer.name, resume=resume)
         stack.callback(scores.close)
         choices = RescoreChoices(requests, keeps=out is not None, tolerance=tolerance)
         run = Rescoring(logs, settings, scorer, choices, journal=scores, progress=pace)

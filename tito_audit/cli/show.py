@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tito_audit.cli._shown import Spots, Wanted
+    from tito_audit.cli._shown import Spots, ToShow
     from tito_audit.record.finding import Result
     from tito_audit.run.scan import Scan
     from tito_audit.settings.model import Settings
@@ -106,7 +106,7 @@ def _row(file: Path, settings: Settings) -> int:
     raise SetupError(f"{file}: no row was named{size}.\nPass --row N, or write {file}:N.")
 
 
-def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[Result, int]:
+def _result(run: Scan, file: Path, wanted: ToShow, settings: Settings) -> tuple[Result, int]:
     """The result to show, and how many results its row has."""
     from tito_audit.terminal.terminal import with_progress
 
@@ -126,7 +126,7 @@ def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[
     raise SetupError(f"{file}: there is no row {wanted.row}; it holds {rows:,} rows, counted from 0.")
 
 
-def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
+def _spots(around: list[str], wanted: ToShow, result: Result) -> Spots | None:
     """What the page is limited to; None for everything."""
     from tito_audit.cli._shown import Spots, spots_of
 
@@ -147,7 +147,7 @@ def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
     return Spots(chosen.spots if there else (*chosen.spots, spot), (*chosen.findings, *there))
 
 
-def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None) -> None:
+def _write_object(result: Result, run: Scan, wanted: ToShow, spots: Spots | None) -> None:
     from tito_audit.cli._shown import rollout_object
     from tito_audit.report_objects import as_json
 
@@ -171,7 +171,7 @@ def _remarks(run: Scan, items: int, result: Result) -> list[str]:
 
 
 def _page(
-    result: Result, look: DrawOptions, console: Console, wanted: Wanted, spots: Spots | None, remarks: list[str]
+    result: Result, look: DrawOptions, console: Console, wanted: ToShow, spots: Spots | None, remarks: list[str]
 ) -> Iterator[str]:
     """The lines of the page for the terminal, with line ends."""
     from rich.text import Text

@@ -71,14 +71,14 @@ def _settings(options: Options, named: str | None) -> Settings:
 
 
 def _looked(options: Options, named: str | None, logs: list[str]) -> Looked:
-    from tito_audit.cli._template import Looked, OfLog
+    from tito_audit.cli._template import Looked, TemplateOnLog
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.sessions.delimiters import delimiters
     from tito_audit.templates import explained, template_facts
 
     settings = _settings(options, named)
     opened = open_template(settings)
-    of_log = OfLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
+    of_log = TemplateOnLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
     return Looked(opened.name, facts, tokenizer is not None, of_log, between)

@@ -21,7 +21,7 @@ from tito_audit.evidence.unmatched import SAME_BYTES, Candidate, UnmatchedSequen
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.message import Message, as_message
 from tito_audit.record.rollout import Rollout
-from tito_audit.render.dates import Probe, date_in
+from tito_audit.render.dates import ClockProbe, date_in
 from tito_audit.render.renderer import Renderer
 
 _PADS = 2
@@ -152,7 +152,7 @@ def dates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
     renderer = sequence.reference.renderer
     if renderer is None or not has_clock(renderer):
         return
-    probed = _written(sequence, replace(renderer, clock=Probe()))
+    probed = _written(sequence, replace(renderer, clock=ClockProbe()))
     moment = date_in(probed, sequence.text) if probed is not None else None
     text = _written(sequence, at(renderer, moment)) if moment is not None else None
     if moment is not None and text is not None:

@@ -14,7 +14,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, visible_part
-from tito_audit.render.dates import Probe, date_in, reads_clock
+from tito_audit.render.dates import ClockProbe, date_in, reads_clock
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ def at(renderer: Renderer, moment: datetime) -> Renderer:
 
 def own_date(prompt: FirstPrompt, tokenizer: Tokenizer, renderer: Renderer) -> datetime | None:
     """The date that the template wrote into a recorded prompt; None if it wrote none there."""
-    reference = Reference(tokenizer, replace(renderer, clock=Probe()))
+    reference = Reference(tokenizer, replace(renderer, clock=ClockProbe()))
     probed = prompt.text(reference)
     return None if probed is None else date_in(probed, prompt.recorded(reference, len(probed)))
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._call_log import FindSource, LoggedCall, Part, chat_calls, part_of, threads
+from tito_audit.formats._call_log import FindSource, LoggedCall, Thread, chat_calls, part_of, threads
 from tito_audit.formats._calls import call_turn
 from tito_audit.formats._responses import (
     Exchange,
@@ -294,21 +294,21 @@ def is_trajectory(value: object) -> bool:
 
 def trajectory_parts(
     root: Row, trajectory: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated
-) -> list[Part]:
+) -> list[Thread]:
     """The rollouts of a trajectory at `path` of the row: its histories, then its exchanges.
 
     A trajectory with neither gives a rollout without messages, which needs no ids.
     """
     # The weight versions at the first and the last call, if the trajectory names both.
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
-    known = tuple(version for version in versions if type(version) is int)
-    facts = replace(stated, policy_versions=known if len(known) == len(versions) else ())
+    policy_versions = tuple(version for version in versions if type(version) is int)
+    facts = replace(stated, policy_versions=policy_versions if len(policy_versions) == len(versions) else ())
     parts = [_history(root, history, at, place, name, facts) for history, at in _histories(trajectory, path)]
     exchanges = trajectory.get("exchanges")
     if exchanges is not None:
         for calls in exchange_threads(root, exchanges, (*path, "exchanges")):
             parts.append(part_of(calls, place, name, facts))
-    return parts or [Part(Rollout(place, name, stated=facts.without_ids()), ())]
+    return parts or [Thread(Rollout(place, name, stated=facts.without_ids()), ())]
 
 
 def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
@@ -327,7 +327,7 @@ def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapp
         yield history, (*path, "additional_histories", number)
 
 
-def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated) -> Part:
+def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated) -> Thread:
     """The rollout of one conversation; each of its choices is a call."""
     path = (*path, "messages_and_choices")
     entries = history.get("messages_and_choices", ())
@@ -359,7 +359,7 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
         copies = copies or choice.disagreement or ""
     facts = replace(stated, copies_disagree=copies, ids_wanted=wanted)
     tools = as_tools(history.get("tools"), path_text((*path[:-1], "tools")))
-    return Part(
+    return Thread(
         Rollout(place, name, tuple(messages), tools, turns=tuple(turns if wanted else ()), stated=facts),
         tuple(sources if wanted else ()),
     )

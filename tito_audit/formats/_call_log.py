@@ -49,7 +49,7 @@ class LoggedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Thread:
     """One rollout of a row, and where each of its calls is stored."""
 
     rollout: Rollout
@@ -60,7 +60,7 @@ class Part:
 class PartRows:
     """The `read`, `sources` and `update` of a format whose rows hold threads of calls."""
 
-    parts: Callable[[Row, Place], Sequence[Part]]
+    parts: Callable[[Row, Place], Sequence[Thread]]
     """The threads of a row; their items are not numbered yet."""
 
     def read(self, row: Row, place: Place) -> Sequence[Rollout]:
@@ -126,7 +126,7 @@ def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]
     return [*main, *alternatives]
 
 
-def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated) -> Part:
+def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated) -> Thread:
     """The rollout of one thread: its messages are the last call's, and calls that fit into them have an index."""
     last = calls[-1]
     messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
@@ -135,7 +135,7 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
     facts = replace(last.stated, copies_disagree=copies).overlaid(stated)
     rollout = Rollout(place, name, messages, last.tools, last.template_kwargs, stated=facts)
     if not any(call.wants_ids for call in calls):
-        return Part(replace(rollout, stated=facts.without_ids()), ())
+        return Thread(replace(rollout, stated=facts.without_ids()), ())
     turns: list[Turn] = []
     limit = len(messages)
     for call in reversed(calls):
@@ -146,7 +146,7 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
             turns.append(replace(call.turn, message_index=index))
         else:
             turns.append(replace(call.turn, prompt_messages=call.prompt or None))
-    return Part(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
+    return Thread(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
 
 
 def _context(call: LoggedCall) -> tuple[Any, ...]:

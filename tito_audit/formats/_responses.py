@@ -41,7 +41,7 @@ _KNOWN = ("message", "reasoning", "function_call", "function_call_output")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MessageStep:
     """One chat message and the items it was made of."""
 
     message: Message
@@ -79,9 +79,9 @@ def is_response_object(value: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and kind == "response" and isinstance(value.get("output"), list | tuple)
 
 
-def input_steps(params: Mapping[str, Any], where: str) -> list[Step]:
+def input_steps(params: Mapping[str, Any], where: str) -> list[MessageStep]:
     """The steps of a request: `instructions` as a system message, then its input."""
-    found_steps: list[Step] = []
+    found_steps: list[MessageStep] = []
     instructions = params.get("instructions")
     if isinstance(instructions, str) and instructions:
         found_steps.append(_step({"role": "system", "content": instructions}, (), where))
@@ -93,13 +93,13 @@ def input_steps(params: Mapping[str, Any], where: str) -> list[Step]:
     return found_steps
 
 
-def steps(items: object, where: str) -> list[Step]:
+def steps(items: object, where: str) -> list[MessageStep]:
     """The messages that a list of items forms, in order; items of an unknown type are left out."""
     if not isinstance(items, Sequence) or isinstance(items, str):
         raise RecordError(f"{where} is not a list of items")
     if not all(isinstance(item, Mapping) for item in items):
         raise RecordError(f"{where} holds something that is not an item (an object)")
-    formed: list[Step] = []
+    formed: list[MessageStep] = []
     run: list[Item] = []
     for item in items:
         if _type(item) in ("reasoning", "function_call") or _is_answer(item):
@@ -154,7 +154,7 @@ def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> d
     return wire
 
 
-def _calls(run: Sequence[Item], where: str) -> Iterator[Step]:
+def _calls(run: Sequence[Item], where: str) -> Iterator[MessageStep]:
     """One step for each call in a run of assistant items."""
     for group in _groups(run):
         yield _step(_assistant_wire(group, where), tuple(group), where)
@@ -181,8 +181,8 @@ def _groups(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
         yield run[start:]
 
 
-def _step(wire: Mapping[str, Any], items: tuple[Item, ...], where: str) -> Step:
-    return Step(as_message(wire, where), items)
+def _step(wire: Mapping[str, Any], items: tuple[Item, ...], where: str) -> MessageStep:
+    return MessageStep(as_message(wire, where), items)
 
 
 def _assistant_wire(group: Sequence[Item], where: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._responses import message_wire, text_of
 from tito_audit.formats._update import at_most_one_each, moved_boundaries, plain_sources, with_values
-from tito_audit.formats._writer import Change, Read, changes_of, check_written
+from tito_audit.formats._writer import CallChange, Read, changes_of, check_written
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
@@ -108,7 +108,7 @@ WRAPPER = "native_wrapper"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TraceNode:
     """One message of the graph."""
 
     wire: Mapping[str, Any]
@@ -141,7 +141,7 @@ class Tree:
     trace: Mapping[str, Any]
     path: Path
     """Where the trace is in its episode."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[TraceNode, ...]
     """All nodes of the trace, by number."""
     members: tuple[int, ...]
     """The numbers of the nodes on these branches, in order."""
@@ -248,7 +248,7 @@ def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
         yield Tree(trace, path, nodes, members, tools[group[0]] if group else trace.get("tools"))
 
 
-def _node(wire: object, number: int, where: str) -> Node:
+def _node(wire: object, number: int, where: str) -> TraceNode:
     if not isinstance(wire, Mapping):
         raise RecordError(f"{where} is not a node (an object)")
     parent = wire.get("parent")
@@ -264,7 +264,7 @@ def _node(wire: object, number: int, where: str) -> Node:
     if sampled and len(ids) and not mask.any():
         mask = _mask_from_logprobs(wire, ids, where)
     start = int(mask.argmax()) if sampled and mask.any() else len(ids)
-    return Node(wire, where, parent, ids, mask, sampled, start)
+    return TraceNode(wire, where, parent, ids, mask, sampled, start)
 
 
 def _mask(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
@@ -387,7 +387,7 @@ def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
         )
 
 
-def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed: _Changed) -> None:
+def _collect(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], changed: _Changed) -> None:
     """Collect in `changed` the new values of a rollout's nodes."""
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
@@ -418,7 +418,7 @@ def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed
         del changed[key]
 
 
-def _keys(node: Node, name: str) -> Path:
+def _keys(node: TraceNode, name: str) -> Path:
     """The keys of a column in its node."""
     return (name,) if name in node.wire else tuple(name.split(".", 1))
 
@@ -428,7 +428,7 @@ def _null_value(tree: Tree) -> object:
     return None if any("parent" in node.wire for node in tree.nodes if node.parent is None) else ABSENT
 
 
-def _column(node: Node, keys: Path, values: NDArray[Any] | None, null: object) -> Any:
+def _column(node: TraceNode, keys: Path, values: NDArray[Any] | None, null: object) -> Any:
     """Any other column at the length it has in the log; dropped as a whole if a value is unknown."""
     original: Any = node.wire
     for key in keys:
@@ -478,7 +478,7 @@ def _cuts(old: Ids, new: Ids, ends: Sequence[int], sampled: Sequence[bool]) -> l
         ) from None
 
 
-def _rewritten_node(node: Node, ids: Ids, null: object) -> dict[Path, Any]:
+def _rewritten_node(node: TraceNode, ids: Ids, null: object) -> dict[Path, Any]:
     """The new values of a node whose tokens before its completion changed to `ids`."""
     wire, old = node.wire, node.ids[: node.start]
     ids_now = np.concatenate([ids, node.completion])

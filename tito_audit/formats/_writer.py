@@ -30,7 +30,7 @@ _COMPLETION_COUNTS = ("output_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CallChange:
     """What a repair changed in one call."""
 
     before: Turn
@@ -56,7 +56,7 @@ def rollouts_before(row: Row, repaired: Sequence[RepairedRollout], read: Read) -
     return read(row, replace(repaired[0].rollout.place, item=0))
 
 
-def changes_of(before: Rollout, repaired_rollout: RepairedRollout) -> dict[int, Change]:
+def changes_of(before: Rollout, repaired_rollout: RepairedRollout) -> dict[int, CallChange]:
     """What changed, by the turn's number before the repair; RecordError for changes that no log can hold."""
     numbers = repaired_rollout.turns_from
     if len(numbers) != len(repaired_rollout.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
@@ -116,7 +116,7 @@ def recounted(
     return {}
 
 
-def _change(before: Turn, after: Turn, number: int) -> Change | None:
+def _change(before: Turn, after: Turn, number: int) -> CallChange | None:
     recovered = before.completion_ids is None and after.ids_from is IdsFrom.RECOVERED
     if not recovered and not same_ids(before.completion_ids, after.completion_ids):
         raise RecordError(
@@ -137,7 +137,7 @@ def _change(before: Turn, after: Turn, number: int) -> Change | None:
         if values is None or columns_before[name].policy is not MovePolicy.DROP
     }
     logprobs = _changed_logprobs(before, after, columns, number)
-    change = Change(before, after, prompt, logprobs, columns)
+    change = CallChange(before, after, prompt, logprobs, columns)
     return change if prompt is not None or logprobs is not None or columns else None
 
 
@@ -147,7 +147,7 @@ def _changed_logprobs(
     """The new logprobs, None if unchanged; their column is removed from `columns` unless it was dropped."""
     column = _logprob_column(before)
     moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
-    recorded, logprobs = Change(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
+    recorded, logprobs = CallChange(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
     if moved is not None:
         if logprobs is not None and not _agree(moved, logprobs):
             raise RecordError(f"call {number} has one set of logprobs in its column and another one in the turn")
@@ -268,7 +268,7 @@ def lengths_of(turns: Sequence[Turn]) -> tuple[int, int]:
     return prompts, sum(len(turn.completion_ids) for turn in turns if turn.completion_ids is not None)
 
 
-def _call_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iterator[Edit]:
+def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
     if source.entry is not None:
         yield Edit(source.entry, updated_call(at(row, source.entry), change.before, change.after))
     if change.prompt_ids is not None:
@@ -286,7 +286,7 @@ def _call_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iter
                     yield from _edits(row, copy.path, partial(as_logged, values))
 
 
-def _prompt_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iterator[Edit]:
+def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
     """Edits to every copy of the prompt, and to everything computed from the old one."""
     if source.scored:
         raise RecordError("the server scored the old prompt, and there are no scores for the new one")
@@ -306,10 +306,10 @@ def _prompt_edits(row: Row, source: CallSource, change: Change, gone: Any) -> It
             yield Edit((*counter.path, prefix + name), value)
     for turn, earlier in source.retries:
         again = replace(turn, prompt_ids=change.prompt_ids)
-        yield from _call_edits(row, earlier, Change(turn, again, change.prompt_ids, None, {}), gone)
+        yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), gone)
 
 
-def _logprob_edits(row: Row, source: CallSource, change: Change, new: Logprobs) -> Iterator[Edit]:
+def _logprob_edits(row: Row, source: CallSource, change: CallChange, new: Logprobs) -> Iterator[Edit]:
     """Edits to every copy of the logprobs, each in its own form."""
     old, ids = change.recorded_logprobs, change.before.completion_ids
     assert old is not None
@@ -338,7 +338,7 @@ def _refuse_row(before: TrainingRow | None, after: TrainingRow | None) -> None:
         raise RecordError("this format's rows hold calls and no training row")
 
 
-def _refuse_unknown(change: Change) -> None:
+def _refuse_unknown(change: CallChange) -> None:
     if change.logprobs is None or not np.isnan(change.logprobs).any():
         return
     was = change.recorded_logprobs

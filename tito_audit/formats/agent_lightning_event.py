@@ -20,8 +20,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import (
     FindSource,
     LoggedCall,
-    Part,
     PartRows,
+    Thread,
     chat_calls,
     part_of,
     threads,
@@ -52,7 +52,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _parts(row: Row, place: Place) -> Sequence[Part]:
+def _parts(row: Row, place: Place) -> Sequence[Thread]:
     if _is_event(row):
         events: Sequence[tuple[Any, Path]] = [(row, ())]
         stated = _stated(row)
@@ -61,7 +61,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
         stated = _stated(row["rollout"])
     calls_of_events = _last_of_retries([_calls(row, event, path) for event, path in events])
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(calls_of_events)]
-    return parts or [Part(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
+    return parts or [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
 
 
 def _is_event(row: object) -> bool:
@@ -171,7 +171,7 @@ def _stated(holder: Mapping[str, Any]) -> Stated:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _JoinedStream:
     """A streamed answer, joined."""
 
     response: Mapping[str, Any]
@@ -196,7 +196,7 @@ class _Joined:
         return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
 
 
-def _joined(chunks: Sequence[Mapping[str, Any]]) -> _Joined:
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> _JoinedStream:
     """The answer that the chunks of one choice add up to; RecordError for several choices and unknown deltas."""
     message: dict[str, Any] = {"role": "assistant"}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
@@ -220,7 +220,7 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> _Joined:
         _add(message, calls, piece.get("delta"))
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return _Joined(response, chunks)
+    return _JoinedStream(response, chunks)
 
 
 def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:

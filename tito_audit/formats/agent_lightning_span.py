@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import LoggedCall, Part, PartRows, part_of
+from tito_audit.formats._call_log import LoggedCall, PartRows, Thread, part_of
 from tito_audit.formats._calls import real_name
 from tito_audit.formats._columns import filled, ids_or_none, is_list, literal
 from tito_audit.formats._responses import message_wire, text_of
@@ -65,7 +65,7 @@ def _matches(row: Row) -> bool:
     return isinstance(listed, list | tuple) and bool(listed) and _is_triplet(listed[0])
 
 
-def _parts(row: Row, place: Place) -> Sequence[Part]:
+def _parts(row: Row, place: Place) -> Sequence[Thread]:
     name = row.get("rollout_id")
     stated = Stated().with_facts(id=name if isinstance(name, str) else None)
     if isinstance(row.get("attributes"), Mapping):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import is_trajectory, trajectory_parts
-from tito_audit.formats._call_log import Part, PartRows
+from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.signature import Signature, keys, way
@@ -24,13 +24,13 @@ def _matches(row: Row) -> bool:
     return "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
 
 
-def _parts(row: Row, place: Place) -> Sequence[Part]:
+def _parts(row: Row, place: Place) -> Sequence[Thread]:
     if "trajectories" not in row:
         return trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED)
     listed = row["trajectories"]
     if not isinstance(listed, list | tuple):
         raise RecordError("trajectories is not a list")
-    parts: list[Part] = []
+    parts: list[Thread] = []
     for number, each in enumerate(listed):
         if not is_trajectory(each):
             raise RecordError(f"trajectories[{number}] is not a trajectory: it has no list `messages_and_choices`")

@@ -15,7 +15,7 @@ import orjson
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import trajectory_parts
-from tito_audit.formats._call_log import Part, PartRows
+from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.formats._columns import parsed
 from tito_audit.formats._responses import message_wire
 from tito_audit.record.json_text import rewritten_string
@@ -43,7 +43,7 @@ def _matches(row: Row) -> bool:
     return isinstance(messages, list | tuple) and isinstance(messages[0], Mapping) and "trainable" in messages[0]
 
 
-def _parts(row: Row, place: Place) -> Sequence[Part]:
+def _parts(row: Row, place: Place) -> Sequence[Thread]:
     """The rollouts of a row whose `trajectory_json` is parsed."""
     if _JSON not in row:
         # The rollout of a version 1 row, which holds neither ids nor logprobs.
@@ -51,7 +51,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
         if messages is not None and not isinstance(messages, list | tuple):
             raise RecordError("messages is not a list")
         return [
-            Part(
+            Thread(
                 (
                     Rollout(
                         place,
@@ -70,7 +70,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
             "read, and version 1, which has no such column"
         )
     if row[_JSON] is None:
-        return [Part(Rollout(place, FORMAT.name, stated=_group(row).without_ids()), ())]
+        return [Thread(Rollout(place, FORMAT.name, stated=_group(row).without_ids()), ())]
     return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, _group(row))
 
 

@@ -93,7 +93,7 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
     return Rollout(place, FORMAT.name, read.messages if readable else (), tools, turns=turns, stated=stated)
 
 
-def _turn(call: _StepCall, conversation: _Conversation, where: str, readable: bool) -> Turn:
+def _turn(call: _StepCall, conversation: _TrajectorySteps, where: str, readable: bool) -> Turn:
     message = conversation.messages[call.message]
     # The message's text does not contain reasoning and tool calls, which are part of the completion.
     whole = readable and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
@@ -161,7 +161,7 @@ class _StepCall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Conversation:
+class _TrajectorySteps:
     """The steps of one trajectory."""
 
     messages: tuple[Message, ...]
@@ -170,7 +170,7 @@ class _Conversation:
     """What a model saw in a form that the trajectory does not record."""
 
 
-def _conversation_of(steps: object, where: str) -> _Conversation:
+def _conversation_of(steps: object, where: str) -> _TrajectorySteps:
     """The messages and calls of all steps, in order; `where` names the list of steps in errors."""
     if not isinstance(steps, Sequence) or isinstance(steps, str):
         raise RecordError(f"{where} is not a list of steps")
@@ -192,7 +192,7 @@ def _conversation_of(steps: object, where: str) -> _Conversation:
         calls.extend(_calls(step, number, len(messages), here))
         messages.append(as_message(wire, here))
         messages.extend(_observed(step, here))
-    return _Conversation(tuple(messages), tuple(calls), tuple(sorted(unread)))
+    return _TrajectorySteps(tuple(messages), tuple(calls), tuple(sorted(unread)))
 
 
 def _step_turn(call: _StepCall, where: str, *, message_index: int | None, text: str | None) -> Turn:

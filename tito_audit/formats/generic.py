@@ -31,7 +31,7 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.signature import Signature, Way, keys, way
+from tito_audit.signature import KeyWay, Signature, keys, way
 
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
@@ -235,7 +235,7 @@ FORMAT = Format(
     title="Generic columns",
     signature=Signature.of(
         way(keys("token_ids", "tokens", "input_ids")),
-        Way(words="prompt and completion ids"),
+        KeyWay(words="prompt and completion ids"),
         way(keys("calls", after=" of them")),
     ),
     precedence=270,

@@ -23,7 +23,7 @@ from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, Way, keys, way
+from tito_audit.signature import KeyWay, Signature, keys, way
 
 _COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
 _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
@@ -218,7 +218,7 @@ FORMAT = Format(
     title="Harbor trial results (rollout details)",
     signature=Signature.of(
         way(keys("agent_result", "step_results"), keys("rollout_details", before=" with ")),
-        Way(words="lists of lists of ids"),
+        KeyWay(words="lists of lists of ids"),
     ),
     precedence=220,
     matches=_matches,

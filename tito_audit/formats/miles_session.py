@@ -37,7 +37,7 @@ _INDEXER = "indexer_topk"
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CallRecord:
     """A record that is a call."""
 
     number: int
@@ -66,9 +66,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (replace(last, place=place, turns=turns, stated=stated),)
 
 
-def _calls(row: Row, place: Place) -> list[_Call]:
+def _calls(row: Row, place: Place) -> list[_CallRecord]:
     """The records that hold an answer; RecordError naming the record that cannot be read."""
-    calls: list[_Call] = []
+    calls: list[_CallRecord] = []
     records = row["records"]
     if records is not None and not is_list(records):
         raise RecordError("records is not a list of requests and their answers")
@@ -83,7 +83,7 @@ def _calls(row: Row, place: Place) -> list[_Call]:
         except RecordError as error:
             raise RecordError(f"records[{number}]: {error}") from None
         if rollouts and rollouts[0].turns:
-            calls.append(_Call(number, tuple(rollouts)))
+            calls.append(_CallRecord(number, tuple(rollouts)))
     return calls
 
 
@@ -159,7 +159,7 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     return new
 
 
-def _updated_record(record: Row, call: _Call, turn: Turn) -> Row:
+def _updated_record(record: Row, call: _CallRecord, turn: Turn) -> Row:
     """A record with its repaired call."""
     first, *others = call.rollouts
     (own,) = first.turns

@@ -23,7 +23,7 @@ from tito_audit.formats._responses import (
     TEXT_KEYS,
     TOKEN_KEYS,
     Item,
-    Step,
+    MessageStep,
     chat_tools,
     filled_list,
     input_steps,
@@ -35,7 +35,7 @@ from tito_audit.formats._responses import (
 )
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_values
 from tito_audit.formats._writer import (
-    Change,
+    CallChange,
     Read,
     changes_of,
     check_written,
@@ -150,7 +150,7 @@ def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[GymCall]]:
     return messages, calls
 
 
-def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step]:
+def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[MessageStep]:
     """The messages before the output: the request's input, or the agent's own version of it."""
     agent_input = response.get("agent_input")
     if isinstance(agent_input, list):
@@ -161,7 +161,7 @@ def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step
 
 
 def _conversation(
-    all_steps: Sequence[Step], first: int, transition: int | None = None
+    all_steps: Sequence[MessageStep], first: int, transition: int | None = None
 ) -> tuple[tuple[Message, ...], list[GymCall]]:
     """All messages, and the calls from step `first` on; earlier answers are history."""
     messages = tuple(step.message for step in all_steps)
@@ -174,7 +174,7 @@ def _conversation(
 
 
 def _transitions(
-    before: Sequence[Step], output: Sequence[Sequence[Item]]
+    before: Sequence[MessageStep], output: Sequence[Sequence[Item]]
 ) -> tuple[tuple[Message, ...], list[GymCall]]:
     """The messages and calls of an output that is a list of lists, each with the history of its last call."""
     messages: tuple[Message, ...] = ()
@@ -252,7 +252,7 @@ def _call_source(log_row: _LocatedRow, number: int) -> CallSource:
     return CallSource(columns={name: plain_sources(paths) for name, paths in there.items()})
 
 
-def _part(log_row: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, Change]) -> Row:
+def _part(log_row: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, CallChange]) -> Row:
     """The row of one part: the turns that it keeps, as repaired."""
     numbers = repaired_rollout.turns_from
     edits = [*_changed_items(log_row, changes), *_counts(log_row, repaired_rollout)]
@@ -325,7 +325,7 @@ def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
     )
 
 
-def _changed_items(log_row: _LocatedRow, changes: Mapping[int, Change]) -> Iterator[Edit]:
+def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iterator[Edit]:
     """An edit for each item that holds tokens of a changed call."""
     for carrier in log_row.carriers:
         wanted = [changes.get(number) for number in carrier.turns]
@@ -342,7 +342,7 @@ def _changed_items(log_row: _LocatedRow, changes: Mapping[int, Change]) -> Itera
             yield Edit(carrier.path, new)
 
 
-def _values(item: Item, change: Change) -> Iterator[tuple[str, Any]]:
+def _values(item: Item, change: CallChange) -> Iterator[tuple[str, Any]]:
     """The fields that change in one copy: those that had the call's old values."""
     before, prompt = change.before, change.prompt_ids
     if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):

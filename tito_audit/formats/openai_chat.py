@@ -14,7 +14,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     Item,
-    Step,
+    MessageStep,
     chat_tools,
     exchange,
     filled_list,
@@ -80,7 +80,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
 
 
-def _turn(step: Step, index: int | None) -> Turn:
+def _turn(step: MessageStep, index: int | None) -> Turn:
     message: Message = step.message
     whole = not message.tool_calls and message.reasoning is None
     incomplete = any(text_of(item.get("status")) == "incomplete" for item in step.items)
@@ -121,7 +121,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     )
 
 
-def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
+def _source(output: Sequence[Item], path: Path, call: MessageStep) -> CallSource:
     """Where a call's logprobs are: over its content parts, in order."""
     sources = []
     start = 0

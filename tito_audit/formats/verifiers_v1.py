@@ -22,7 +22,7 @@ from tito_audit.formats._calls import one_model, with_finishes
 from tito_audit.formats._columns import filled, is_given, is_numbers, parsed, policy_of
 from tito_audit.formats._update import object_at
 from tito_audit.formats._verifiers import (
-    Node,
+    TraceNode,
     Tree,
     chat_message,
     chat_messages,
@@ -142,7 +142,7 @@ def _turns(
     return tuple(turns)
 
 
-def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
+def _columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
     """The logprobs `[C]` and every column over the completion; compact columns are spread out by the mask."""
     columns: list[Column] = []
     logprobs: Logprobs | None = None
@@ -161,7 +161,7 @@ def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
     return logprobs, tuple(columns)
 
 
-def _other_lists(node: Node) -> Iterator[tuple[str, Any]]:
+def _other_lists(node: TraceNode) -> Iterator[tuple[str, Any]]:
     """Every list of numbers on a node, except those with a known meaning."""
     for name, value in node.wire.items():
         if name not in _KNOWN and filled(value) and is_numbers(value):
@@ -173,7 +173,7 @@ def _other_lists(node: Node) -> Iterator[tuple[str, Any]]:
                 yield f"loss_weights.{name}", value
 
 
-def _over_completion(entries: Any, node: Node, name: str) -> Any:
+def _over_completion(entries: Any, node: TraceNode, name: str) -> Any:
     """A column with one entry per completion token; None if its length fits neither the mask nor the node."""
     if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
         return None
@@ -186,7 +186,7 @@ def _over_completion(entries: Any, node: Node, name: str) -> Any:
     return values if node.trained.all() else _spread(values.astype(np.float64), node)
 
 
-def _spread(values: Logprobs, node: Node) -> Logprobs:
+def _spread(values: Logprobs, node: TraceNode) -> Logprobs:
     out = np.full(len(node.completion), np.nan)
     out[node.trained] = values
     return out

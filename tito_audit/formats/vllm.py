@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tito_audit.formats._responses import has_server_ids
 from tito_audit.formats._responses_read import format_of_answers
-from tito_audit.signature import Signature, Way, keys, way
+from tito_audit.signature import KeyWay, Signature, keys, way
 
 FORMAT = format_of_answers(
     "vllm",
@@ -17,7 +17,7 @@ FORMAT = format_of_answers(
     signature=Signature.of(
         way("choices[].token_ids"),
         way("prompt_token_ids", keys("choices", before=" beside ")),
-        Way(words="token strings `token_id:N`"),
+        KeyWay(words="token strings `token_id:N`"),
     ),
     precedence=240,
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "

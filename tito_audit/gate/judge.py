@@ -14,7 +14,7 @@ from pathlib import Path
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.evidence.needs import Needs
 from tito_audit.gate.baseline import LogNames, folder_of, read_baseline, write_baseline
-from tito_audit.gate.known import EntryCounts, Known
+from tito_audit.gate.known import EntryCounts, KnownFindings
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place
 from tito_audit.rules import FAMILIES, all_rules
@@ -344,7 +344,7 @@ class _OpenBaseline:
         """The name of a log in the baseline."""
         self._files: Mapping[str, str] = {self.name(str(file)): str(file) for file in logs}
         self._entries = [] if update and not path.exists() else read_baseline(path)
-        self.known = Known(self._entries, folder_of(path), self._files)
+        self.known = KnownFindings(self._entries, folder_of(path), self._files)
         self.seen = EntryCounts()
         """The baseline's findings as they were found in this run."""
         self._codes = criteria.codes

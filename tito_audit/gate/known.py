@@ -44,7 +44,7 @@ class EntryCounts:
         self.total += entry.times
 
 
-class Known:
+class KnownFindings:
     """The entries of a baseline, used up by the findings of a run.
 
     A finding uses up an entry of its own log first, then one of a log that no longer exists (it may have been

@@ -56,7 +56,7 @@ def guessed(parsers: Sequence[Parser], template: str | None, reads: Reads) -> Gu
 # A whole answer, parsed into reasoning, content and tool calls, and as OpenAI messages.
 
 
-class _Answer:
+class _ParsedAnswer:
     """One parser reads the reasoning; another reads tool calls in the remaining content."""
 
     def __init__(self, reasoning: ParserRun, tools: ParserRun) -> None:
@@ -91,7 +91,7 @@ def start_answer(
     if reasoning is None or tools is None or reasoning is tools:
         chosen = reasoning or tools
         return chosen.start(options) if chosen is not None else PlainRun()
-    return _Answer(reasoning.start(options), tools.start(options))
+    return _ParsedAnswer(reasoning.start(options), tools.start(options))
 
 
 def collected(deltas: Iterable[Delta]) -> Parsed:

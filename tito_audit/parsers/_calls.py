@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 from tito_audit.parser import Delta, ParsedCall, ParseOptions, ParserRun
 from tito_audit.parsers._json import Span
-from tito_audit.parsers._source import Source
+from tito_audit.parsers._source import TextSource
 from tito_audit.tokens.text_stream import overlap
 
 Calls: TypeAlias = Generator[ParsedCall | None, None, bool]
 """Yields each call once it is complete, and None for more text. Returns whether what it read after the last call
 belongs to the syntax; if not, it is content."""
-CallReader: TypeAlias = Callable[[Source], Calls]
+CallReader: TypeAlias = Callable[[TextSource], Calls]
 """Reads calls from a source that begins with the mark."""
 
 
@@ -48,7 +48,7 @@ class CallsRun:
         """Calls come first in an answer or not at all."""
         self._held = ""
         """What may be the beginning of a mark."""
-        self._source: Source | None = None
+        self._source: TextSource | None = None
         self._calls: Calls | None = None
         self._taken = 0
         """How much of the source's text was read as calls."""
@@ -93,7 +93,7 @@ class CallsRun:
             return None
         at = text.index(mark)
         self._content(text[:at])
-        self._source = Source()
+        self._source = TextSource()
         self._calls = self._marks[mark](self._source)
         self._taken = 0
         return text[at:]
@@ -149,7 +149,7 @@ def with_tools(
 
 
 def json_call(
-    source: Source, members: Mapping[str, Span], arguments: Sequence[str] = ("arguments",)
+    source: TextSource, members: Mapping[str, Span], arguments: Sequence[str] = ("arguments",)
 ) -> ParsedCall | None:
     """The call in a JSON object: a `name` that is a string, and arguments under one of the given names."""
     key = next((key for key in arguments if key in members), None)

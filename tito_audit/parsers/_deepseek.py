@@ -7,19 +7,19 @@ from typing import TypeAlias
 
 from tito_audit.parser import ParsedCall
 from tito_audit.parsers._calls import CallReader, Calls
-from tito_audit.parsers._source import Reader, Source, literal, spaces
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 
-OneCall: TypeAlias = Callable[[Source], Reader[ParsedCall | None]]
+OneCall: TypeAlias = Callable[[TextSource], Reader[ParsedCall | None]]
 """Reads what is between the beginning and the end of a call."""
 
 
 def section(read_call: OneCall) -> CallReader:
     """What reads a section of calls. At the end of an answer the tokens that close it may be missing."""
 
-    def read(source: Source) -> Calls:
+    def read(source: TextSource) -> Calls:
         yield from literal(source, CALLS_BEGIN)
         count = 0
         while (yield from spaces(source)):

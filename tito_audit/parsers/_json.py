@@ -6,7 +6,7 @@ import json
 import re
 from typing import TypeAlias
 
-from tito_audit.parsers._source import Reader, Source, literal, spaces
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces
 
 _DEEPEST = 200
 """An object nested deeper is not a call: the next reader may refuse it or run out of stack."""
@@ -21,7 +21,7 @@ Span: TypeAlias = tuple[int, int]
 """Where a value begins and ends in the text of its source."""
 
 
-def json_object(source: Source) -> Reader[dict[str, Span] | None]:
+def json_object(source: TextSource) -> Reader[dict[str, Span] | None]:
     """The members of the JSON object that begins here; None if there is none.
 
     Strict: no NaN, no control characters in strings. Of members with the same name the last counts, as in
@@ -32,7 +32,7 @@ def json_object(source: Source) -> Reader[dict[str, Span] | None]:
     return (yield from _Object(source).read())
 
 
-def json_string(source: Source) -> Reader[Span | None]:
+def json_string(source: TextSource) -> Reader[Span | None]:
     """Where the JSON string that begins here is, quotes included."""
     start = source.at
     if not (yield from literal(source, '"')):
@@ -51,7 +51,7 @@ def json_string(source: Source) -> Reader[Span | None]:
     return None
 
 
-def _escape(source: Source) -> Reader[bool]:
+def _escape(source: TextSource) -> Reader[bool]:
     """Whether what follows a backslash is an escape of JSON, which is then read."""
     if not (yield from source.more()) or source.peek() not in '"\\/bfnrtu':
         return False
@@ -63,7 +63,7 @@ def _escape(source: Source) -> Reader[bool]:
     return True
 
 
-def _scalar(source: Source) -> Reader[bool]:
+def _scalar(source: TextSource) -> Reader[bool]:
     """Whether a string, a number, true, false or null is here, which is then read."""
     first = source.peek()
     if first == '"':
@@ -82,7 +82,7 @@ def _scalar(source: Source) -> Reader[bool]:
 class _Object:
     """The reading of one object, with all that is nested in it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TextSource) -> None:
         self._source = source
         self._open: list[str] = []
         """The brackets that are open, the outermost first."""

@@ -18,7 +18,7 @@ Reader: TypeAlias = Generator[None, None, T]
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-class Source:
+class TextSource:
     """The text of one attempt to read something; offsets count from where the attempt began."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Source:
         return whole[start - begin : None if end is None else end - begin]
 
 
-def literal(source: Source, mark: str) -> Reader[bool]:
+def literal(source: TextSource, mark: str) -> Reader[bool]:
     """Reads this mark if it comes next; whether it did."""
     start = source.at
     for character in mark:
@@ -96,7 +96,7 @@ def literal(source: Source, mark: str) -> Reader[bool]:
     return True
 
 
-def spaces(source: Source) -> Reader[bool]:
+def spaces(source: TextSource) -> Reader[bool]:
     """Read white space; whether anything follows."""
     while (yield from source.more()):
         source.take(_SPACE)
@@ -105,7 +105,7 @@ def spaces(source: Source) -> Reader[bool]:
     return False
 
 
-def word(source: Source, pattern: re.Pattern[str], most: int = 256) -> Reader[str | None]:
+def word(source: TextSource, pattern: re.Pattern[str], most: int = 256) -> Reader[str | None]:
     """The longest run of characters that a pattern of single characters matches; None for none or too many."""
     text = ""
     while len(text) <= most and (yield from source.more()):
@@ -116,7 +116,7 @@ def word(source: Source, pattern: re.Pattern[str], most: int = 256) -> Reader[st
     return text if 0 < len(text) <= most else None
 
 
-def until(source: Source, mark: str) -> Reader[int | None]:
+def until(source: TextSource, mark: str) -> Reader[int | None]:
     """The offset where a mark begins, which is then read; None if it never comes."""
     window = ""
     to_its_last = re.compile(f"[^{re.escape(mark[-1])}]*{re.escape(mark[-1])}?")

@@ -8,12 +8,12 @@ from tito_audit.parser import ParsedCall, Parser, Reads
 from tito_audit.parsers._calls import with_tools
 from tito_audit.parsers._deepseek import CALLS_BEGIN, SEP, section
 from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Reader, Source, literal, spaces, word
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
 
 _NAME = re.compile(r"[^\s<`]+")
 
 
-def _call(source: Source) -> Reader[ParsedCall | None]:
+def _call(source: TextSource) -> Reader[ParsedCall | None]:
     """`NAME<｜tool▁sep｜>`, then a JSON object."""
     name = yield from word(source, _NAME)
     if name is None or not (yield from literal(source, SEP)):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tito_audit.parser import Parser, Reads
 from tito_audit.parsers._calls import Calls, json_call, with_tools
 from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Source, literal, spaces
+from tito_audit.parsers._source import TextSource, literal, spaces
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-def _call(source: Source) -> Calls:
+def _call(source: TextSource) -> Calls:
     """One call. At the end of an answer the closing tag may be missing, as in vLLM."""
     yield from literal(source, _OPEN)
     yield from spaces(source)

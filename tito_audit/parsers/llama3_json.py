@@ -5,19 +5,19 @@ from __future__ import annotations
 from tito_audit.parser import Parser, Reads
 from tito_audit.parsers._calls import Calls, json_call, with_tools
 from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Source, literal, spaces
+from tito_audit.parsers._source import TextSource, literal, spaces
 
 _TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def _after_tag(source: Source) -> Calls:
+def _after_tag(source: TextSource) -> Calls:
     yield from literal(source, _TAG)
     yield from spaces(source)
     return (yield from _calls(source))
 
 
-def _calls(source: Source) -> Calls:
+def _calls(source: TextSource) -> Calls:
     """Objects, with white space and a semicolon between them."""
     end = 0
     while True:

@@ -7,13 +7,13 @@ import re
 from tito_audit.parser import ParsedCall, Parser, Reads
 from tito_audit.parsers._calls import Calls, json_call, with_tools
 from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Source, literal, spaces, word
+from tito_audit.parsers._source import TextSource, literal, spaces, word
 
 _MARK, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
 
 
-def _calls(source: Source) -> Calls:
+def _calls(source: TextSource) -> Calls:
     """The calls after one mark."""
     yield from literal(source, _MARK)
     if not (yield from spaces(source)):
@@ -23,7 +23,7 @@ def _calls(source: Source) -> Calls:
     return (yield from (_object(source) if source.peek() == "{" else _named(source)))
 
 
-def _object(source: Source) -> Calls:
+def _object(source: TextSource) -> Calls:
     """One call as an object with `name` and `arguments`."""
     members = yield from json_object(source)
     call = json_call(source, members) if members is not None else None
@@ -32,7 +32,7 @@ def _object(source: Source) -> Calls:
     return call is not None
 
 
-def _listed(source: Source) -> Calls:
+def _listed(source: TextSource) -> Calls:
     """Calls in a list, as up to version 10 of the tokenizer."""
     source.skip()
     while (yield from spaces(source)):
@@ -47,7 +47,7 @@ def _listed(source: Source) -> Calls:
     return False
 
 
-def _named(source: Source) -> Calls:
+def _named(source: TextSource) -> Calls:
     """`NAME{...}` or `NAME[ARGS]{...}`, as from version 11 on."""
     name = yield from word(source, _NAME)
     if name is None or not (yield from spaces(source)):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tito_audit.parser import Delta, ParseOptions, Parser, Reads
-from tito_audit.parsers._source import Reader, Source, literal, spaces, word
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
 from tito_audit.tokens.text_stream import overlap
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
@@ -45,7 +45,7 @@ class _Header:
     recipient: str | None
 
 
-def _header(source: Source, started: bool) -> Reader[_Header | None]:
+def _header(source: TextSource, started: bool) -> Reader[_Header | None]:
     """The header that begins here, up to `<|message|>`; None if there is none. `started`: the answer has begun."""
     if started:
         yield from literal(source, _START)
@@ -66,7 +66,7 @@ def _header(source: Source, started: bool) -> Reader[_Header | None]:
     return _Header(channel, recipient) if (yield from literal(source, _MESSAGE)) else None
 
 
-def _recipient(source: Source) -> Reader[str | None]:
+def _recipient(source: TextSource) -> Reader[str | None]:
     """Who a message is addressed to, if it says so here."""
     return (yield from word(source, _WORD)) if (yield from literal(source, "to=")) else None
 
@@ -84,7 +84,7 @@ class HarmonyRun:
         """Nothing of this message was emitted yet."""
         self._held = ""
         self._deltas: list[Delta] = []
-        self._source: Source | None = None
+        self._source: TextSource | None = None
         self._attempt: Reader[_Header | None] | None = None
         # The generation prompt may have written the beginning of a header, or a whole one.
         prompt = options.prompt_end
@@ -108,7 +108,7 @@ class HarmonyRun:
         return deltas
 
     def _try(self, *, started: bool) -> None:
-        self._source = Source()
+        self._source = TextSource()
         self._attempt = _header(self._source, started)
 
     def _run(self, text: str, *, last: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tito_audit.parser import ParsedCall, Parser, Reads
 from tito_audit.parsers._calls import Calls, is_text, with_tools
-from tito_audit.parsers._source import Reader, Source, literal, spaces, word
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -23,7 +23,7 @@ _LONGEST = 1 << 20
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def _tagged(source: Source) -> Calls:
+def _tagged(source: TextSource) -> Calls:
     """A list between the tags of Llama 4."""
     yield from literal(source, _BEGIN)
     yield from spaces(source)
@@ -34,7 +34,7 @@ def _tagged(source: Source) -> Calls:
     return True
 
 
-def _calls(source: Source) -> Calls:
+def _calls(source: TextSource) -> Calls:
     """The calls of a list; [] unless all of them have literal arguments."""
     start = source.at
     if not (yield from _list(source)):
@@ -44,7 +44,7 @@ def _calls(source: Source) -> Calls:
     return bool(calls)
 
 
-def _list(source: Source) -> Reader[bool]:
+def _list(source: TextSource) -> Reader[bool]:
     """Whether a list is here that begins like a call, which is then read."""
     start, open_ = source.at, ["]"]
     if not (yield from literal(source, "[")):
@@ -74,7 +74,7 @@ def _list(source: Source) -> Reader[bool]:
     return False
 
 
-def _string(source: Source, quote: str) -> Reader[bool]:
+def _string(source: TextSource, quote: str) -> Reader[bool]:
     """Whether a string ends, which is then read; in three quotes it may have line breaks."""
     long = yield from literal(source, quote * 3)
     if not long:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tito_audit.parser import ParsedCall, ParseOptions, Parser, Reads
 from tito_audit.parsers._calls import CallReader, Calls, is_text, with_tools
-from tito_audit.parsers._source import Reader, Source, literal, spaces, until, word
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces, until, word
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -33,7 +33,7 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
     functions = [tool.get("function", tool) for tool in options.tools]
     schemas = {str(function.get("name")): _properties(function.get("parameters")) for function in functions}
 
-    def tagged(source: Source) -> Calls:
+    def tagged(source: TextSource) -> Calls:
         yield from literal(source, _OPEN)
         yield from spaces(source)
         call = yield from _call(source, schemas)
@@ -42,7 +42,7 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
         yield call
         return True
 
-    def bare(source: Source) -> Calls:
+    def bare(source: TextSource) -> Calls:
         call = yield from _call(source, schemas)
         if call is not None:
             yield call
@@ -56,7 +56,7 @@ def _properties(schema: object) -> Schemas:
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _call(source: Source, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
+def _call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
     """A function with its parameters."""
     name = yield from _opening(source, _FUNCTION)
     if name is None:
@@ -75,7 +75,7 @@ def _call(source: Source, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall |
     return None
 
 
-def _opening(source: Source, mark: str) -> Reader[str | None]:
+def _opening(source: TextSource, mark: str) -> Reader[str | None]:
     """The name in an opening tag."""
     if not (yield from literal(source, mark)):
         return None

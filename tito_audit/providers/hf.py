@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class StopCause:
     """Why an answer ended."""
 
     finish_reason: str
@@ -56,17 +56,17 @@ class Endings:
     _tail: bytes = field(default=b"", repr=False)
     """The last text of the answer, as far as a stop text can reach back."""
 
-    def after(self, token: int) -> Ending | None:
+    def after(self, token: int) -> StopCause | None:
         """The end after this next token; None if the answer goes on."""
         self._tokens += 1
         if token in self.eos_ids:
-            return Ending("stop")
+            return StopCause("stop")
         if token in self.stop_ids:
-            return Ending("stop", token)
+            return StopCause("stop", token)
         text = self._stop_text(token)
         if text is not None:
-            return Ending("stop", text)
-        return Ending("length") if self._tokens >= self.max_tokens else None
+            return StopCause("stop", text)
+        return StopCause("length") if self._tokens >= self.max_tokens else None
 
     def _stop_text(self, token: int) -> str | None:
         """The first stop text that this token completes; it may end inside the token."""
@@ -90,7 +90,7 @@ _TOKENS = 2048
 
 
 @dataclass(slots=True)
-class _Answer:
+class _OpenAnswer:
     """One answer that is being sampled."""
 
     index: int
@@ -140,7 +140,7 @@ class Sampling:
             self._answers = [self._answers[place] for place in going]
         return chunks
 
-    def _begun(self, sampling: SamplingParams) -> list[_Answer]:
+    def _begun(self, sampling: SamplingParams) -> list[_OpenAnswer]:
         """The answers before their first token; answer k with seed s equals the first answer with seed s + k."""
         import torch
 
@@ -170,7 +170,7 @@ class Sampling:
             else:
                 generator.manual_seed(sampling.seed + index)
             stops = Endings(self._eos, sampling.stop_token_ids, sampling.stop, room, self._spelled)
-            answers.append(_Answer(index, stops, generator))
+            answers.append(_OpenAnswer(index, stops, generator))
         return answers
 
     def _spelled(self, token: int) -> bytes:
@@ -193,7 +193,7 @@ class Sampling:
         logits, self._cache = self._model.forward(last, self._cache, 1)
         return logits[:, -1]
 
-    def _next(self, answer: _Answer, logits_V: torch.Tensor) -> GenerationChunk:
+    def _next(self, answer: _OpenAnswer, logits_V: torch.Tensor) -> GenerationChunk:
         """The next token of one answer, chosen and scored."""
         if not bool(logits_V.isfinite().any()) or bool(logits_V.isnan().any()):
             raise ProviderError("the model's logits are not numbers (NaN): its weights are broken")

@@ -41,7 +41,7 @@ class FlatSpans(Sequence[Span]):
         return self._ends[at], self._ends[at + 1]
 
 
-class Keys(Sequence[str]):
+class EntryKeys(Sequence[str]):
     """One spelling of each entry of a list, to compare entries by, made for a part of the list at a time."""
 
     __slots__ = ("_at", "_held", "_make", "_size")
@@ -73,7 +73,7 @@ class Keys(Sequence[str]):
         return self.part(number // AT_ONCE)[number % AT_ONCE]
 
 
-def runs(was: Keys, now: Keys) -> Iterator[Run]:
+def runs(was: EntryKeys, now: EntryKeys) -> Iterator[Run]:
     """For each new entry the old one whose spelling it takes: an equal one at the same place, from either end,
     else the first equal one. Entries that follow one another in both lists may come as one run.
     """
@@ -92,7 +92,7 @@ def runs(was: Keys, now: Keys) -> Iterator[Run]:
         yield len(now) - tail, len(was) - tail, tail
 
 
-def _head(was: Keys, now: Keys) -> int:
+def _head(was: EntryKeys, now: EntryKeys) -> int:
     """How many entries are equal from the start."""
     most = min(len(was), len(now))
     for number in range(0, most, AT_ONCE):
@@ -103,7 +103,7 @@ def _head(was: Keys, now: Keys) -> int:
     return most
 
 
-def _compared(was: Keys, now: Keys, numbers: range) -> Iterator[tuple[int, str, bool]]:
+def _compared(was: EntryKeys, now: EntryKeys, numbers: range) -> Iterator[tuple[int, str, bool]]:
     """The new entries with these numbers, and whether the old one of that number is equal."""
     for start in range(numbers.start // AT_ONCE * AT_ONCE, numbers.stop, AT_ONCE):
         new = now.part(start // AT_ONCE)
@@ -112,7 +112,7 @@ def _compared(was: Keys, now: Keys, numbers: range) -> Iterator[tuple[int, str, 
             yield start + at, new[at], at < len(old) and old[at] == new[at]
 
 
-def _first(was: Keys, wanted: set[str]) -> dict[str, int]:
+def _first(was: EntryKeys, wanted: set[str]) -> dict[str, int]:
     """For each of these keys that the list has, its first entry."""
     positions: dict[str, int] = {}
     for start in range(0, len(was), AT_ONCE):

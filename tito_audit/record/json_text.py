@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from tito_audit.record.edits import ABSENT, Edit, Path, edits_between, with_edits
-from tito_audit.record.json_lists import AT_ONCE, FlatSpans, Keys, Run, Span, runs
+from tito_audit.record.json_lists import AT_ONCE, EntryKeys, FlatSpans, Run, Span, runs
 
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -276,7 +276,7 @@ def _joined(runs: Iterable[Run]) -> Iterator[Run]:
         yield index, origin, count
 
 
-def _all_keys(text: str, span: Span, spans: Sequence[Span], new: Sequence[Any]) -> tuple[Keys, Keys]:
+def _all_keys(text: str, span: Span, spans: Sequence[Span], new: Sequence[Any]) -> tuple[EntryKeys, EntryKeys]:
     """What the entries of a list in the text and of the one that replaces it are compared by."""
     size = len(spans)
     whole: Sequence[Any] = () if isinstance(spans, FlatSpans) and size > AT_ONCE else _parsed(text[slice(*span)])
@@ -290,8 +290,8 @@ def _all_keys(text: str, span: Span, spans: Sequence[Span], new: Sequence[Any]) 
     kinds = {type(value) for first in range(0, size, AT_ONCE) for value in old(first, min(first + AT_ONCE, size))}
     mixed = int in kinds and float in kinds
     return (
-        Keys(size, lambda first, last: _keys(old(first, last), mixed)),
-        Keys(len(new), lambda first, last: _keys(new[first:last], mixed)),
+        EntryKeys(size, lambda first, last: _keys(old(first, last), mixed)),
+        EntryKeys(len(new), lambda first, last: _keys(new[first:last], mixed)),
     )
 
 

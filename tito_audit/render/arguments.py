@@ -74,7 +74,7 @@ def arguments_of(tree: nodes.Template) -> TemplateArguments:
     ordered = [
         name for name in unset.names if name in undeclared and (name not in _OWN and not name.endswith("_token"))
     ]
-    reader = _Reader(tree, set(ordered))
+    reader = _ArgumentReader(tree, set(ordered))
     formats = tuple(dict.fromkeys(text for call in _clock_calls(tree) if (text := _format(call)) is not None))
     return TemplateArguments(
         tuple(reader.argument(name) for name in ordered), any(True for _ in _clock_calls(tree)), formats
@@ -132,7 +132,7 @@ def _format(call: nodes.Call) -> str | None:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ArgumentUses:
     """What a template does with one argument."""
 
     compared: list[object] = field(default_factory=list)
@@ -146,12 +146,12 @@ class _Seen:
     clock_format: str | None = None
 
 
-class _Reader:
+class _ArgumentReader:
     """Follows the values of arguments through assignments to comparisons and output."""
 
     def __init__(self, tree: nodes.Template, names: set[str]) -> None:
         self._names = names
-        self._seen = {name: _Seen() for name in names}
+        self._seen = {name: _ArgumentUses() for name in names}
         self._tree = tree
         self._literals = dict(_literals(tree))
         self._carried: dict[str, frozenset[str]] = {}
@@ -229,7 +229,7 @@ class _Reader:
 
     # What happens to them
 
-    def _of(self, *values: nodes.Node | None) -> Iterator[_Seen]:
+    def _of(self, *values: nodes.Node | None) -> Iterator[_ArgumentUses]:
         for value in values:
             for name in sorted(self._sources(value)):
                 yield self._seen[name]

@@ -29,7 +29,7 @@ _WRITTEN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Probe(Clock):
+class ClockProbe(Clock):
     """A clock that shows where a template writes the date: it returns the format between two marks."""
 
     at: datetime = datetime.min
@@ -53,7 +53,7 @@ def formats_of(source: str) -> tuple[str, ...]:
 def date_in(probed: str, recorded: str) -> datetime | None:
     """The date on which a template wrote a recorded text; None if the text has no date in these places.
 
-    `probed` is what the template writes with a `Probe`. The texts may differ after the last date.
+    `probed` is what the template writes with a `ClockProbe`. The texts may differ after the last date.
     """
     values: dict[str, str] = {}
     at = before = 0

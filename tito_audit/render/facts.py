@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tito_audit.tokens.cache import Store
+from tito_audit.tokens.cache import StoredTokenizer
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -76,7 +76,7 @@ def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
 class Known:
     """What is known about one template under its limits."""
 
-    def __init__(self, source: str, limits: Sequence[float], store: Store | None) -> None:
+    def __init__(self, source: str, limits: Sequence[float], store: StoredTokenizer | None) -> None:
         self._store = store
         self._name = _name(source, limits) if store is not None else None
         note = store.note(self._name) if store is not None and self._name is not None else None

@@ -19,13 +19,13 @@ _LONGEST_FORMAT = 1000
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
-class Refused(Exception):
+class TemplateRefused(Exception):
     """A template called `raise_exception`."""
 
 
 def raise_exception(message: object) -> None:
-    """Raise Refused with the template's message."""
-    raise Refused(str(message))
+    """Raise TemplateRefused with the template's message."""
+    raise TemplateRefused(str(message))
 
 
 def strftime_now(format: str) -> str:

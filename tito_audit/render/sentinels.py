@@ -45,7 +45,7 @@ class Marking:
     tool_calls: bool
 
 
-class Found(NamedTuple):
+class MarkedText(NamedTuple):
     """A marked text, as found in the rendered text."""
 
     start: int
@@ -156,7 +156,7 @@ def has_marks(text: str) -> bool:
     return (b"\xf3" in data or b"\xf4" in data) and _MARK.search(text) is not None
 
 
-def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[Found] | None:
+def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[MarkedText] | None:
     """What the marks in a text enclose, in order; None if a pair was separated.
 
     Also None if the text without its marks is not `wanted`, which holds none.
@@ -170,10 +170,10 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[F
 
 def _opened(
     text: str, marks: Iterable[tuple[int, int]], owners: list[tuple[int, SpanKind]]
-) -> tuple[str | None, list[Found]]:
+) -> tuple[str | None, list[MarkedText]]:
     """The text without these marks and what they enclose; None for the text if a pair was separated."""
     pieces: list[str] = []
-    enclosed: list[Found] = []
+    enclosed: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
     for position, number in marks:
@@ -184,7 +184,7 @@ def _opened(
             opened = (number, length)
         elif opened is not None and number == opened[0] + 1:
             index, kind = owners[number // 2]
-            enclosed.append(Found(opened[1], length, kind, index))
+            enclosed.append(MarkedText(opened[1], length, kind, index))
             opened = None
         else:
             return None, []

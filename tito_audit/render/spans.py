@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.renderer import Chat, Renderer
-from tito_audit.render.sentinels import Found, Marking, SpanKind, has_marks, mark, unmark
+from tito_audit.render.sentinels import MarkedText, Marking, SpanKind, has_marks, mark, unmark
 from tito_audit.render.span_builder import Span, SpanBuilder, common_start, first_of, last_of
 from tito_audit.render.template import Template
 
@@ -25,7 +25,7 @@ _ROLE = re.compile(r"assistant|model")
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class RenderedChat:
     """Messages in the form that the template accepted, what it wrote, and how to render parts of them."""
 
     renderer: Renderer
@@ -69,7 +69,7 @@ class Conversation:
         return SpanBuilder(len(self.text), [message.get("role") for message in self.chat])
 
 
-class Turn(NamedTuple):
+class TurnSpans(NamedTuple):
     """Where an assistant message opens, where the model's part starts, and where its end token is."""
 
     opened: int
@@ -86,12 +86,12 @@ class Turn(NamedTuple):
 class TurnFinder:
     """Finds what a model would have sampled, between the marked texts."""
 
-    def __init__(self, job: Conversation, pieces: list[Found], marking: Marking) -> None:
+    def __init__(self, job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> None:
         self._job = job
         self._text = job.text
         self._marking = marking
         self._openers: dict[object, str] = {}
-        self._found: list[list[Found]] = [[] for _ in job.chat]
+        self._found: list[list[MarkedText]] = [[] for _ in job.chat]
         for piece in pieces:
             self._found[piece.message_index].append(piece)
         # Where the first marked text of any later message begins.
@@ -101,11 +101,11 @@ class TurnFinder:
             own = self._found[index]
             self._next[index] = min(self._next[index + 1], own[0].start) if own else self._next[index + 1]
 
-    def of(self, index: int) -> list[Found]:
+    def of(self, index: int) -> list[MarkedText]:
         """The marked texts of one message."""
         return self._found[index]
 
-    def turn(self, index: int, earliest: int) -> Turn | None:
+    def turn(self, index: int, earliest: int) -> TurnSpans | None:
         """The turn of an assistant message, from `earliest` on; None if it is not found."""
         own = self.of(index)
         calls = bool(self._job.chat[index].get("tool_calls"))
@@ -120,7 +120,7 @@ class TurnFinder:
         renderer = self._job.renderer
         ends = first_of(renderer.end_texts, self._text, start, later) if calls else None
         closer = ends or first_of(renderer.control_texts, self._text, start, later)
-        return Turn(*opening, *closer) if closer is not None else None
+        return TurnSpans(*opening, *closer) if closer is not None else None
 
     def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
         """Where the generation prompt of a message begins and ends; None if unknown."""
@@ -208,7 +208,7 @@ def spans(
     template = renderer.template(bool(tools))
     opener = template.opener(variables)
     answers = _answers(messages)
-    job = Conversation(renderer, chat, text, variables, add_generation_prompt, template.run, opener, answers)
+    job = RenderedChat(renderer, chat, text, variables, add_generation_prompt, template.run, opener, answers)
     return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
 
 
@@ -241,7 +241,7 @@ class WrittenFast:
             except RenderError as error:  # the reference environment may not raise here
                 raise GivenUp from error
 
-        job = Conversation(
+        job = RenderedChat(
             self.renderer,
             self.chat,
             self.text,
@@ -281,7 +281,7 @@ def _answers(messages: Sequence[Message]) -> frozenset[int]:
     return frozenset(index for index, message in enumerate(messages) if message.sampled)
 
 
-def _by_marks(job: Conversation) -> Rendering | None:
+def _by_marks(job: RenderedChat) -> Rendering | None:
     """The spans as marks show them; None if marks change what the template writes. The text itself holds no
     marks."""
     for marking in _MARKINGS:
@@ -295,7 +295,7 @@ def _by_marks(job: Conversation) -> Rendering | None:
     return None
 
 
-def _assemble(job: Conversation, pieces: list[Found], marking: Marking) -> Rendering:
+def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> Rendering:
     """The spans of the marked texts, and of the model's turns around them."""
     builder = job.new_builder()
     for piece in pieces:
@@ -334,7 +334,7 @@ def _assemble(job: Conversation, pieces: list[Found], marking: Marking) -> Rende
     return Rendering(job.text, builder.spans(unlabelled), sampled, job.chat)
 
 
-def _by_prefixes(job: Conversation) -> Rendering:
+def _by_prefixes(job: RenderedChat) -> Rendering:
     """The spans, as far as shorter renderings are prefixes of the whole."""
     builder = job.new_builder()
     count = len(job.chat)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.render.facts import Facts, Known, LookedFor, read_facts
-from tito_audit.render.globals import Refused
+from tito_audit.render.globals import TemplateRefused
 from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm, charged, give_up, is_given_up, let_go
-from tito_audit.tokens.cache import Store
+from tito_audit.tokens.cache import StoredTokenizer
 
 if TYPE_CHECKING:
     import jinja2
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tito_audit.render.arguments import TemplateArguments
     from tito_audit.render.fast.render import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
-    from tito_audit.render.traced import Tracer
+    from tito_audit.render.traced import TemplateTracer
 
 TIME_LIMIT = 3.0
 """Seconds one rendering may take."""
@@ -41,7 +41,7 @@ class Template:
     """A chat template, compiled on its first run. Not thread-safe."""
 
     def __init__(
-        self, source: str, where: str, *, time_limit: float, size_limit: int, store: Store | None = None
+        self, source: str, where: str, *, time_limit: float, size_limit: int, store: StoredTokenizer | None = None
     ) -> None:
         self.source = source
         self._where = where
@@ -89,11 +89,11 @@ class Template:
         except TimeUp:
             return None
 
-    def tracer(self) -> Tracer:
+    def tracer(self) -> TemplateTracer:
         """The same template, tracing which of its tags writes what."""
-        from tito_audit.render.traced import Tracer
+        from tito_audit.render.traced import TemplateTracer
 
-        return Tracer(self.source, self._time_limit, self._size_limit)
+        return TemplateTracer(self.source, self._time_limit, self._size_limit)
 
     @property
     def looked_for(self) -> LookedFor | None:
@@ -240,7 +240,7 @@ class _Reference:
             # Why a rendering failed, on one line, with the template's line if known.
             line = _template_line(error)
             place = "chat template" if line is None else f"chat template, line {line}"
-            if isinstance(error, Refused | LimitReached):
+            if isinstance(error, TemplateRefused | LimitReached):
                 reason = f"{place}: {_bounded(' '.join(str(error).split()))}"
             else:
                 reason = f"{place}: {_one_line(error)}"
@@ -262,7 +262,7 @@ def compile_template(
     *,
     time_limit: float = TIME_LIMIT,
     size_limit: int = SIZE_LIMIT,
-    store: Store | None = None,
+    store: StoredTokenizer | None = None,
 ) -> Template:
     """A template ready to run; SetupError, naming its origin `where`, when it is not valid Jinja.
 

@@ -52,7 +52,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A piece of a rendered text."""
 
     start: int
@@ -85,7 +85,7 @@ class _Notes:
     decisions: list[_Noted] = field(default_factory=list)
 
 
-class Tracer:
+class TemplateTracer:
     """A template that records what it does; `trace` returns None where it cannot."""
 
     def __init__(self, source: str, time_limit: float, size_limit: int) -> None:
@@ -124,18 +124,18 @@ class Tracer:
         except (Exception, TimeUp):  # a template that compiles may be too deep with the added calls
             return
 
-    def trace(self, variables: Mapping[str, Any], wanted: str) -> tuple[Piece, ...] | None:
+    def trace(self, variables: Mapping[str, Any], wanted: str) -> tuple[TextPiece, ...] | None:
         """The pieces of what the template writes for these variables; None if that is not `wanted`."""
         pieces = self._run(variables)
         return pieces if pieces is not None and text_of(pieces) == wanted else None
 
-    def turned(self, variables: Mapping[str, Any], decisions: Iterable[Decision]) -> tuple[Piece, ...] | None:
+    def turned(self, variables: Mapping[str, Any], decisions: Iterable[Decision]) -> tuple[TextPiece, ...] | None:
         """What the template writes if these decisions go the other way; None if it fails."""
         return self._run(variables, frozenset((decision.condition, decision.occurrence) for decision in decisions))
 
     def _run(
         self, variables: Mapping[str, Any], turned: frozenset[tuple[int, int]] = frozenset()
-    ) -> tuple[Piece, ...] | None:
+    ) -> tuple[TextPiece, ...] | None:
         if self._compiled is None or is_given_up(self._source, self._limits[0]):
             return None
         seconds, size = self._limits
@@ -152,7 +152,7 @@ class Tracer:
         finally:
             self._environment.budget.close()
 
-    def _pieces(self, variables: Mapping[str, Any]) -> Iterator[Piece]:
+    def _pieces(self, variables: Mapping[str, Any]) -> Iterator[TextPiece]:
         assert self._compiled is not None
         at = 0
         for text in self._compiled.generate(variables):
@@ -160,7 +160,7 @@ class Tracer:
                 continue
             notes, self._notes = self._notes, _Notes()
             for part in _parts(text, notes):
-                yield Piece(at, part.text, self._tag(part.line), tuple(map(self._decision, part.decisions)))
+                yield TextPiece(at, part.text, self._tag(part.line), tuple(map(self._decision, part.decisions)))
                 at += len(part.text)
             self._environment.budget.written(at)
 
@@ -192,7 +192,7 @@ class Tracer:
     # The template with these calls
 
 
-def text_of(pieces: Iterable[Piece]) -> str:
+def text_of(pieces: Iterable[TextPiece]) -> str:
     """The text that pieces make up."""
     return "".join(piece.text for piece in pieces)
 

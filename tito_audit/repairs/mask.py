@@ -29,7 +29,7 @@ _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CoveredTokens:
     """The tokens of the row that one finding covers."""
 
     positions: Offsets
@@ -154,7 +154,7 @@ def _apart(finding: Finding) -> Iterator[Finding]:
         yield replace(finding, hit=replace(finding.hit, turn=turn, start=start, end=end), folded=None)
 
 
-def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | None:
+def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTokens | None:
     """The tokens of the row that a finding covers; None when a mask cannot leave them out."""
     hit, view = finding.hit, evidence.row
     if finding.code.startswith(("TOK", "TPL")) and hit.where is not Where.ROW:
@@ -163,19 +163,19 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | N
         return None
     span, first = _covered(finding, len(row.token_ids))
     if finding.code.startswith(("TOK", "TPL")) or finding.code == "REC003":
-        return _Place(span, first, diverges=True)
+        return _CoveredTokens(span, first, diverges=True)
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
             return None  # taking out what it trains would leave nothing; `normalize` inverts it
         if contested(evidence):
             return None  # several slides explain the row, and what lies outside the answers is evidence of them
         unsampled = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
-        return _Place(unsampled, first, in_answer=False)
+        return _CoveredTokens(unsampled, first, in_answer=False)
     if finding.code in ("LPR503", "LPR505") and contested(evidence):
         return None  # the gap may be the only sign that the column is shifted
     if finding.code == "LPR504" and _no_logprobs(row):
-        return _Place(np.arange(len(row.token_ids)), 0)
-    return _Place(span, first)
+        return _CoveredTokens(np.arange(len(row.token_ids)), 0)
+    return _CoveredTokens(span, first)
 
 
 def _covered(finding: Finding, size: int) -> tuple[Offsets, int]:
@@ -188,7 +188,7 @@ def _covered(finding: Finding, size: int) -> tuple[Offsets, int]:
     return np.flatnonzero(np.cumsum(opened)), int(starts.min())
 
 
-def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _Place:
+def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _CoveredTokens:
     """The drifted row tokens that correspond to ranges of calls' prompts or completions: for each range, those
     between the sampled tokens that the row holds before and after it.
     """
@@ -206,7 +206,7 @@ def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _Place:
     first = int(positions[0]) if len(positions) and positions[0] < end else start + 1
     in_answer = hit.where is Where.COMPLETION
     turn = hit.turn if in_answer and hit.turn is not None else -1
-    return _Place(positions, first, turn, in_answer=in_answer, diverges=True)
+    return _CoveredTokens(positions, first, turn, in_answer=in_answer, diverges=True)
 
 
 def _known_before(
@@ -236,7 +236,7 @@ def _no_logprobs(row: TrainingRow) -> bool:
     return bool((values > -_TOLERANCE).all())
 
 
-def _turns_of(evidence: Evidence, row: TrainingRow, place: _Place) -> Mask:
+def _turns_of(evidence: Evidence, row: TrainingRow, place: _CoveredTokens) -> Mask:
     """`[T]` the turns that a place lies in: by the calls, else by the sampled or trained runs."""
     view, out = evidence.row, np.zeros(len(row.token_ids), np.bool_)
     positions = place.positions if len(place.positions) else np.array([place.first])

@@ -23,7 +23,7 @@ LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScanVerdict:
     """The verdict on a scan."""
 
     word: str
@@ -39,11 +39,12 @@ class Verdict:
         return f"{self.word}: {'; '.join(self.parts)}"
 
 
-def verdict(summary: Summary) -> Verdict:
+def verdict(summary: Summary) -> ScanVerdict:
     """The verdict on a whole scan. Findings in the baseline are known and do not count."""
     word = verdict_word(summary)
     counts = _failures_and_findings(summary, judged=word not in ("failed", *_NOTHING))
-    return Verdict(word, (*_because(word, summary), *counts, *open_words(summary), *_not_audited(word, summary)))
+    words = (*_because(word, summary), *counts, *open_words(summary), *_not_audited(word, summary))
+    return ScanVerdict(word, words)
 
 
 def _because(word: str, summary: Summary) -> list[str]:
@@ -63,7 +64,7 @@ def _because(word: str, summary: Summary) -> list[str]:
 
 
 def verdict_word(summary: Summary) -> str:
-    """One or two words, as in `Verdict.word`."""
+    """One or two words, as in `ScanVerdict.word`."""
     if summary.gate is not None and summary.gate.failed:
         return "failed"
     if summary.gate is None and any(_some(summary, severity) for severity in (Severity.ERROR, Severity.WARNING)):

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Group:
+class _WorstGroup:
     """Findings of one code, log, cause and severity."""
 
     findings: int = 0
@@ -77,7 +77,7 @@ class Worst:
 
     def __init__(self) -> None:
         self._kept: dict[_GroupKey, dict[Hashable, Finding]] = {}
-        self._groups: dict[tuple[_Key, Severity], _Group] = {}
+        self._groups: dict[tuple[_Key, Severity], _WorstGroup] = {}
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Keep those findings of a rollout that may be among the worst."""
@@ -93,7 +93,7 @@ class Worst:
             key = _key(finding)
             group = self._groups.get((key, finding.severity))
             if group is None and len(self._groups) < _COUNTED:
-                group = self._groups[key, finding.severity] = _Group()
+                group = self._groups[key, finding.severity] = _WorstGroup()
             if group is not None:
                 group.add(finding)
             _keep(self._kept.setdefault(_group(finding), {}), key, finding)
@@ -269,7 +269,7 @@ class Curable:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextCommand:
     """A command, and what it does."""
 
     command: str
@@ -278,10 +278,10 @@ class Step:
 
 def next_steps(
     worst: Finding | None, curable: Curable, summary: Summary, *, browse: bool = False
-) -> Iterator[Step]:
+) -> Iterator[NextCommand]:
     """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
     if worst is not None:
-        steps = [Step(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
+        steps = [NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
         if worst.code == _UNREADABLE or summary.compared or summary.uncompared:  # else there are no tokens to show
             steps.append(_look(worst, summary))
         yield from reversed(steps) if worst.code == _UNREADABLE else steps
@@ -292,24 +292,24 @@ def next_steps(
     if curable.repairable is not None:
         # By default a repair leaves warnings alone.
         bar = "" if curable.repairable is Severity.ERROR else " --fail-on warning"
-        yield Step(f"{repair}{bar}", "repairs what it can prove; --dry-run tells what, and writes nothing")
+        yield NextCommand(f"{repair}{bar}", "repairs what it can prove; --dry-run tells what, and writes nothing")
     if curable.again:
-        yield Step(f"{repair} --with {ONCE}", "takes repeated training out of the loss where it is certain")
+        yield NextCommand(f"{repair} --with {ONCE}", "takes repeated training out of the loss where it is certain")
     if worst is not None and browse:
-        yield Step("tito-audit scan … --report html=report.html", "every finding, in a browser")
+        yield NextCommand("tito-audit scan … --report html=report.html", "every finding, in a browser")
     gate = summary.gate
     if gate is None or not (gate.failing or any(rate.failed for rate in gate.rates)):
         return  # a baseline cannot accept what was not checked
     if gate.baseline is not None:
-        yield Step("tito-audit scan … --update-baseline", "accept what is new")
+        yield NextCommand("tito-audit scan … --update-baseline", "accept what is new")
     else:
         command = "tito-audit scan … --baseline tito-baseline.json --update-baseline"
-        yield Step(command, "accept these; only new ones fail")
+        yield NextCommand(command, "accept these; only new ones fail")
 
 
-def _look(finding: Finding, summary: Summary) -> Step:
+def _look(finding: Finding, summary: Summary) -> NextCommand:
     """The command that shows where a finding is; an unreadable row has no tokens to show."""
     if finding.code == _UNREADABLE:
         command = f"tito-audit inspect {shell_word(finding.place.file)}{with_tokenizer(summary)}"
-        return Step(command, "its columns, and a mapping to paste")
-    return Step(show_command(finding.place, summary), "that rollout, token by token")
+        return NextCommand(command, "its columns, and a mapping to paste")
+    return NextCommand(show_command(finding.place, summary), "that rollout, token by token")

@@ -33,7 +33,7 @@ State = Literal["fail", "warn", "info", "pass", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HtmlVerdict:
     """The verdict as the page shows it."""
 
     state: State
@@ -44,7 +44,7 @@ class Verdict:
     """Why the gate failed, or what a pass leaves open."""
 
 
-def verdict(summary: Summary) -> Verdict:
+def verdict(summary: Summary) -> HtmlVerdict:
     """The verdict of the gate, or on the findings without a gate, in the words of every report."""
     judged = _verdict.verdict(summary)
     state: State = _STATES.get(judged.word, "none")
@@ -55,7 +55,7 @@ def verdict(summary: Summary) -> Verdict:
         gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
     )  # the line says the rest
     line = "; ".join(judged.parts)
-    return Verdict(state, judged.word[:1].upper() + judged.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
+    return HtmlVerdict(state, judged.word[:1].upper() + judged.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
 
 
 _STATES: dict[str, State] = {"failed": "fail", "passed": "pass", "clean": "pass"}
@@ -124,7 +124,7 @@ def _rollouts(number: int, rows: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class HtmlCause:
     """A cause, and how many findings of a rule have it."""
 
     name: str
@@ -149,7 +149,7 @@ class RuleFacts:
     """Findings per generated token, as for `--max-rate`."""
     per_rollout: str
     """Share of rollouts with at least one."""
-    causes: tuple[Cause, ...]
+    causes: tuple[HtmlCause, ...]
     more_causes: int
     manual: tuple[tuple[str, list[list[str]]], ...]
     """Its headings, each with paragraphs (one line) and examples (several lines); () if none was given."""
@@ -184,7 +184,7 @@ def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOpt
         tuple(bars),
         share(total, summary.generated_tokens),
         share(counts.rollouts, rows),
-        tuple(Cause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
+        tuple(HtmlCause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
         max(len(ranked) - _CAUSES, 0),
         tuple(_manual(options.docs.get(code, ""))),
     )

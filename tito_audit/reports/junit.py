@@ -184,11 +184,8 @@ def _counts(case: _Case) -> str:
 
 
 def _reasons(case: _Case) -> str:
-    return ", ".join(f"{reason} ({many(number, 'rollout')})" for reason, number in _common(case.skips))
-
-
-def _common(skips: Counter[str]) -> Iterator[tuple[str, int]]:
-    yield from sorted(skips.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+    most = sorted(case.skips.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+    return ", ".join(f"{reason} ({many(number, 'rollout')})" for reason, number in most)
 
 
 def _case_lines(case: _Case) -> Iterator[str]:

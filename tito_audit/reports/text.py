@@ -43,7 +43,7 @@ _VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green"
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _PageCounts:
     """What the page needs besides the summary."""
 
     curable: Curable = field(default_factory=Curable)
@@ -57,7 +57,7 @@ class _Gathered:
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write one page; only the worst findings are kept in memory."""
-    gathered = _Gathered()
+    gathered = _PageCounts()
     for result in results:
         gathered.add(result)
     with page_to(out, options) as console:

@@ -11,8 +11,8 @@ import numpy as np
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Where
-from tito_audit.rescore.model import BOUND, EDGES, FEWEST, Agreement, Compared
-from tito_audit.rescore.plan import Part
+from tito_audit.rescore.model import BOUND, EDGES, FEWEST, Agreement, ScorePair
+from tito_audit.rescore.plan import Scorable
 
 _ROUNDING = 1e-3
 _CERTAIN = -1.0
@@ -22,12 +22,12 @@ _FARTHEST = 2
 _BASES = {math.log(2): "base 2", math.log(10): "base 10"}
 
 
-def compared(part: Part, scores: Logprobs) -> Compared:
+def compared(part: Scorable, scores: Logprobs) -> ScorePair:
     """The recorded and the model's logprobs of the tokens that have both; `scores` `[T]` belong to `part.ids`."""
     model = scores[part.offset :]
     recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
     at = np.flatnonzero(part.sampled & is_logprob(recorded, model, part.sentinel) & np.isfinite(model))
-    return Compared(
+    return ScorePair(
         part.where,
         part.turn,
         at.astype(np.int32),
@@ -51,7 +51,7 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
     return np.asarray(out & ((recorded != 0) | certain))
 
 
-def agreement(sequences: Iterable[Compared], tolerance: float = BOUND) -> Agreement | None:
+def agreement(sequences: Iterable[ScorePair], tolerance: float = BOUND) -> Agreement | None:
     """How all tokens before any drift agree; None without any."""
     differences = [(sequence.model - sequence.recorded)[~sequence.drifted] for sequence in sequences]
     return agreement_of(np.concatenate(differences) if differences else np.empty(0), tolerance)
@@ -76,7 +76,7 @@ def agreement_of(differences: Logprobs, tolerance: float = BOUND) -> Agreement |
     )
 
 
-def used(sequences: Sequence[Compared]) -> list[Compared]:
+def used(sequences: Sequence[ScorePair]) -> list[ScorePair]:
     """The calls to compare; the row only if no call has logprobs."""
     calls = [sequence for sequence in sequences if sequence.where is Where.COMPLETION and len(sequence.at)]
     return calls or [sequence for sequence in sequences if sequence.where is Where.ROW]
@@ -89,7 +89,7 @@ def is_above(sizes: Logprobs, tolerance: float) -> bool:
     return bool(sizes.mean() - 2 * sizes.std(ddof=1) / math.sqrt(len(sizes)) > tolerance)
 
 
-def explained(sequences: Sequence[Compared], tolerance: float = BOUND) -> str:
+def explained(sequences: Sequence[ScorePair], tolerance: float = BOUND) -> str:
     """The explanation that brings all tokens within the tolerance; "" if there is none."""
     for words, sizes in _explanations(sequences):
         if len(sizes) >= FEWEST and sizes.mean() <= tolerance:
@@ -97,7 +97,7 @@ def explained(sequences: Sequence[Compared], tolerance: float = BOUND) -> str:
     return ""
 
 
-def _explanations(sequences: Sequence[Compared]) -> Iterable[tuple[str, Logprobs]]:
+def _explanations(sequences: Sequence[ScorePair]) -> Iterable[tuple[str, Logprobs]]:
     for far in (1, -1, 2, -2)[: 2 * _FARTHEST]:
         sizes = [_slid(sequence, far) for sequence in sequences]
         place = "place" if abs(far) == 1 else "places"
@@ -108,7 +108,7 @@ def _explanations(sequences: Sequence[Compared]) -> Iterable[tuple[str, Logprobs
     yield "the recorded values are probabilities, not logprobs", _sizes(sequences, _log)
 
 
-def _sizes(sequences: Sequence[Compared], meant: Callable[[Logprobs], Logprobs]) -> Logprobs:
+def _sizes(sequences: Sequence[ScorePair], meant: Callable[[Logprobs], Logprobs]) -> Logprobs:
     """The absolute differences after the recorded values are converted by `meant`."""
     sizes = [np.abs(sequence.model - meant(sequence.recorded))[~sequence.drifted] for sequence in sequences]
     return np.concatenate(sizes) if sizes else np.empty(0)
@@ -119,7 +119,7 @@ def _log(values: Logprobs) -> Logprobs:
         return np.asarray(np.where(values > 0, np.log(values), np.nan), np.float64)
 
 
-def _slid(seq: Compared, far: int) -> Logprobs:
+def _slid(seq: ScorePair, far: int) -> Logprobs:
     """The absolute differences if each recorded value belonged to the token `far` places before it."""
     here, there = (seq.model[:-far], seq.recorded[far:]) if far > 0 else (seq.model[-far:], seq.recorded[:far])
     at = (seq.at[:-far], seq.at[far:]) if far > 0 else (seq.at[-far:], seq.at[:far])

@@ -11,7 +11,7 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Where
 from tito_audit.record.model_scores import ModelScores
 from tito_audit.rescore.compare import is_logprob
-from tito_audit.rescore.journal import Journal
+from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.plan import parts_of
 
 
@@ -19,7 +19,7 @@ from tito_audit.rescore.plan import parts_of
 class ScoresOf:
     """A model's scores of a rollout, from the journal; no provider is called."""
 
-    journal: Journal
+    journal: ScoreJournal
     source: str
     """Who scored: model, provider and date."""
     replaces: bool = False

@@ -40,7 +40,7 @@ def key_of(want: Want) -> str:
     return hashlib.sha256(np.ascontiguousarray(want.ids, np.int64).tobytes()).hexdigest()[:40]
 
 
-class Journal:
+class ScoreJournal:
     """Scores by sequence, each written to a file as soon as it is known; without a path, kept in memory only.
 
     Only the file offset of each score is in memory. A last line that was cut off is written again.

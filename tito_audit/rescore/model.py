@@ -42,7 +42,7 @@ class Unscored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Compared:
+class ScorePair:
     """Recorded and model logprobs of one call or row; only tokens that have both."""
 
     where: Where
@@ -157,7 +157,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedSum:
     """A whole turn or row with drift: the summed logprob of everything sampled in it, and of what replaced it."""
 
     where: Where
@@ -171,13 +171,13 @@ class RescoredRollout:
     """A rollout with a model's logprobs, and what its drift costs."""
 
     place: Place
-    compared: tuple[Compared, ...] = ()
+    compared: tuple[ScorePair, ...] = ()
     agreement: Agreement | None = None
     """Over all compared tokens before any drift; None without any."""
     prices: tuple[Price, ...] = ()
     unpriced: Mapping[str, int] = field(default_factory=dict)
     """By reason: drift findings without a price."""
-    changed: tuple[Changed, ...] = ()
+    changed: tuple[ChangedSum, ...] = ()
     """The turns and rows in which tokens drifted."""
     near: tuple[Behind, ...] = ()
     """How equal sampled tokens change, by their distance from the last difference before them: see `NEAR`."""

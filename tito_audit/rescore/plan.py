@@ -20,7 +20,7 @@ DRIFT = ("TOK", "SEQ", "TPL")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Scorable:
     """A call or the training row as recorded."""
 
     where: Where
@@ -63,7 +63,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class OtherTokens:
     """A recorded sequence, and the same with other tokens."""
 
     key: Key
@@ -98,8 +98,8 @@ class Pair:
 class Plan:
     """What to score of one rollout."""
 
-    parts: tuple[Part, ...]
-    pairs: tuple[Pair, ...]
+    parts: tuple[Scorable, ...]
+    pairs: tuple[OtherTokens, ...]
     unscored: tuple[Unscored, ...]
     """What cannot be scored because the log does not hold it."""
     findings: tuple[Finding, ...] = field(default=())
@@ -111,9 +111,9 @@ class Plan:
         return [*(part.want for part in self.parts), *(want for pair in self.pairs for want in pair.wants)]
 
 
-def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Part], list[Unscored]]:
+def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable], list[Unscored]]:
     """The calls and the row of a rollout that can be scored, and those that cannot."""
-    parts: list[Part] = []
+    parts: list[Scorable] = []
     unscored: list[Unscored] = []
     for part in (*_calls(evidence), *_row(evidence)):
         if isinstance(part, Unscored):
@@ -134,7 +134,7 @@ def plan_of(evidence: Evidence, findings: Sequence[Finding], vocabulary: int | N
     return Plan(tuple(parts), pairs, tuple(unscored), drift)
 
 
-def _calls(evidence: Evidence) -> Iterator[Part | Unscored]:
+def _calls(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.completion_ids is None:
             yield Unscored(Where.COMPLETION, number, "the log does not hold the ids that were sampled")
@@ -146,7 +146,7 @@ def _calls(evidence: Evidence) -> Iterator[Part | Unscored]:
             sampled = np.ones(size, np.bool_)
             sampled[: 1 - min(start, 1)] = False  # nothing predicts the first token of all
             sentinel = next((column.sentinel for column in turn.columns if column.role == "logprobs"), None)
-            yield Part(
+            yield Scorable(
                 Where.COMPLETION,
                 number,
                 ids,
@@ -159,7 +159,7 @@ def _calls(evidence: Evidence) -> Iterator[Part | Unscored]:
             )
 
 
-def _row(evidence: Evidence) -> Iterator[Part | Unscored]:
+def _row(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or not len(row.token_ids):
         return
@@ -174,7 +174,7 @@ def _row(evidence: Evidence) -> Iterator[Part | Unscored]:
     if proven and view is not None:
         drifted = np.logical_or.accumulate(view.drifted)
     turns = view.turn if view is not None else np.full(len(sampled), -1, np.int32)
-    yield Part(Where.ROW, None, row.token_ids, 0, row.logprobs, sampled, drifted, turns, row.sentinel)
+    yield Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, sampled, drifted, turns, row.sentinel)
 
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
@@ -183,7 +183,7 @@ def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
     return inside if inside is not None or evidence.row is None else evidence.row.sampled
 
 
-def _unfit(part: Part, vocabulary: int | None) -> str | None:
+def _unfit(part: Scorable, vocabulary: int | None) -> str | None:
     if not _in_range(part.ids, vocabulary):
         size = "every vocabulary" if vocabulary is None else f"the vocabulary of {vocabulary:,}"
         return f"it holds ids outside {size}"
@@ -194,7 +194,7 @@ def _in_range(ids: Ids, vocabulary: int | None) -> bool:
     return bool((ids >= 0).all()) and (vocabulary is None or bool((ids < vocabulary).all()))
 
 
-def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[Pair]:
+def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[OtherTokens]:
     replacements = replaced(evidence, drift)
     for key, several in replacements.items():
         # The recorded sequence of a key, with the completion after a prompt, and where positions count from.
@@ -238,7 +238,7 @@ def _pair(
     drift: Sequence[Finding],
     *,
     swapped: bool,
-) -> Pair:
+) -> OtherTokens:
     pieces: list[Ids] = []
     cuts: list[tuple[int, int, int, int, Replaced]] = []
     at = size = 0
@@ -281,7 +281,7 @@ def _pair(
     for start, end, *_ in cuts:
         same[start:end] = False
     same[:1] = False
-    return Pair(key, ids, other, swaps, swapped, same)
+    return OtherTokens(key, ids, other, swaps, swapped, same)
 
 
 def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:

@@ -24,20 +24,20 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.rescore.compare import agreement, compared, explained, is_above, is_logprob, used
-from tito_audit.rescore.journal import Journal
+from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import (
     BOUND,
     FEWEST,
     NEAR,
     Behind,
-    Changed,
-    Compared,
+    ChangedSum,
     Price,
     RescoredRollout,
+    ScorePair,
     Segment,
     Unscored,
 )
-from tito_audit.rescore.plan import Cut, Pair, Part, Plan, plan_of
+from tito_audit.rescore.plan import Cut, OtherTokens, Plan, Scorable, plan_of
 from tito_audit.rescore.scoring import Scorer
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
@@ -85,7 +85,7 @@ class Temperature:
         self.tolerance = tolerance
         self._asked = 0
 
-    async def explained(self, scored: Sequence[tuple[Part, Logprobs]], sequences: Sequence[Compared]) -> str:
+    async def explained(self, scored: Sequence[tuple[Scorable, Logprobs]], sequences: Sequence[ScorePair]) -> str:
         """The temperature in words, if proved; else ""."""
         if self._asked >= _ROLLOUTS or not sequences:
             return ""
@@ -99,7 +99,7 @@ class Temperature:
             "" if temperature is None else f"the recorded logprobs are those at temperature {decimal(temperature)}"
         )
 
-    async def _tops(self, part: Part) -> ScoredTokens | None:
+    async def _tops(self, part: Scorable) -> ScoredTokens | None:
         want = part.want
         for top in _TOPS:
             try:
@@ -141,7 +141,7 @@ def _error(recorded: _Floats, model: _Floats, top: _Floats, temperature: float) 
     return float(np.abs(recorded - (low + high) / 2).mean()), float((high - low).mean())
 
 
-def _tops_of(scored_tokens: ScoredTokens, part: Part, sequence: Compared) -> _Tops | None:
+def _tops_of(scored_tokens: ScoredTokens, part: Scorable, sequence: ScorePair) -> _Tops | None:
     """The compared tokens with their alternatives; None where the provider gave none."""
     if not scored_tokens.top_logprobs:
         return None
@@ -168,7 +168,7 @@ class Priced:
     """The prices of one rollout."""
 
     prices: list[Price] = field(default_factory=list)
-    changed: list[Changed] = field(default_factory=list)
+    changed: list[ChangedSum] = field(default_factory=list)
     near: list[Behind] = field(default_factory=lambda: [Behind() for _ in NEAR])
     unpriced: dict[str, int] = field(default_factory=dict)
 
@@ -181,12 +181,12 @@ class _Piece:
     against: str
     segment: Segment
     behind: Behind
-    pair: Pair
+    pair: OtherTokens
     total: float
     """What the whole pair changes, in absolute differences."""
 
 
-def priced(pairs: Iterable[tuple[Pair, PairScores | None]], drift: Sequence[Finding]) -> Priced:
+def priced(pairs: Iterable[tuple[OtherTokens, PairScores | None]], drift: Sequence[Finding]) -> Priced:
     """The price of every drift finding; findings with a side that could not be scored are counted as unpriced."""
     out = Priced()
     pieces: list[_Piece] = []
@@ -234,7 +234,7 @@ def _price(finding: Finding, pieces: Sequence[_Piece]) -> Price:
     return Price(finding, pieces[0].against, segments, behind, share)
 
 
-def _pieces(pair: Pair, scores: PairScores, out: Priced) -> Iterator[_Piece]:
+def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Piece]:
     recorded, other = scores
     moved = pair.positions
     change = np.full(len(pair.ids), np.nan)
@@ -257,7 +257,7 @@ def _pieces(pair: Pair, scores: PairScores, out: Priced) -> Iterator[_Piece]:
             yield _Piece(cut.finding, against, segment, Behind.of(behind[np.isfinite(behind)]), pair, total)
 
 
-def _segment(pair: Pair, cut: Cut, recorded: Logprobs, other: Logprobs) -> Segment:
+def _segment(pair: OtherTokens, cut: Cut, recorded: Logprobs, other: Logprobs) -> Segment:
     """Both sides of a cut, what was sampled first; NaN for tokens that were given."""
     ids, theirs = pair.ids[cut.start : cut.end], pair.other[cut.other_start : cut.other_end]
     sums = (_sum(recorded, cut.start, cut.end), _sum(other, cut.other_start, cut.other_end))
@@ -278,7 +278,7 @@ def _tuple(ids: Ids) -> tuple[int, ...]:
 
 
 def _note_whole(
-    pair: Pair,
+    pair: OtherTokens,
     segments: Sequence[Segment],
     recorded: Logprobs,
     other: Logprobs,
@@ -293,7 +293,7 @@ def _note_whole(
     sampled, instead = sides[::-1] if pair.swapped else sides
     sampled += float(np.nansum([segment.sampled for segment in segments]))
     instead += float(np.nansum([segment.other for segment in segments]))
-    out.changed.append(Changed(where, turn, sampled, instead))
+    out.changed.append(ChangedSum(where, turn, sampled, instead))
 
 
 def _note_near(behind: Logprobs, near: list[Behind]) -> None:
@@ -310,7 +310,7 @@ CODES = frozenset(("LPR507", "LPR509"))
 
 
 def judged_by_model(
-    evidence: Evidence, scored: Sequence[tuple[Part, Logprobs]], rules: Sequence[Rule], codes: frozenset[str]
+    evidence: Evidence, scored: Sequence[tuple[Scorable, Logprobs]], rules: Sequence[Rule], codes: frozenset[str]
 ) -> tuple[Finding, ...]:
     """What these rules find with the model's values as the second engine's; each message names
     `rescored_logprobs`.
@@ -332,7 +332,7 @@ def judged_by_model(
     return tuple(finding for finding in findings if f"`{RESCORED}`" in finding.hit.message)
 
 
-def with_model(rollout: Rollout, scored: Sequence[tuple[Part, Logprobs]]) -> Rollout:
+def with_model(rollout: Rollout, scored: Sequence[tuple[Scorable, Logprobs]]) -> Rollout:
     """The rollout with the model's logprobs as the trainer's column."""
     row, turns = rollout.training_row, list(rollout.turns)
     if row is not None:
@@ -369,7 +369,7 @@ class RescoreChoices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _ScoringWork:
     """A rollout to score, or a row that cannot be read."""
 
     place: Place
@@ -393,7 +393,7 @@ class Rescoring:
         provider: TokenProvider,
         choices: RescoreChoices | None = None,
         *,
-        journal: Journal | None = None,
+        journal: ScoreJournal | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.logs = paths_of(logs)
@@ -401,7 +401,7 @@ class Rescoring:
         self.choices = choices or RescoreChoices()
         self.progress = progress
         self.summary = RescoreSummary(provider.name, provider.model, self.choices.tolerance)
-        journal = journal or Journal(None, provider.name)
+        journal = journal or ScoreJournal(None, provider.name)
         self.scorer = Scorer(provider, journal, self.choices.jobs)
         self.temperature = Temperature(provider, self.choices.tolerance)
         self._vocabulary: Vocabulary | None = None
@@ -455,7 +455,7 @@ class Rescoring:
         self.summary.add(result)
         return result
 
-    def _works(self) -> Iterator[_Work]:
+    def _works(self) -> Iterator[_ScoringWork]:
         """The rollouts to score, each audited."""
         flow = RowFlow(find_logs(self.logs), self.settings)
         flow.progress = self.progress
@@ -467,12 +467,12 @@ class Rescoring:
             try:
                 read = group.read(raw, place)
             except RecordError as error:
-                yield _Work(place, None, Plan((), (), ()), group.auditor, str(error))
+                yield _ScoringWork(place, None, Plan((), (), ()), group.auditor, str(error))
                 continue
             for rollout in read.rollouts:
                 yield self._work(rollout, group.auditor)
 
-    def _work(self, rollout: Rollout, auditor: Auditor) -> _Work:
+    def _work(self, rollout: Rollout, auditor: Auditor) -> _ScoringWork:
         """What to score of a rollout; PluginError if a rule fails on it by mistake."""
         place = rollout.place
         try:
@@ -480,16 +480,16 @@ class Rescoring:
                 renderer = auditor.renderer_for(rollout)
                 evidence = explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
                 findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
-                return _Work(place, evidence, plan_of(evidence, findings, _vocabulary(auditor)), auditor)
+                return _ScoringWork(place, evidence, plan_of(evidence, findings, _vocabulary(auditor)), auditor)
         except EncodeError as error:
-            return _Work(place, None, Plan((), (), ()), auditor, str(error))
+            return _ScoringWork(place, None, Plan((), (), ()), auditor, str(error))
 
-    async def _rescored(self, work: _Work) -> RescoredRollout:
+    async def _rescored(self, work: _ScoringWork) -> RescoredRollout:
         """The scores of a rollout; PluginError if they cannot be compared by mistake."""
         with guarded("the comparison", work.place, LEAVE_OUT):
             return await self._compared(work)
 
-    async def _compared(self, work: _Work) -> RescoredRollout:
+    async def _compared(self, work: _ScoringWork) -> RescoredRollout:
         if work.evidence is None:
             return RescoredRollout(work.place, error=work.error)
         plan = work.plan
@@ -534,7 +534,7 @@ def _vocabulary(auditor: Auditor) -> int | None:
     return None if vocabulary is None or len(vocabulary.entries.far_ids) else vocabulary.size
 
 
-def _missing(part: Part, scores: Logprobs) -> int:
+def _missing(part: Scorable, scores: Logprobs) -> int:
     """Sampled tokens that the model scored and for which the log has no logprob."""
     model = scores[part.offset :]
     recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)

@@ -12,9 +12,9 @@ from tito_audit.errors import ProviderError
 from tito_audit.provider import TokenProvider
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.prefix import starts_with
-from tito_audit.rescore.journal import Journal, key_of
+from tito_audit.rescore.journal import ScoreJournal, key_of
 from tito_audit.rescore.model import Want
-from tito_audit.rescore.plan import Part
+from tito_audit.rescore.plan import Scorable
 
 _REFUSALS = frozenset((400, 413, 422))
 """Statuses that refuse one sequence, such as one beyond the context; others end the run."""
@@ -48,7 +48,7 @@ class Counts:
 class Scorer:
     """Scores sequences, `jobs` requests at once, and keeps every score in a journal."""
 
-    def __init__(self, provider: TokenProvider, journal: Journal, jobs: int) -> None:
+    def __init__(self, provider: TokenProvider, journal: ScoreJournal, jobs: int) -> None:
         self.provider = provider
         self.journal = journal
         self.counts = Counts()
@@ -71,7 +71,7 @@ class Scorer:
         self.counts.saved += len(wants) - len(holders)
         return out
 
-    def keep(self, scored: Sequence[tuple[Part, Scores]]) -> None:
+    def keep(self, scored: Sequence[tuple[Scorable, Scores]]) -> None:
         """Store the scores of each call and row separately, even if those of a longer sequence include them."""
         for part, scores in scored:
             want = part.want

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tito_audit.record.outcome import Outcome
 from tito_audit.rescore.fill import ScoresOf
-from tito_audit.rescore.journal import Journal
+from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair import Repairs, repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
@@ -22,7 +22,7 @@ _TABLES = (".parquet", ".arrow", ".arrows", ".feather")
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenScores:
     """What was written."""
 
     files: list[tuple[Path, Path]] = field(default_factory=list)
@@ -47,7 +47,7 @@ def check_target(logs: Sequence[str], out: str, *, force: bool) -> None:
     refuse_taken({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
 
 
-def scores_of(logs: Sequence[str], journal: Journal, model: str, *, replaces: bool = False) -> ScoresOf:
+def scores_of(logs: Sequence[str], journal: ScoreJournal, model: str, *, replaces: bool = False) -> ScoresOf:
     """The scores for the repair, with their source: `model` in words, today's date and our version."""
     today = datetime.now(UTC).date().isoformat()
     tables = any(file.name.endswith(_TABLES) for file in find_logs(list(logs)))
@@ -71,7 +71,7 @@ class Filling:
         how = replace(how, choices=replace(how.choices, rescored=scores))
         # Threads that a provider left running must not be forked.
         self.run: Repairs = repair_rollouts(list(logs), out, replace(settings, jobs=1), how, progress)
-        self.written = Written()
+        self.written = WrittenScores()
 
     def __iter__(self) -> Iterator[Outcome]:
         for outcome in self.run:

@@ -31,7 +31,7 @@ _SPACES_CLEANED = (
 )
 
 
-class Agreement(StrEnum):
+class TextAgreement(StrEnum):
     """How far the logged text and the decoded ids agree."""
 
     SAME = "same"
@@ -111,36 +111,36 @@ def _prefills(evidence: Evidence) -> dict[int | None, str]:
     return {prefill.turn: prefill.recorded.data.decode("utf-8", "replace").strip() for prefill in prefills}
 
 
-def agreement(evidence: Evidence, number: int) -> Agreement:
+def agreement(evidence: Evidence, number: int) -> TextAgreement:
     """How a turn's text agrees with its ids, in the best decoding. Needs a vocabulary, ids and text."""
     return evidence.once(f"agreement {number}", lambda evidence: _agreement(evidence, number))
 
 
-def _agreement(evidence: Evidence, number: int) -> Agreement:
+def _agreement(evidence: Evidence, number: int) -> TextAgreement:
     turn, vocabulary = evidence.rollout.turns[number], evidence.vocabulary
     text, finish_reason = turn.completion_text, turn.finish_reason
     assert vocabulary is not None
     assert text is not None
     ways, want = decodings(evidence, number, text), _folded(text)
     if any(_same(way.folded, want, vocabulary) for way in ways):
-        return Agreement.SAME
+        return TextAgreement.SAME
     decoded = [way.folded for way in ways]
     if any(_after_markup(written, want) for written in decoded):
-        return Agreement.SAME
+        return TextAgreement.SAME
     if any(written.strip() == want.strip() for written in decoded):
-        return Agreement.TRIMMED
+        return TextAgreement.TRIMMED
     behind = past_stop(evidence, number, text)
     if behind is not None:
-        return Agreement.PAST_STOP if behind >= 0 else Agreement.STOP_STRING
+        return TextAgreement.PAST_STOP if behind >= 0 else TextAgreement.STOP_STRING
     if (
         finish_reason == "stop"
         and want
         and any(written.startswith(want) and len(written) - len(want) <= _STOP_STRING for written in decoded)
     ):
-        return Agreement.STOP_STRING
+        return TextAgreement.STOP_STRING
     if any(_cleaned(written).strip() == want.strip() for written in decoded):
-        return Agreement.CLEANED
-    return Agreement.DIFFERENT
+        return TextAgreement.CLEANED
+    return TextAgreement.DIFFERENT
 
 
 def past_stop(evidence: Evidence, number: int, text: str) -> int | None:

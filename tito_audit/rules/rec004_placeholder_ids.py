@@ -14,7 +14,7 @@ from tito_audit.record.rollout import TrainingRow, Turn, seen_by_loss
 from tito_audit.rule import rule
 from tito_audit.rules._drift import built_hits
 from tito_audit.rules._logprobs import sampled_values
-from tito_audit.rules._texts import Agreement, agreement, answer_of, contained
+from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained
 from tito_audit.rules._words import shown
 
 _CONSTANT = 4
@@ -134,7 +134,7 @@ def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool | None:
     if evidence.vocabulary is None:  # any text is one piece once
         return _repeats(text, len(ids)) if len(ids) >= _CONSTANT else None
     if turn.completion_text:
-        return agreement(evidence, number) is not Agreement.DIFFERENT
+        return agreement(evidence, number) is not TextAgreement.DIFFERENT
     return contained(evidence, number, text)
 
 

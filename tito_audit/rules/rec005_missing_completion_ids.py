@@ -14,7 +14,7 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.message import Message, ToolCall
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
-from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, missing_part
+from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained, missing_part
 from tito_audit.rules._words import counted, quoted, shown
 
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
@@ -142,7 +142,7 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
 def _missed(evidence: Evidence, number: int, turn: Turn, answer: Message | None) -> str | None:
     """The part of the logged text that the ids lack, if they hold all the rest; else None."""
     if turn.completion_text is not None:
-        different = agreement(evidence, number) is Agreement.DIFFERENT
+        different = agreement(evidence, number) is TextAgreement.DIFFERENT
         return missing_part(evidence, number, turn.completion_text) if different else None
     if answer is None or contained(evidence, number, answer.text):
         return None

@@ -11,7 +11,7 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
 from tito_audit.rules._texts import (
-    Agreement,
+    TextAgreement,
     agreement,
     answer_of,
     contained,
@@ -22,8 +22,8 @@ from tito_audit.rules._texts import (
 from tito_audit.rules._words import quoted, shown
 
 _HARMLESS = {
-    Agreement.TRIMMED: "white space around the text was trimmed; encoding it again gives other tokens",
-    Agreement.STOP_STRING: "the text ends before the ids do, as if a stop string had been left out",
+    TextAgreement.TRIMMED: "white space around the text was trimmed; encoding it again gives other tokens",
+    TextAgreement.STOP_STRING: "the text ends before the ids do, as if a stop string had been left out",
 }
 
 
@@ -75,26 +75,26 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
 
 def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:
     how = agreement(evidence, number)
-    if how is Agreement.SAME:
+    if how is TextAgreement.SAME:
         return
-    if how is Agreement.DIFFERENT and missing_part(evidence, number, text) is not None:
+    if how is TextAgreement.DIFFERENT and missing_part(evidence, number, text) is not None:
         return
     start, decoded, recorded = first_difference(evidence, number, text)
     start = min(start, len(ids) - 1)
     severity = Severity.NOTE
     stop = evidence.rollout.turns[number].stop_string
-    if how is Agreement.STOP_STRING and stop is not None:
+    if how is TextAgreement.STOP_STRING and stop is not None:
         message = f"the text is cut at the stop string {quoted(stop)}, which the ids hold to its last token"
     elif how in _HARMLESS:
         message = _HARMLESS[how]
-    elif how is Agreement.PAST_STOP and stop is not None:
+    elif how is TextAgreement.PAST_STOP and stop is not None:
         severity = Severity.WARNING
         start = past_stop(evidence, number, text) or 0
         message = (
             f"the ids go on behind the stop string {quoted(stop)}, where the text was cut; a reward that reads "
             "the text does not see them"
         )
-    elif how is Agreement.CLEANED:
+    elif how is TextAgreement.CLEANED:
         severity = Severity.WARNING
         message = "the decoder removed spaces before punctuation, so the text is not what was sampled"
     else:

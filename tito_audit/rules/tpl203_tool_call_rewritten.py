@@ -23,7 +23,7 @@ _DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _SpelledCall:
     """A call found in text: its spelling, its value, and whether it is Python rather than JSON."""
 
     text: str
@@ -46,7 +46,7 @@ def compare_calls(recorded: str, canonical: str) -> str | None:
     return ", ".join(dict.fromkeys(aspects)) or None
 
 
-def _calls(text: str) -> list[_Call]:
+def _calls(text: str) -> list[_SpelledCall]:
     """Every tool call in a text, in order."""
     calls, at = [], text.find("{")
     while at >= 0:
@@ -57,16 +57,16 @@ def _calls(text: str) -> list[_Call]:
     return calls
 
 
-def _call_at(text: str, at: int) -> _Call | None:
+def _call_at(text: str, at: int) -> _SpelledCall | None:
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
         return _python_call(text, at)
     is_call = isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
-    return _Call(text[at:end], value) if is_call else None
+    return _SpelledCall(text[at:end], value) if is_call else None
 
 
-def _python_call(text: str, at: int) -> _Call | None:
+def _python_call(text: str, at: int) -> _SpelledCall | None:
     """A call written as a Python literal on one line: `{'name': 'f', 'arguments': {'x': True}}`."""
     line = text[at:].split("\n", 1)[0]
     end = line.rfind("}") + 1
@@ -77,10 +77,10 @@ def _python_call(text: str, at: int) -> _Call | None:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     is_call = isinstance(value, dict) and "name" in value and "arguments" in value
-    return _Call(line[:end], value, python=True) if is_call else None
+    return _SpelledCall(line[:end], value, python=True) if is_call else None
 
 
-def _difference(a: _Call, b: _Call) -> str | None:
+def _difference(a: _SpelledCall, b: _SpelledCall) -> str | None:
     """How the spelling of one call differs from the other's; None when they are equal."""
     if a.text == b.text:
         return None
@@ -90,7 +90,7 @@ def _difference(a: _Call, b: _Call) -> str | None:
         return "other keys or values"  # nested too deep to be worth comparing
 
 
-def _spelling(a: _Call, b: _Call) -> str:
+def _spelling(a: _SpelledCall, b: _SpelledCall) -> str:
     """How two spellings of equal calls differ."""
     if a.python != b.python:
         return "Python literal instead of JSON"

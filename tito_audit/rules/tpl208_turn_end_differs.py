@@ -8,7 +8,7 @@ from tito_audit.evidence.rewritten import bare
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import end_only
-from tito_audit.rules._texts import Agreement, agreement
+from tito_audit.rules._texts import TextAgreement, agreement
 
 _LATER = frozenset((Against.NEXT_PROMPT, Against.ROW))
 """Where the other side is later than the recorded one: it has lost or gained what differs."""
@@ -89,7 +89,7 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
     text = turn.completion_text
     if text is None or cut != text.encode("utf-8", "surrogatepass").strip():
         return None
-    stopped = agreement(evidence, difference.turn) is Agreement.STOP_STRING
+    stopped = agreement(evidence, difference.turn) is TextAgreement.STOP_STRING
     return "the answer is cut where its text ends, as if at a stop string" if stopped else None
 
 

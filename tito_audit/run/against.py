@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.errors import SetupError
 from tito_audit.run.template import OpenedTemplate, log_probes, open_template
 from tito_audit.settings.model import Settings
-from tito_audit.templates.against import Against, compare
+from tito_audit.templates.against import PromptsCompared, compare
 from tito_audit.templates.probes import PROBES
 
 _TEMPLATE_FILES = (".jinja", ".jinja2", ".j2")
@@ -24,7 +24,7 @@ class Compared:
     names: tuple[str, str]
     of_log: bool
     """Whether the conversations come from a log."""
-    found: Against
+    found: PromptsCompared
     equal_ids: int | None
     """How many of the equal prompts have the same ids with both tokenizers; None if there are not two."""
 
@@ -58,7 +58,7 @@ def _opened(settings: Settings, other: str) -> OpenedTemplate:
     return open_template(replace(settings, tokenizer=other, chat_template=None, template_name=None))
 
 
-def _equal_ids(first: OpenedTemplate, second: OpenedTemplate, found: Against) -> int | None:
+def _equal_ids(first: OpenedTemplate, second: OpenedTemplate, found: PromptsCompared) -> int | None:
     mine, other = first.tokenizer, second.tokenizer
     if mine is None or other is None or mine is other or mine.name == other.name:
         return None

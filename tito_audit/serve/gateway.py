@@ -73,7 +73,7 @@ def new_thread(call_id: str, choice: int) -> str:
 # One sampled answer as its client gets it: text, reasoning and tool calls. Its ids do not change.
 
 
-class Reading:
+class AnswerReader:
     """Reads the ids of one answer; its deltas add up to `message`."""
 
     def __init__(self, text: TextStream, run: ParserRun) -> None:
@@ -189,7 +189,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledAnswer:
     """One answer, as sampled and as the client got it."""
 
     choice: int
@@ -218,7 +218,7 @@ class Answered:
     status: Status = Status.ANSWERED
 
 
-def answer_lines(call: Answered, answers: Sequence[Sampled]) -> list[dict[str, Any]]:
+def answer_lines(call: Answered, answers: Sequence[SampledAnswer]) -> list[dict[str, Any]]:
     """One line for each answer of a call."""
     prompt = call.prompt
     parent, fork = prompt.parent, prompt.fork
@@ -304,7 +304,7 @@ _PROMPT_END = 64
 
 
 @dataclass(slots=True)
-class Kept:
+class SessionFacts:
     """What a gateway keeps of a session besides its answers."""
 
     threads: Threads = field(default_factory=Threads)
@@ -313,10 +313,10 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Partial:
+class PartialAnswer:
     """One answer while it is being sampled."""
 
-    reading: Reading
+    reading: AnswerReader
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
@@ -344,7 +344,7 @@ class Call:
     """`[P]` of the prompt."""
     call_id: str
     created: float
-    answers: list[Partial]
+    answers: list[PartialAnswer]
 
 
 @dataclass(slots=True)
@@ -365,7 +365,7 @@ class Gateway:
     unchecked: Callable[[Gateway], Awaitable[None]] | None = None
     """What could not be asked of the provider's server at the start: asked before the first call. ProviderError
     while the server does not answer, Refused where it does not fit."""
-    _kept: WeakKeyDictionary[Session, Kept] = field(default_factory=WeakKeyDictionary)
+    _kept: WeakKeyDictionary[Session, SessionFacts] = field(default_factory=WeakKeyDictionary)
     _apart: Apart = field(init=False)
 
     def __post_init__(self) -> None:
@@ -400,7 +400,7 @@ class Gateway:
         self._count(prompt, time.perf_counter() - started)
         kind = "chatcmpl" if isinstance(fields, ChatAsked) else "cmpl"
         ids = PromptIds(prompt.ids)
-        answers = [Partial(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
+        answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
         return Call(session, fields, prompt, ids, f"{kind}-{uuid4().hex}", self.clock(), answers)
 
     async def _prompt(self, session: Session, fields: Asked) -> Prompt:
@@ -466,7 +466,7 @@ class Gateway:
         threads = self.facts_of(call.session).threads.begin(call.call_id, call.prompt, len(results))
         status = Status.DUMMY if getattr(self.provider, "dummy", False) else Status.ANSWERED
         answers = [
-            Sampled(
+            SampledAnswer(
                 choice,
                 thread,
                 message,
@@ -489,7 +489,7 @@ class Gateway:
         """Log the part of an answer that was sampled before the client left or the provider failed."""
         self.metrics.unfinished.labels(status).inc()
         answers = [
-            Sampled(
+            SampledAnswer(
                 choice,
                 new_thread(call.call_id, choice),
                 answer.reading.message() if isinstance(call.fields, ChatAsked) else {"text": answer.reading.text},
@@ -530,9 +530,9 @@ class Gateway:
 
     # Sessions
 
-    def facts_of(self, session: Session) -> Kept:
+    def facts_of(self, session: Session) -> SessionFacts:
         """What is known of a session besides its answers."""
-        return self._kept.setdefault(session, Kept())
+        return self._kept.setdefault(session, SessionFacts())
 
     def session(self, session_id: str) -> Session:
         """The session with this id; Refused if it is not in memory."""
@@ -566,7 +566,7 @@ class Gateway:
 
     # Parts of a call
 
-    def _reading(self, fields: Asked, ids: PromptIds) -> Reading:
+    def _reading(self, fields: Asked, ids: PromptIds) -> AnswerReader:
         run: ParserRun = start_answer()
         if isinstance(fields, ChatAsked):
             run = SilentRun() if self.server_parses else self._parser(fields, ids)
@@ -579,7 +579,7 @@ class Gateway:
             stop=sampling.stop,
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
-        return Reading(text, run)
+        return AnswerReader(text, run)
 
     def _parser(self, fields: ChatAsked, ids: PromptIds) -> ParserRun:
         end = self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END))
@@ -607,7 +607,7 @@ def _as_chunk(result: GenerationResult) -> GenerationChunk:
     )
 
 
-def _result(call: Call, answer: Partial) -> GenerationResult:
+def _result(call: Call, answer: PartialAnswer) -> GenerationResult:
     return GenerationResult(
         call.ids,
         tuple(answer.ids),

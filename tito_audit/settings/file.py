@@ -37,7 +37,7 @@ Taken literally, it would silently match nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class FileSearch:
     """The search for a configuration file."""
 
     folder: Path
@@ -47,19 +47,19 @@ class Search:
     """Each `pyproject.toml` on the way without our table."""
 
 
-def look_for_config(folder: Path) -> Search:
+def look_for_config(folder: Path) -> FileSearch:
     """The search for the configuration file of a folder, its own or the nearest above it."""
     passed_over: list[Path] = []
     for place in (folder, *folder.parents):
         own = place / _OWN_NAME
         if own.is_file():
-            return Search(folder, own, tuple(passed_over))
+            return FileSearch(folder, own, tuple(passed_over))
         project = place / _PROJECT_NAME
         if project.is_file():
             if _table_of_project(project) is not None:
-                return Search(folder, project, tuple(passed_over))
+                return FileSearch(folder, project, tuple(passed_over))
             passed_over.append(project)
-    return Search(folder, None, tuple(passed_over))
+    return FileSearch(folder, None, tuple(passed_over))
 
 
 def table_of(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, Any], str]:

@@ -13,7 +13,7 @@ from tito_audit.render.span_builder import common_start
 from tito_audit.templates.probes import Probe
 
 
-class Cause(StrEnum):
+class PromptCause(StrEnum):
     """What makes two prompts differ: without it they are equal."""
 
     REFUSED = "one of them refuses the messages"
@@ -38,7 +38,7 @@ class Parted:
     probe: Probe
     count: int
     """How many of its messages the prompt holds."""
-    cause: Cause
+    cause: PromptCause
     first: str
     """What the first template writes; its refusal if it refused."""
     second: str
@@ -47,7 +47,7 @@ class Parted:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class PromptsCompared:
     """The prompts of two templates, compared."""
 
     prompts: int
@@ -56,14 +56,14 @@ class Against:
     texts: tuple[str, ...]
     """The prompts that are equal."""
 
-    def by_cause(self) -> Mapping[Cause, tuple[Parted, ...]]:
+    def by_cause(self) -> Mapping[PromptCause, tuple[Parted, ...]]:
         """The prompts that differ, by cause; the most frequent first."""
         causes = {parting.cause for parting in self.parted}
         groups = {cause: tuple(parting for parting in self.parted if parting.cause is cause) for cause in causes}
         return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Against:
+def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> PromptsCompared:
     """Every prompt of these conversations by both templates."""
     parted: list[Parted] = []
     equal: list[str] = []
@@ -74,7 +74,7 @@ def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Again
                 equal.append(texts[0][0])
             else:
                 parted.append(_parted(first, second, probe, count, texts))
-    return Against(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
+    return PromptsCompared(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
 
 
 def _prompts(probe: Probe) -> Iterator[int]:
@@ -102,26 +102,26 @@ def _parted(
 ) -> Parted:
     (first_text, refusal), (other, other_refusal) = texts
     if first_text is None or other is None:
-        cause = Cause.BOTH_REFUSE if first_text is None and other is None else Cause.REFUSED
+        cause = PromptCause.BOTH_REFUSE if first_text is None and other is None else PromptCause.REFUSED
         parts = (first_text if first_text is not None else refusal, other if other is not None else other_refusal)
         return Parted(probe, count, cause, *parts, 0)
     cause = _cause(first, second, probe, count, (first_text, other))
     return Parted(probe, count, cause, first_text, other, common_start(first_text, other))
 
 
-def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: tuple[str, str]) -> Cause:
+def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: tuple[str, str]) -> PromptCause:
     """The first cause without which the prompts are equal."""
     bare = [
         text.removeprefix(each.special_tokens.get("bos_token") or "")
         for text, each in zip(texts, (first, second), strict=True)
     ]
     if bare[0] == bare[1]:
-        return Cause.BOS
+        return PromptCause.BOS
     closed = [_written(each, probe, count, opens=False)[0] for each in (first, second)]
     if closed[0] is not None and closed[0] == closed[1]:
-        return Cause.GENERATION_PROMPT
+        return PromptCause.GENERATION_PROMPT
     if "".join(texts[0].split()) == "".join(texts[1].split()):
-        return Cause.SPACE
+        return PromptCause.SPACE
     shorter = replace(probe, messages=probe.messages[:count])
     for cause, less in _without(shorter):
         first_text, other = (_written(each, less, len(less.messages))[0] for each in (first, second))
@@ -130,33 +130,33 @@ def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: t
     return _by_place(first, second, shorter, texts)
 
 
-def _by_place(first: Renderer, second: Renderer, probe: Probe, texts: tuple[str, str]) -> Cause:
+def _by_place(first: Renderer, second: Renderer, probe: Probe, texts: tuple[str, str]) -> PromptCause:
     """The cause by the place of the first difference, if leaving parts out explains nothing."""
     at = common_start(*texts)
     if all(text.find(probe.messages[0].text.strip()) >= at for text in texts):
-        return Cause.START
+        return PromptCause.START
     count = next((i for i, message in enumerate(probe.messages) if message.sampled), len(probe.messages))
     first_text, other = (_written(each, probe, count)[0] for each in (first, second))
-    return Cause.ANSWERS if first_text is not None and first_text == other else Cause.TAGS
+    return PromptCause.ANSWERS if first_text is not None and first_text == other else PromptCause.TAGS
 
 
-def _without(probe: Probe) -> Iterator[tuple[Cause, Probe]]:
+def _without(probe: Probe) -> Iterator[tuple[PromptCause, Probe]]:
     """The conversation without each part that it has."""
     if probe.tools:
-        yield Cause.TOOLS, replace(probe, tools=())
+        yield PromptCause.TOOLS, replace(probe, tools=())
     if any(message.reasoning or "</think>" in message.text for message in probe.messages):
-        yield Cause.REASONING, replace(probe, messages=tuple(map(_without_reasoning, probe.messages)))
+        yield PromptCause.REASONING, replace(probe, messages=tuple(map(_without_reasoning, probe.messages)))
     if any(message.speaker == "tool" for message in probe.messages):
         messages = tuple(message for message in probe.messages if message.speaker != "tool")
-        yield Cause.RESULTS, replace(probe, messages=messages)
+        yield PromptCause.RESULTS, replace(probe, messages=messages)
     if any(message.tool_calls for message in probe.messages):
         messages = tuple(
             message for message in probe.messages if message.speaker != "tool" and not message.tool_calls
         )
-        yield Cause.CALLS, replace(probe, messages=messages, tools=())
+        yield PromptCause.CALLS, replace(probe, messages=messages, tools=())
     if any(message.speaker == "system" for message in probe.messages):
         messages = tuple(message for message in probe.messages if message.speaker != "system")
-        yield Cause.SYSTEM, replace(probe, messages=messages)
+        yield PromptCause.SYSTEM, replace(probe, messages=messages)
 
 
 def _without_reasoning(message: Message) -> Message:

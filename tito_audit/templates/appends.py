@@ -29,7 +29,7 @@ _PIECES = re.compile(r"</?think>")
 _SIMPLE = probe("one answer", [{"role": "user", "content": USER}, answering(ANSWER)])
 
 
-class Outcome(StrEnum):
+class Fate(StrEnum):
     """What became of a sampled answer in the next prompt."""
 
     KEPT = "kept"
@@ -53,7 +53,7 @@ class Step:
     """The index of the answer's message."""
     until: int
     """How many messages the next prompt holds."""
-    outcome: Outcome
+    outcome: Fate
     prompt: str = ""
     """The prompt that the answer was sampled for; texts are "" for a step that was kept."""
     sampled: str = ""
@@ -99,24 +99,24 @@ class AppendOnly:
     @property
     def holds(self) -> bool:
         """Whether it appends to every answer that it writes, and writes at least one that is not empty."""
-        judged = [step for step in self.steps if step.outcome not in (Outcome.REFUSED, Outcome.LEFT_OUT)]
+        judged = [step for step in self.steps if step.outcome not in (Fate.REFUSED, Fate.LEFT_OUT)]
         written = any(step.message.text or step.message.reasoning or step.message.tool_calls for step in judged)
-        return written and all(step.outcome is Outcome.KEPT for step in judged)
+        return written and all(step.outcome is Fate.KEPT for step in judged)
 
     @property
     def broken(self) -> tuple[Step, ...]:
         """The steps that the template writes but does not keep, or may not keep."""
-        return tuple(step for step in self.steps if step.outcome in (Outcome.BROKEN, Outcome.UNKNOWN))
+        return tuple(step for step in self.steps if step.outcome in (Fate.BROKEN, Fate.UNKNOWN))
 
     @property
     def left_out(self) -> tuple[Step, ...]:
         """The steps whose answers the template writes without a part."""
-        return tuple(step for step in self.steps if step.outcome is Outcome.LEFT_OUT)
+        return tuple(step for step in self.steps if step.outcome is Fate.LEFT_OUT)
 
     @property
     def refused(self) -> tuple[Step, ...]:
         """The steps that the template refused."""
-        return tuple(step for step in self.steps if step.outcome is Outcome.REFUSED)
+        return tuple(step for step in self.steps if step.outcome is Fate.REFUSED)
 
     def by_next(self) -> Mapping[str, AppendOnly]:
         """The steps by who speaks after the answer."""
@@ -206,14 +206,14 @@ def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends
         prompt = _render(renderer, conversation, answer, opens=True)
         after = _render(renderer, conversation, until, opens=True)
     except RenderError as error:
-        return Step(conversation, answer, until, Outcome.REFUSED, refusal=str(error))
+        return Step(conversation, answer, until, Fate.REFUSED, refusal=str(error))
     written = part_text(renderer, conversation, answer + 1, opens=False)
     if written is None or not written.startswith(prompt):
-        outcome = Outcome.UNKNOWN if after.startswith(prompt) else Outcome.BROKEN
+        outcome = Fate.UNKNOWN if after.startswith(prompt) else Fate.BROKEN
         return Step(conversation, answer, until, outcome, prompt, "", after, common_start(prompt, after))
     missing = unwritten(conversation.messages[answer], written[len(prompt) :])
     if missing:
-        return Step(conversation, answer, until, Outcome.LEFT_OUT, left_out=missing)
+        return Step(conversation, answer, until, Fate.LEFT_OUT, left_out=missing)
     sampled, ended = sampled_text(written, prompt, ends)
     if not ended and not renderer.end_texts and _TAIL.search(sampled):
         sampled, ended = sampled.rstrip(), True  # without a tokenizer any token may end a turn
@@ -226,9 +226,9 @@ def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends
         appended = end is not None or (not ends and after.startswith(prompt + body))
         sampled = body + (end or (ends[0] if ends else ""))
     if appended:
-        return Step(conversation, answer, until, Outcome.KEPT)
+        return Step(conversation, answer, until, Fate.KEPT)
     at = common_start(prompt + sampled, after)
-    return Step(conversation, answer, until, Outcome.BROKEN, prompt, sampled, after, at)
+    return Step(conversation, answer, until, Fate.BROKEN, prompt, sampled, after, at)
 
 
 def _render(renderer: Renderer, conversation: Probe, count: int, *, opens: bool) -> str:

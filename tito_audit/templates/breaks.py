@@ -13,11 +13,11 @@ from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.templates.appends import AppendOnly, Outcome, Step, append_only, turn_ends
+from tito_audit.templates.appends import AppendOnly, Fate, Step, append_only, turn_ends
 from tito_audit.templates.probes import Probe, part_text
 
 if TYPE_CHECKING:
-    from tito_audit.render.traced import Decision, Piece, Tag, Tracer
+    from tito_audit.render.traced import Decision, Tag, TemplateTracer, TextPiece
 
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
@@ -30,7 +30,7 @@ _MOST_TRIED, _MOST_TOGETHER = 24, 3
 """How many sets of decisions are tried the other way, and how many decisions together."""
 
 
-class Change(StrEnum):
+class Altered(StrEnum):
     """What a template does to what was sampled."""
 
     REASONING = "drops earlier reasoning"
@@ -47,7 +47,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class BreakSide:
     """One of two texts where they differ."""
 
     before: str
@@ -63,10 +63,10 @@ class Break:
     """One place where a prompt does not continue what was sampled."""
 
     step: Step
-    change: Change
-    sampled: Side
+    change: Altered
+    sampled: BreakSide
     """The previous prompt and what was sampled."""
-    rendered: Side
+    rendered: BreakSide
     """The next prompt."""
     conditions: tuple[Decision, ...] = ()
     """The conditions that decide it, with their values for what was sampled: with these values the next prompt
@@ -78,11 +78,11 @@ class Break:
 class _Traced:
     """A rendering with the tags that wrote it."""
 
-    tracer: Tracer
+    tracer: TemplateTracer
     variables: Mapping[str, Any]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
 
-    def piece_at(self, at: int) -> Piece | None:
+    def piece_at(self, at: int) -> TextPiece | None:
         """The piece with the character at a place; None if there is none."""
         return next((piece for piece in self.pieces if piece.start <= at < piece.start + len(piece.text)), None)
 
@@ -92,7 +92,7 @@ class Breaks:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._tracers: dict[bool, Tracer] = {}
+        self._tracers: dict[bool, TemplateTracer] = {}
         self._ends = turn_ends(renderer)
 
     def explain(self, step: Step) -> Break:
@@ -111,8 +111,8 @@ class Breaks:
         return Break(
             step,
             self._change(step),
-            Side(seen[:begins], seen[begins:], piece.tag if piece else None),
-            Side(step.after[:begins], step.after[begins:], other.tag if other else None),
+            BreakSide(seen[:begins], seen[begins:], piece.tag if piece else None),
+            BreakSide(step.after[:begins], step.after[begins:], other.tag if other else None),
             _decisive(ours, theirs, seen, at),
         )
 
@@ -133,33 +133,33 @@ class Breaks:
         wanted = {**variables, "messages": chat, "add_generation_prompt": opens}
         return _Traced(tracer, wanted, tracer.trace(wanted, text) or ())
 
-    def _change(self, step: Step) -> Change:
+    def _change(self, step: Step) -> Altered:
         """What a template did, judged by the texts alone."""
         assert step.at is not None
-        if step.outcome is Outcome.UNKNOWN:
-            return Change.HIDDEN
+        if step.outcome is Fate.UNKNOWN:
+            return Altered.HIDDEN
         seen, after, at = step.seen, step.after, step.at
         history = step.probe.messages[: step.answer + 1]
         if any(after.count(text) < seen.count(text) for text in _reasoning(history)):
-            return Change.REASONING
+            return Altered.REASONING
         if len(_EMPTY_THOUGHT.findall(seen)) > len(_EMPTY_THOUGHT.findall(after[: len(seen)])):
-            return Change.EMPTY_REASONING
+            return Altered.EMPTY_REASONING
         if _moved(step):
-            return Change.MOVED
+            return Altered.MOVED
         if any(step.prompt.find(name) != after.find(name) for name in _names(step.probe) if name in step.prompt):
-            return Change.TOOLS
+            return Altered.TOOLS
         if at < len(step.prompt) and self._in_generation_prompt(step):
-            return Change.GENERATION_PROMPT
+            return Altered.GENERATION_PROMPT
         if _plain(after).startswith(_plain(seen)) or seen[at : at + 1].isspace():
-            return Change.SPACE
+            return Altered.SPACE
         assert step.at is not None
         begins = _before_token(step.seen, step.at)
         ours, theirs = step.seen[begins:], step.after[begins:].lstrip()
         if any(end and ours.startswith(end) for end in self._ends) or _ends(ours):
-            return Change.TURN_END if _ends(theirs) or theirs.startswith(self._ends) else Change.NO_TURN_END
+            return Altered.TURN_END if _ends(theirs) or theirs.startswith(self._ends) else Altered.NO_TURN_END
         if any(message.tool_calls for message in step.probe.messages[: step.answer + 1]):
-            return Change.CALLS
-        return Change.OTHER
+            return Altered.CALLS
+        return Altered.OTHER
 
     def _in_generation_prompt(self, step: Step) -> bool:
         """Whether the first difference is in the generation prompt."""
@@ -180,7 +180,7 @@ def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decis
         return ()
     wanted = seen[: piece_here.start + len(piece_here.text)]
     tried = 0
-    waiting: deque[tuple[tuple[Decision, ...], tuple[Piece, ...]]] = deque([((), theirs.pieces)])
+    waiting: deque[tuple[tuple[Decision, ...], tuple[TextPiece, ...]]] = deque([((), theirs.pieces)])
     while waiting:
         turned, pieces = waiting.popleft()
         for decision in _suspects(ours.pieces, pieces, at):
@@ -196,7 +196,7 @@ def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decis
     return ()
 
 
-def _suspects(ours: Iterable[Piece], theirs: Iterable[Piece], at: int) -> Iterator[Decision]:
+def _suspects(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -> Iterator[Decision]:
     """Decisions near a place with another outcome than where the same text was written before, nearest first.
 
     The kind of the message does not count: a template decides that before anything else.

@@ -11,7 +11,7 @@ from tito_audit.templates.appends import AppendOnly, append_only, turn_ends
 from tito_audit.templates.breaks import Break, Breaks
 from tito_audit.templates.probes import CORE, PROBES, Probe, text_of
 from tito_audit.templates.returns import (
-    Partial,
+    CutAnswer,
     Return,
     Returned,
     answer_ending,
@@ -198,7 +198,7 @@ class TemplateFacts:
     breaks: tuple[Break, ...]
     """An explanation of each broken step."""
     returned: tuple[Returned, ...]
-    partial: tuple[Partial, ...]
+    partial: tuple[CutAnswer, ...]
     seams: tuple[Seam, ...]
     contents: tuple[Content, ...]
     """How contents are written, for each role."""

@@ -46,7 +46,7 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class WrittenAnswer:
     """How a template writes an answer after its generation prompt."""
 
     prompt: str
@@ -69,7 +69,7 @@ def answer_ending(renderer: Renderer) -> str:
     return written.rpartition(_CONTENT)[2] if written is not None and _CONTENT in written else ""
 
 
-def answer_form(renderer: Renderer) -> AnswerForm | None:
+def answer_form(renderer: Renderer) -> WrittenAnswer | None:
     """How a template writes an answer; None if it does not continue the generation prompt."""
     prompt = _written(renderer, [], opens=True)
     written = _written(renderer, [answering(_CONTENT, _THOUGHT)])
@@ -80,7 +80,7 @@ def answer_form(renderer: Renderer) -> AnswerForm | None:
     if not content:
         return None
     opens, thought, closes = before.partition(_THOUGHT)
-    return AnswerForm(prompt, opens, closes, ends) if thought else AnswerForm(prompt, "", None, ends)
+    return WrittenAnswer(prompt, opens, closes, ends) if thought else WrittenAnswer(prompt, "", None, ends)
 
 
 def returns(renderer: Renderer) -> tuple[Returned, ...]:
@@ -136,7 +136,7 @@ _THOUGHTS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def _of_answers(renderer: Renderer, form: AnswerForm) -> Iterator[Returned]:
+def _of_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[Returned]:
     thought = _THOUGHT if form.closes is not None else None
     before = f"{form.opens}{thought}{form.closes}" if thought is not None else ""
     for case, text in _ANSWERS.items():
@@ -271,7 +271,7 @@ _ASKED = {"role": "user", "content": USER}
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class CutAnswer:
     """One incomplete answer."""
 
     case: str
@@ -281,7 +281,7 @@ class Partial:
     the generation prompt and the text that the caller gave."""
 
 
-def partial_answers(renderer: Renderer) -> tuple[Partial, ...]:
+def partial_answers(renderer: Renderer) -> tuple[CutAnswer, ...]:
     """What becomes of incomplete answers; () if answers do not continue the generation prompt."""
     form = answer_form(renderer)
     if form is None:
@@ -289,7 +289,7 @@ def partial_answers(renderer: Renderer) -> tuple[Partial, ...]:
     return (*_cut(renderer, form), *_prefilled(renderer, form))
 
 
-def _cut(renderer: Renderer, form: AnswerForm) -> Iterator[Partial]:
+def _cut(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
     before = f"{form.opens}{REASONING}{form.closes}" if form.closes is not None else ""
     thought = REASONING if form.closes is not None else None
     yield _partial(renderer, "cut inside the answer", form.prompt, before + _HALF, answering(_HALF, thought))
@@ -309,24 +309,24 @@ def _cut(renderer: Renderer, form: AnswerForm) -> Iterator[Partial]:
 
 def _partial(
     renderer: Renderer, case: str, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool = False
-) -> Partial:
+) -> CutAnswer:
     """What the template makes of a text that was sampled without an end token."""
     written = text_of(renderer, [_ASKED, answer], TOOLS if tools else ())
     if written is None:
-        return Partial(case, Return.REFUSED)
+        return CutAnswer(case, Return.REFUSED)
     if not written.startswith(prompt + sampled):
-        return Partial(case, Return.REWRITTEN)
-    return Partial(case, Return.KEPT, written[len(prompt + sampled) :])
+        return CutAnswer(case, Return.REWRITTEN)
+    return CutAnswer(case, Return.KEPT, written[len(prompt + sampled) :])
 
 
-def _prefilled(renderer: Renderer, form: AnswerForm) -> Iterator[Partial]:
+def _prefilled(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
     """An answer that the caller began, cut where it ends, as `continue_final_message` does."""
     written = text_of(renderer, [_ASKED, answering(_HALF)])
     if written is None:
-        yield Partial("prefill: the beginning of an answer", Return.REFUSED)
+        yield CutAnswer("prefill: the beginning of an answer", Return.REFUSED)
         return
     cut = written[: written.rfind(_HALF) + len(_HALF)]
     whole = text_of(renderer, [_ASKED, answering(ANSWER)])
     unchanged = _HALF in written and whole is not None and whole.startswith(cut)
     before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
-    yield Partial("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)
+    yield CutAnswer("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)

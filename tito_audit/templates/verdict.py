@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tito_audit.templates.appends import AppendOnly, Outcome
-from tito_audit.templates.breaks import Break, Change
+from tito_audit.templates.appends import AppendOnly, Fate
+from tito_audit.templates.breaks import Altered, Break
 from tito_audit.templates.facts import TemplateFacts
 
 _NAMES = {
@@ -22,7 +22,7 @@ _NEXT = {
     "assistant": "another answer",
 }
 _ORDER = ("user", "tool", "system", "assistant")
-_CHANGES = tuple(Change)
+_CHANGES = tuple(Altered)
 """The worst first."""
 _MOST_LINES = 3
 
@@ -53,7 +53,7 @@ def title(append: AppendOnly) -> str:
     """The shortest verdict: `append-only`, `not append-only`, or why there is nothing to judge."""
     if append.holds:
         return "append-only"
-    if all(step.outcome is Outcome.REFUSED for step in append.steps):
+    if all(step.outcome is Fate.REFUSED for step in append.steps):
         return "refuses every conversation"
     return "not append-only" if append.broken else "leaves out a part of every answer"
 
@@ -78,8 +78,8 @@ def _parts(facts: TemplateFacts) -> Iterator[str]:
 
 def _changes(breaks: Sequence[Break]) -> Iterator[str]:
     """What it changes, each with what follows and the lines of the template that decide it."""
-    nexts: dict[Change, dict[str, None]] = {}
-    lines: dict[Change, dict[int, None]] = {}
+    nexts: dict[Altered, dict[str, None]] = {}
+    lines: dict[Altered, dict[int, None]] = {}
     for broken in breaks:
         nexts.setdefault(broken.change, {}).setdefault(broken.step.next)
         line = line_of(broken)
@@ -90,7 +90,7 @@ def _changes(breaks: Sequence[Break]) -> Iterator[str]:
         at = list(lines.get(change, ()))
         lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
         place = f" ({lines_of})" if at else ""
-        yield change + ("" if change in (Change.MOVED, Change.TOOLS) else f" when {follows} follows") + place
+        yield change + ("" if change in (Altered.MOVED, Altered.TOOLS) else f" when {follows} follows") + place
 
 
 def line_of(broken: Break) -> int | None:
@@ -135,7 +135,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
 
 def _appends(steps: AppendOnly | None, what: str) -> Claim:
     claim = f"Sampled tokens stay where they are before {what}"
-    if steps is None or not any(step.outcome in (Outcome.KEPT, Outcome.BROKEN) for step in steps.steps):
+    if steps is None or not any(step.outcome in (Fate.KEPT, Fate.BROKEN) for step in steps.steps):
         return Claim(claim, None, "the template refuses every such conversation or leaves the answer out")
     return Claim(
         claim, steps.holds, "" if steps.holds else f"not in {len(steps.broken)} of {len(steps.steps)} answers"

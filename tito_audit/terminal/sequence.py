@@ -39,7 +39,7 @@ _STYLES = {FINDING: DIFFERS, BOTH: DIFFERS, ASKED: "bold yellow", TRAINED: "gree
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenLine:
     """What is known of each token of a sequence."""
 
     ids: Ids
@@ -97,7 +97,7 @@ class _Token:
 
 
 def draw_tokens(
-    tokens: Tokens,
+    tokens: TokenLine,
     options: DrawOptions,
     *,
     findings: Sequence[tuple[int, int]] = (),
@@ -151,7 +151,7 @@ def logprob_words(value: float) -> str:
 
 
 def _maker(
-    tokens: Tokens, options: DrawOptions, findings: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
+    tokens: TokenLine, options: DrawOptions, findings: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
 ) -> Callable[[int], _Token]:
     count = len(tokens.ids)
     with_finding, wanted, sampled = _covered(count, findings), _covered(count, spans), tokens.sampled
@@ -186,7 +186,7 @@ def _covered(count: int, ranges: Iterable[tuple[int, int]]) -> Mask:
     return covered
 
 
-def _near(tokens: Tokens, findings: Sequence[tuple[int, int]], start: int, context: int) -> Mask:
+def _near(tokens: TokenLine, findings: Sequence[tuple[int, int]], start: int, context: int) -> Mask:
     """`[N]` the tokens worth showing."""
     count = len(tokens.ids)
     spots = [(start, start + 2 * context), (count - 2 * context, count)]

@@ -75,7 +75,7 @@ def cache_folder() -> Path | None:
     return folder / "tito-audit"
 
 
-def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> Store | None:
+def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> StoredTokenizer | None:
     """The store of the tokenizer with these files, for this version of the library; None without a cache.
 
     Files are given by name and content, or by name and a hash of the content if it is long.
@@ -87,10 +87,10 @@ def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> Store | None
     for name, content in files:
         key.update(f"{name} {len(content)}\n".encode())
         key.update(content)
-    return Store(folder, key.hexdigest()[:32])
+    return StoredTokenizer(folder, key.hexdigest()[:32])
 
 
-class Store:
+class StoredTokenizer:
     """What is stored about one tokenizer."""
 
     def __init__(self, folder: Path, key: str) -> None:

@@ -28,7 +28,7 @@ from tito_audit.tokens.bounds import (
     read_template,
     reading_definition,
 )
-from tito_audit.tokens.cache import LazyBackend, Store, cache_folder, open_store
+from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, cache_folder, open_store
 from tito_audit.tokens.hub import FILES, snapshot_of
 from tito_audit.tokens.limited import (
     OutOfLimits,
@@ -195,7 +195,7 @@ def _tokenizer(
     backend: tokenizers.Tokenizer,
     special: Mapping[str, str],
     templates: Mapping[str, str],
-    store: Store | None = None,
+    store: StoredTokenizer | None = None,
 ) -> Tokenizer:
     bos = special.get("bos_token")
     vocabulary = Vocabulary(backend)

@@ -14,7 +14,7 @@ import numpy as np
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.prefix import same_ids
-from tito_audit.tokens.cache import LazyBackend, Store, Tables, definition_of
+from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, Tables, definition_of
 from tito_audit.tokens.encoders import (
     Building,
     Encoder,
@@ -70,7 +70,7 @@ class Tokenizer:
     bos_id: int | None = None
     folder: Path | None = field(default=None, repr=False)
     """Where its files are; None if it was not loaded from files."""
-    store: Store | None = field(default=None, repr=False)
+    store: StoredTokenizer | None = field(default=None, repr=False)
     """What earlier runs computed about it; None: nothing is stored."""
     commit: str | None = None
     """The commit of the hub repository that its files are from; None if they are from a folder."""
@@ -311,7 +311,7 @@ class Tokenizer:
         return ReferenceEncoder(self.backend).encode_batch(texts)
 
     @property
-    def _unchanged_store(self) -> Store | None:
+    def _unchanged_store(self) -> StoredTokenizer | None:
         """The store, if it holds this tokenizer in its current state."""
         return None if isinstance(self.backend, LazyBackend) and self.backend.changed else self.store
 

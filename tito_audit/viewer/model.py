@@ -104,7 +104,7 @@ _ENDS = tuple(accumulate(prod(shape) for shape in _SHAPES))
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ShownStretch:
     """Consecutive tokens, as columns of the same length; None for what is unknown."""
 
     start: int
@@ -158,7 +158,7 @@ class ViewSequence:
     turn: int | None
     length: int
     """Total tokens; the stretches may show fewer."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[ShownStretch, ...]
     swaps: tuple[Swap, ...] = ()
     """By start, not overlapping; all other tokens are the same on both sides."""
     note: str = ""

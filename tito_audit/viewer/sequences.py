@@ -19,7 +19,7 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence
+from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
 
 # Chooses the tokens of a long rollout that are shown.
@@ -35,7 +35,7 @@ _FILL = (32, 128, 512, 2048, 8192)
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class MarkedRange:
     """A range of a sequence that a finding or a swap is about."""
 
     sequence: int
@@ -86,7 +86,7 @@ class Excerpt:
 
 
 def choose_excerpts(
-    lengths: Sequence[int], spots: Iterable[Spot], fill: Sequence[tuple[int, int]], room: int
+    lengths: Sequence[int], spots: Iterable[MarkedRange], fill: Sequence[tuple[int, int]], room: int
 ) -> list[Excerpt]:
     """The excerpts to show of sequences of these lengths, at most `room` tokens in total.
 
@@ -133,7 +133,7 @@ _ROLES_OF = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
+class _ViewedSequence:
     """One complete recorded sequence."""
 
     key: Key
@@ -167,7 +167,7 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     every = list(_sequences(evidence))
     shown = _most_severe(every, severity)
     at = {seq.key: number for number, seq in enumerate(shown)}
-    spots = [Spot(at[key], start, end, worst) for key, start, end, worst in about if key in at]
+    spots = [MarkedRange(at[key], start, end, worst) for key, start, end, worst in about if key in at]
     excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, _fill(shown), MAX_TOKENS)
     words = _Words(evidence.vocabulary)
     drawn = _swaps([swaps.get(seq.key, []) for seq in shown], excerpts, words)
@@ -188,7 +188,7 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     )
 
 
-def _most_severe(every: Sequence[_Sequence], severity: Mapping[Key, int]) -> list[_Sequence]:
+def _most_severe(every: Sequence[_ViewedSequence], severity: Mapping[Key, int]) -> list[_ViewedSequence]:
     """The sequences to show, in order; among those without findings, the row and completions come first."""
     order = (Where.ROW, Where.COMPLETION, Where.PROMPT)
     ranked = sorted(every, key=lambda sequence: (-severity.get(sequence.key, -1), order.index(sequence.key[0])))
@@ -196,14 +196,14 @@ def _most_severe(every: Sequence[_Sequence], severity: Mapping[Key, int]) -> lis
     return [sequence for sequence in every if sequence.key in chosen]
 
 
-def _fill(shown: Sequence[_Sequence]) -> list[tuple[int, int]]:
+def _fill(shown: Sequence[_ViewedSequence]) -> list[tuple[int, int]]:
     """(sequence, position) pairs to show from there on while there is room."""
     order = (Where.COMPLETION, Where.PROMPT, Where.ROW)
     ranked = sorted(range(len(shown)), key=lambda number: order.index(shown[number].key[0]))
     return [(number, max(shown[number].new - CONTEXT, 0) if shown[number].new else 0) for number in ranked]
 
 
-def _sequences(evidence: Evidence) -> Iterator[_Sequence]:
+def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
     """Every recorded sequence in the order of the calls, the training row last."""
     links = {link.turn: link for link in evidence.links}
     room = _ROLES_OF
@@ -215,9 +215,9 @@ def _sequences(evidence: Evidence) -> Iterator[_Sequence]:
                 room -= len(prompt)
                 roles = token_roles(pieces_of(prompt, evidence.vocabulary), evidence.end_ids)
             new, note = _beyond(links.get(number), prompt)
-            yield _Sequence((Where.PROMPT, number), prompt, new, note, roles=roles)
+            yield _ViewedSequence((Where.PROMPT, number), prompt, new, note, roles=roles)
         if turn.completion_ids is not None:
-            yield _Sequence(
+            yield _ViewedSequence(
                 (Where.COMPLETION, number),
                 turn.completion_ids,
                 note=_ended(turn),
@@ -226,7 +226,7 @@ def _sequences(evidence: Evidence) -> Iterator[_Sequence]:
             )
     row = evidence.rollout.training_row
     if row is not None:
-        yield _Sequence(
+        yield _ViewedSequence(
             (Where.ROW, None),
             row.token_ids,
             note=_trained(row),
@@ -297,14 +297,14 @@ class _Words:
         return numbers, tuple(piece for piece, _ in both), tuple(data for _, data in both)
 
 
-def _stretch(sequence: _Sequence, words: _Words, start: int, end: int) -> Stretch:
+def _stretch(sequence: _ViewedSequence, words: _Words, start: int, end: int) -> ShownStretch:
     part = slice(start, end)
     logprobs = None
     if sequence.logprobs is not None:
         values = sequence.logprobs[part]
         pairs = zip(values.tolist(), np.isfinite(values).tolist(), strict=True)
         logprobs = tuple(value if finite else None for value, finite in pairs)
-    return Stretch(
+    return ShownStretch(
         start,
         *words.of(sequence.ids[part]),
         logprobs,

@@ -33,17 +33,17 @@ def looked_for(tree: nodes.Template) -> _Found | None:
     """What a template that is safe for minijinja looks for; None if its output may depend on something else."""
     try:
         check_distances(tree)
-        return _Search(tree).places()
+        return _ExpressionReader(tree).places()
     except (Unknown, RecursionError):
         return None
 
 
-class _Search:
+class _ExpressionReader:
     """Reads every expression of a template."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
-        self._values = Values(tree)
+        self._values = TemplateNames(tree)
         self._whole: set[str] = set()
         self._inside: set[str] = set()
         self._sizes: set[int] = set()
@@ -204,7 +204,7 @@ class Unknown(Exception):
     """What the template writes may depend on more than can be known."""
 
 
-class Values:
+class TemplateNames:
     """The names of a template, and which of them are lists, messages and numbers."""
 
     def __init__(self, tree: nodes.Template) -> None:
@@ -331,7 +331,7 @@ class _Distances:
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
-        self._values = Values(tree)
+        self._values = TemplateNames(tree)
 
     def check(self) -> None:
         for compare in self._tree.find_all(nodes.Compare):

@@ -17,7 +17,7 @@ import minijinja
 
 from tito_audit.errors import RenderError
 from tito_audit.render.facts import Facts
-from tito_audit.render.globals import Refused, raise_exception, strftime_now, to_json, without_generation
+from tito_audit.render.globals import TemplateRefused, raise_exception, strftime_now, to_json, without_generation
 
 _FUEL = 100_000
 _FUEL_FOR_EACH = 2_000
@@ -102,7 +102,7 @@ class FastTemplate:
             # Raise RenderError for an error that the reference environment has too, GivenUp for one of this engine
             # only.
             kind = getattr(error, "kind", None)
-            if isinstance(error, Refused | AttributeError) or kind in _REFUSALS:
+            if isinstance(error, TemplateRefused | AttributeError) or kind in _REFUSALS:
                 raise RenderError("chat template: refused") from None
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 # Out of fuel, it may loop; if it panics or does not compile, it will again.

@@ -210,7 +210,8 @@ def upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> tu
     heights = [[bar.value if bar else 0.0 for bar in column] for column in zip(*series, strict=True)]
     top = max(sum(column) if stacked else max(column) for column in heights)
     steps = nice_steps(top)
-    words = [f'<text x="100%" y="{_BASE + 4 - _height(step, steps[-1])}">{_step(step)}</text>' for step in steps]
+    places = [(_BASE + 4 - _height(step, steps[-1]), round(100 * step, 6)) for step in steps]
+    words = [f'<text x="100%" y="{y}">{share:g} %</text>' for y, share in places]
     return _svg(_LOW + 8, words), _svg(
         _LOW + 8, [*_lines(steps), *_columns(series, steps[-1], stacked), *_names(names)]
     )
@@ -269,10 +270,6 @@ def _bar(number: int, bar: Bar, x: str, y: float, width: str, height: float) -> 
 
 def _svg(height: int, parts: Sequence[str]) -> str:
     return f'<svg width="100%" height="{height}" aria-hidden="true" focusable="false">{"".join(parts)}</svg>'
-
-
-def _step(value: float) -> str:
-    return f"{round(100 * value, 6):g} %"
 
 
 def nice_steps(top: float) -> list[float]:

@@ -12,7 +12,7 @@ from tito_audit.record.finding import RE_ENCODED, SAMPLED, Result, Severity
 from tito_audit.reports._html.page import block
 from tito_audit.reports._html.page_findings import finding_rows, linked, tables
 from tito_audit.terminal.escape import visible
-from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence, observed_of
+from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence, observed_of
 from tito_audit.viewer.replacements import SAMPLED as REPLACED_SAMPLED
 from tito_audit.viewer.replacements import SEEN
 
@@ -114,7 +114,7 @@ def _sequence(sequence: ViewSequence) -> dict[str, Any]:
     }
 
 
-def _stretch(stretch: Stretch, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
+def _stretch(stretch: ShownStretch, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
     out: dict[str, Any] = {"start": stretch.start, "tokens": _tokens(stretch, table)}
     if stretch.logprobs is not None:
         out["logprobs"] = [None if value is None else round(value, 5) for value in stretch.logprobs]
@@ -125,7 +125,7 @@ def _stretch(stretch: Stretch, table: dict[tuple[Any, ...], int]) -> dict[str, A
     return out
 
 
-def _tokens(of: Stretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
+def _tokens(of: ShownStretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
     """The index of each token in the table; new tokens are added to it."""
     pieces: Sequence[str | None] = of.pieces or [None] * len(of.ids)
     data: Sequence[str | None] = of.data or [None] * len(of.ids)

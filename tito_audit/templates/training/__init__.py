@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_audit.templates.training.edits import Edit
+from tito_audit.templates.training.edits import TemplateEdit
 from tito_audit.templates.training.search import Judged, OfLog, Variant, find_variant
 
-__all__ = ["Edit", "Judged", "OfLog", "Variant", "find_variant"]
+__all__ = ["Judged", "OfLog", "TemplateEdit", "Variant", "find_variant"]

@@ -28,7 +28,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class SourceTag:
     """One `{% … %}` or `{{ … }}`."""
 
     start: int
@@ -44,7 +44,7 @@ class Tag:
         return self.tokens[0].text if self.is_statement and self.tokens else ""
 
 
-def read_tags(source: str) -> tuple[Tag, ...]:
+def read_tags(source: str) -> tuple[SourceTag, ...]:
     """Every tag of a template that Jinja can read, in order; newlines in it must be plain."""
     return tuple(_tags(tuple(_placed(source))))
 
@@ -61,7 +61,7 @@ def _placed(source: str) -> Iterator[tuple[int, Token]]:
         yield line, Token(start, at, kind, text)
 
 
-def _tags(pieces: Sequence[tuple[int, Token]]) -> Iterator[Tag]:
+def _tags(pieces: Sequence[tuple[int, Token]]) -> Iterator[SourceTag]:
     inside: list[Token] = []
     begun: tuple[int, Token] | None = None
     for line, piece in pieces:
@@ -69,7 +69,7 @@ def _tags(pieces: Sequence[tuple[int, Token]]) -> Iterator[Tag]:
             begun, inside = (line, piece), []
         elif piece.kind in ("block_end", "variable_end") and begun is not None:
             end = piece.start + len(piece.text.rstrip())
-            yield Tag(begun[1].start, end, begun[0], tuple(inside), piece.kind == "block_end")
+            yield SourceTag(begun[1].start, end, begun[0], tuple(inside), piece.kind == "block_end")
             begun = None
         elif begun is not None and piece.kind != "whitespace":
             inside.append(piece)
@@ -86,7 +86,7 @@ def depths(tokens: Sequence[Token]) -> list[int]:
     return levels
 
 
-def conditions(tag: Tag) -> list[tuple[Token, ...]]:
+def conditions(tag: SourceTag) -> list[tuple[Token, ...]]:
     """Everything boolean in a tag: whole conditions and their parts; the longer first."""
     tokens = tag.tokens
     runs: dict[tuple[int, int], tuple[Token, ...]] = {}
@@ -158,7 +158,7 @@ _PLACES = re.compile(r"\bloop\.|\blast\w*|_ind?e?x|index|_idx|\bns\d?\.")
 _THOUGHTS = re.compile(r"think|reason|thought|channel", re.IGNORECASE)
 
 
-class Kind(IntEnum):
+class EditKind(IntEnum):
     """What an edit does; the kinds most likely to be enough first."""
 
     DROP_CUT = 0
@@ -176,13 +176,13 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class TemplateEdit:
     """One place in a template, and its replacement."""
 
     start: int
     end: int
     new: str
-    kind: Kind
+    kind: EditKind
     line: int
     was: str
     in_answer: bool = False
@@ -192,13 +192,13 @@ class Edit:
     def does(self) -> str:
         """What it does, in one line."""
         was = " ".join(self.was.split())
-        if self.kind is Kind.DROP_CUT:
+        if self.kind is EditKind.DROP_CUT:
             return f"leaves out {was}"
-        if self.kind in (Kind.UNCUT, Kind.UNCUT_ANSWERS):
+        if self.kind in (EditKind.UNCUT, EditKind.UNCUT_ANSWERS):
             return f"writes {self.new} in place of {was}"
         return f"takes {was} for {self.new}"
 
-    def overlaps(self, other: Edit) -> bool:
+    def overlaps(self, other: TemplateEdit) -> bool:
         """Whether both change the same text."""
         return self.start < other.end and other.start < self.end
 
@@ -208,18 +208,18 @@ def plain_newlines(source: str) -> str:
     return source.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def apply_edits(source: str, edits: Sequence[Edit]) -> str:
+def apply_edits(source: str, edits: Sequence[TemplateEdit]) -> str:
     """The template with these edits, none of which overlap."""
     for edit in sorted(edits, key=lambda each: each.start, reverse=True):
         source = source[: edit.start] + edit.new + source[edit.end :]
     return source
 
 
-def possible_edits(source: str) -> list[Edit]:
+def possible_edits(source: str) -> list[TemplateEdit]:
     """Every edit worth a try, the most promising first."""
     tags = read_tags(source)
     edits = [*_dropped(source, tags), *_conditions(source, tags), *_cuts(source, tags)]
-    unique: dict[tuple[int, int, str], Edit] = {}
+    unique: dict[tuple[int, int, str], TemplateEdit] = {}
     for edit in edits:
         unique.setdefault((edit.start, edit.end, edit.new), edit)
     answers = _answers(tags)
@@ -230,7 +230,7 @@ def possible_edits(source: str) -> list[Edit]:
     return sorted(placed, key=lambda edit: (not edit.in_answer, edit.kind, edit.start, -edit.end))
 
 
-def _answers(tags: Sequence[Tag]) -> list[tuple[int, int]]:
+def _answers(tags: Sequence[SourceTag]) -> list[tuple[int, int]]:
     """Where the branches for assistant messages begin and end."""
     loops: list[tuple[int, int]] = []
     opened: list[int | None] = []
@@ -245,7 +245,7 @@ def _answers(tags: Sequence[Tag]) -> list[tuple[int, int]]:
     return loops
 
 
-def _dropped(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
+def _dropped(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
     """Blocks `{% if … %}{% set … %}{% endif %}` that cut text and do nothing else."""
     opened: list[int] = []
     for i, tag in enumerate(tags):
@@ -257,26 +257,26 @@ def _dropped(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
             only_sets = all(inner.word in ("set", "if", "else", "elif", "endif") for inner in body)
             between = all(not source[a.end : b.start].strip() for a, b in pairwise(tags[begin : i + 1]))
             if only_sets and between and any(any(token.text in _CUTS for token in inner.tokens) for inner in body):
-                yield Edit(tags[begin].start, tag.end, "", Kind.DROP_CUT, tags[begin].line, text)
+                yield TemplateEdit(tags[begin].start, tag.end, "", EditKind.DROP_CUT, tags[begin].line, text)
 
 
-def _conditions(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
+def _conditions(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
     for tag in tags:
         for run in conditions(tag):
             start, end = run[0].start, run[-1].end
             was = source[start:end]
             if was in ("true", "false"):
                 continue
-            kind = Kind.ANY
+            kind = EditKind.ANY
             if _PLACES.search(was):
-                kind = Kind.BY_PLACE
+                kind = EditKind.BY_PLACE
             elif _THOUGHTS.search(was):
-                kind = Kind.BY_THOUGHT
+                kind = EditKind.BY_THOUGHT
             for new in ("true", "false"):
-                yield Edit(start, end, new, kind, source.count("\n", 0, start) + 1, was)
+                yield TemplateEdit(start, end, new, kind, source.count("\n", 0, start) + 1, was)
 
 
-def _cuts(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
+def _cuts(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
     loops: list[str] = []
     for tag in tags:
         if tag.word == "for" and len(tag.tokens) > 1:
@@ -289,10 +289,10 @@ def _cuts(source: str, tags: Sequence[Tag]) -> Iterator[Edit]:
             base, whole = source[begin:cut].rstrip(), source[begin:end]
             line = source.count("\n", 0, begin) + 1
             for new in (*_half(base, whole[cut - begin :]), base):
-                yield Edit(begin, end, new, Kind.UNCUT, line, whole)
+                yield TemplateEdit(begin, end, new, EditKind.UNCUT, line, whole)
                 if loops:
                     of_answers = f"({new} if {loops[0]}['role'] == 'assistant' else {whole})"
-                    yield Edit(begin, end, of_answers, Kind.UNCUT_ANSWERS, line, whole)
+                    yield TemplateEdit(begin, end, of_answers, EditKind.UNCUT_ANSWERS, line, whole)
 
 
 def _half(base: str, cut: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from time import monotonic
 from tito_audit.errors import SetupError
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.template import Template, compile_template
-from tito_audit.templates.appends import Outcome, Step, append_only, unwritten
+from tito_audit.templates.appends import Fate, Step, append_only, unwritten
 from tito_audit.templates.probes import (
     ANSWER,
     CORE,
@@ -30,7 +30,7 @@ from tito_audit.templates.probes import (
     probe,
     text_of,
 )
-from tito_audit.templates.training.edits import Edit, Kind, apply_edits, plain_newlines, possible_edits
+from tito_audit.templates.training.edits import EditKind, TemplateEdit, apply_edits, plain_newlines, possible_edits
 
 _THOUGHT = re.compile(r"<\|?(?:begin_of_)?(?:think|thought|thinking)\|?>\s*\Z")
 _SPACED = " \n What is\tthe weather? \n\n"
@@ -142,11 +142,11 @@ class _Becomes(Enum):
 
 def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
     """What an answer counts as; None if the template cannot write it at all."""
-    if step.outcome is Outcome.KEPT:
+    if step.outcome is Fate.KEPT:
         return _Becomes.KEPT
-    if step.outcome is Outcome.REFUSED or (step.message.reasoning and not has_field):
+    if step.outcome is Fate.REFUSED or (step.message.reasoning and not has_field):
         return None
-    if step.outcome is Outcome.LEFT_OUT and not _cuts_thought(step):
+    if step.outcome is Fate.LEFT_OUT and not _cuts_thought(step):
         return None
     before_system = any(message.speaker == "system" for message in step.probe.messages[step.answer : step.until])
     unopened = (
@@ -325,7 +325,7 @@ _PAIRED = 16
 SECONDS = 45.0
 """How long a search may take."""
 
-_Set = tuple[Edit, ...]
+_Set = tuple[TemplateEdit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ class Variant:
 
     source: str
     """The template as it was, with plain newlines."""
-    edits: tuple[Edit, ...]
+    edits: tuple[TemplateEdit, ...]
     before: Judged
     after: Judged
     firsts: int
@@ -352,7 +352,7 @@ class Variant:
     arguments: tuple[str, ...]
     """The arguments that they were compared with, each value that the template tells apart."""
     of_log: OfLog | None = None
-    rejected: tuple[tuple[Edit, str], ...] = ()
+    rejected: tuple[tuple[TemplateEdit, str], ...] = ()
     """Edits that keep more of the history, each with the reason against it."""
 
     @property
@@ -393,10 +393,10 @@ class _Search:
         self._deadline = deadline
         self._now = judge(original.renderer, CORE)
         self._best: tuple[_Set, Judged] = (), self._now
-        self._rejected: dict[Edit, tuple[int, str]] = {}
-        self._renderers: dict[frozenset[Edit], Renderer | None] = {}
-        self._proofs: dict[frozenset[Edit], bool] = {}
-        self._judged: dict[frozenset[Edit], Judged | None] = {}
+        self._rejected: dict[TemplateEdit, tuple[int, str]] = {}
+        self._renderers: dict[frozenset[TemplateEdit], Renderer | None] = {}
+        self._proofs: dict[frozenset[TemplateEdit], bool] = {}
+        self._judged: dict[frozenset[TemplateEdit], Judged | None] = {}
         self._watched = self._now.faulty(original.renderer)
 
     def run(self) -> _Set:
@@ -428,14 +428,14 @@ class _Search:
         except SetupError:
             return None
 
-    def rejected(self) -> tuple[tuple[Edit, str], ...]:
+    def rejected(self) -> tuple[tuple[TemplateEdit, str], ...]:
         """The edits that would have kept more but changed something that must stay; the best first."""
         ranked = sorted(self._rejected.items(), key=lambda entry: (-entry[1][0], entry[0].kind))
         return tuple((edit, why) for edit, (_, why) in ranked[:3])
 
     def _combine(self, useful: Sequence[_Set]) -> None:
         """Try sets of what is useful, those with the fewest faults first."""
-        tried: set[frozenset[Edit]] = set()
+        tried: set[frozenset[TemplateEdit]] = set()
         ahead: list[tuple[int, int, int, _Set]] = [(self._now.faults, 0, 0, ())]
         while ahead and self._best[1].faults:
             if len(tried) >= (_MOST_SETS if self._best[1].lost else _MOST_FOR_SPACES):
@@ -453,9 +453,9 @@ class _Search:
                 if judged.faults < self._best[1].faults:
                     self._best = more, judged
 
-    def _pairs(self, pool: Iterable[Edit]) -> Iterator[_Set]:
+    def _pairs(self, pool: Iterable[TemplateEdit]) -> Iterator[_Set]:
         """Pairs of conditions, for templates where one alone does harm."""
-        kinds = (Kind.BY_PLACE, Kind.DROP_CUT, Kind.BY_THOUGHT)
+        kinds = (EditKind.BY_PLACE, EditKind.DROP_CUT, EditKind.BY_THOUGHT)
         likely = [edit for edit in pool if edit.kind in kinds and self._touches((edit,))]
         return (pair for pair in combinations(likely[:_PAIRED], 2) if not pair[0].overlaps(pair[1]))
 
