@@ -22,7 +22,7 @@ from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import Entry, LogNames, entry_of, read_baseline, write_baseline
-from tito_audit.gate.known import EntryCounts, KnownFindings
+from tito_audit.gate.judge import EntryCounts, KnownFindings
 from tito_audit.settings.model import Override
 from tito_audit.terminal.escape import escaped_json
 

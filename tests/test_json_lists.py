@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_audit.record import json_lists, json_text
+from tito_audit.record import json_text
 from tito_audit.record.edits import Edit
-from tito_audit.record.json_lists import EntryKeys, FlatSpans, runs
-from tito_audit.record.json_text import rewrite_json
+from tito_audit.record.json_text import EntryKeys, FlatSpans, rewrite_json, runs
 
 keys = st.lists(st.sampled_from(["0", "1", "0.0", "-1.5", "null", "NaN"]), max_size=12)
 numbers = st.one_of(st.sampled_from([0, 1, 0.0, 1.0, -0.0, None, True, False, 10**20]), st.floats())
@@ -37,7 +36,7 @@ def test_every_entry_takes_the_spelling_that_whole_lists_give_it(
     at_once: int, was: list[str], now: list[str]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lists, "AT_ONCE", at_once)
+        patch.setattr(json_text, "AT_ONCE", at_once)
         found = list(runs(EntryKeys(len(was), lambda a, b: was[a:b]), EntryKeys(len(now), lambda a, b: now[a:b])))
     taken: list[int | None] = []
     for index, origin, count in found:
@@ -54,7 +53,6 @@ def test_a_list_is_rewritten_alike_in_parts_and_at_once(
     text = f'{{"a": "b", "list": [{comma.join(old)}], "c": [1]}}'
     whole = rewrite_json(text, [Edit(("list",), new)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lists, "AT_ONCE", at_once)
         patch.setattr(json_text, "AT_ONCE", at_once)
         assert rewrite_json(text, [Edit(("list",), new)]) == whole
     # In a list that mixes them, 0 and 0.0 are equal.

@@ -14,8 +14,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.segments import Cuts
-from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.tokens.verify_pieces import picked_segments, pieces_to_prove
+from tito_audit.tokens.tokenizer import Tokenizer, picked_segments, pieces_to_prove
 
 CHAT = (
     "<|im_start|>user\nI like Skinny jeans, grüße 👍🏽 e\u0301 and 1234 dogs\n\n  x<|im_end|>\n"
