@@ -37,8 +37,7 @@ from tito_audit import (
 )
 from tito_audit.settings.model import Override
 from tito_audit.storage import given, open_log
-from tito_audit.storage.chunk import Reading
-from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.chunks import Reading, chunks_of
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

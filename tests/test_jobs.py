@@ -31,8 +31,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.run.parallel import bare, chunk_bytes
 from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
 from tito_audit.storage import RawRow, open_log
-from tito_audit.storage.chunk import Reading
-from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
 from tito_audit.terminal.terminal import RunProgress, _counted, _paced, compute_first, with_progress

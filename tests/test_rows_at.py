@@ -26,8 +26,7 @@ from tito_audit.formats import pick_format
 from tito_audit.inspect import inspect_log
 from tito_audit.run.parallel import bare
 from tito_audit.storage import RawRow, open_log, open_output
-from tito_audit.storage.chunk import Reading
-from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.inside import parse_row_path
 
 pytestmark = pytest.mark.usefixtures("loaded_once")

@@ -20,8 +20,7 @@ from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts
 from tito_audit.run.parallel import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.storage import RawRow, open_log
-from tito_audit.storage.chunk import Reading
-from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
 

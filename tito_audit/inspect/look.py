@@ -32,6 +32,7 @@ from tito_audit.join import CallsSeen, calls_seen
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage import open_log
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -264,8 +265,6 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
 
 def _name_storage_types(result: Inspection, schema: Any) -> None:
     """Fill in the type that the file's schema gives each column."""
-    import pyarrow as pa
-
     types: dict[tuple[str, ...], str] = {}
 
     def walk(keys: tuple[str, ...], kind: Any) -> None:

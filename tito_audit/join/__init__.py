@@ -31,8 +31,7 @@ from tito_audit.record.message import ToolSpec
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, find_logs
-from tito_audit.storage.chunk import Chunk
-from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.chunks import Chunk, chunks_of
 from tito_audit.storage.random_access import RandomAccess
 from tito_audit.storage.spool import Spool
 from tito_audit.terminal.cut import elided

@@ -23,7 +23,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import FinishedLogs, KeptLog, KeptRow, Recorder, kept_log, kept_rows
 from tito_audit.run.workers import sendable
-from tito_audit.storage.chunk import Chunk, Reading
+from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.journal import Finished
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary

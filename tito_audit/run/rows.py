@@ -17,8 +17,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
-from tito_audit.storage.chunk import Chunk
-from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.chunks import Chunk, chunks_of
 
 
 @dataclass(frozen=True, slots=True)

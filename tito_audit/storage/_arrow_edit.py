@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.record.edits import ABSENT, Path, edits_between
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.table_rows import is_list
 
 _SAMPLE = 256
@@ -40,8 +41,6 @@ class _Before:
 
 def conversion_errors() -> tuple[type[Exception], ...]:
     """The exceptions raised if a value does not fit an Arrow type."""
-    import pyarrow as pa
-
     return (ValueError, TypeError, ArithmeticError, LookupError, pa.ArrowException)
 
 
@@ -58,8 +57,6 @@ def changes_between(old: Any, new: Any) -> list[Change]:
 
 def is_text(kind: Any) -> bool:
     """Whether a column of this type holds text."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return is_text(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -81,8 +78,6 @@ def _first_chunk(column: Any, start: int, length: int) -> Any:
 
 
 def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    import pyarrow as pa
-
     kind = field.type
     for change in changes:
         if not change.path:
@@ -108,8 +103,6 @@ def _by_head(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
 
 
 def _edited_object(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    import pyarrow as pa
-
     parts = [array.field(i) for i in range(kind.num_fields)]
     places = _places(kind)
     for name, below in _by_head(changes).items():
@@ -121,8 +114,6 @@ def _edited_object(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -
 
 
 def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    import pyarrow as pa
-
     entries, far = array.flatten(), far.flatten()
     pieces, start = [], 0
     for place, below in sorted(_by_head(changes).items()):
@@ -136,8 +127,6 @@ def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> 
 
 def _edited_map(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
     """An edited map; of items with the same key, a row shows the last."""
-    import pyarrow as pa
-
     (keys, items), (_, far_items) = _pairs(array), _pairs(far)
     names = keys.to_pylist()
     for key, below in _by_head(changes).items():
@@ -166,8 +155,6 @@ def _pairs(array: Any) -> tuple[Any, Any]:
 
 def _built(field: Any, values: Sequence[Any], before: _Before) -> Any:
     """Plain values as an Arrow array of the field's type."""
-    import pyarrow as pa
-
     kind, near, far = field.type, before.near, before.far
     present = [value for value in values if value is not None and value is not ABSENT]
     if len(present) < len(values) and not field.nullable:
@@ -193,8 +180,6 @@ def _built(field: Any, values: Sequence[Any], before: _Before) -> Any:
 
 def _present(kind: Any, values: list[Any], before: _Before) -> Any:
     """Plain values, none of them null, as an Arrow array."""
-    import pyarrow as pa
-
     if pa.types.is_struct(kind):
         return _objects(kind, values, before)
     if pa.types.is_map(kind):
@@ -203,8 +188,8 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
         inside = _Before(before.near.flatten(), before.far.flatten(), before.old)
         lists = [_entries(kind.value_field, value, inside) for value in values]
         return _list_array(kind, pa.concat_arrays(lists), [len(entries) for entries in lists])
-    if pa.types.is_temporal(kind):
-        return _times(kind, values)
+    if pa.types.is_temporal(kind) and all(isinstance(value, str) for value in values):
+        return _times_of_text(kind, values)
     if _is_number(kind):
         return _numbers(kind, values, nan_is_null=False)
     if pa.types.is_decimal(kind):
@@ -215,8 +200,6 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
 
 
 def _objects(kind: Any, values: list[Any], before: _Before) -> Any:
-    import pyarrow as pa
-
     places = _places(kind)
     for value in values:
         if not isinstance(value, Mapping):
@@ -234,8 +217,6 @@ def _objects(kind: Any, values: list[Any], before: _Before) -> Any:
 
 
 def _maps(kind: Any, values: list[Any], before: _Before) -> Any:
-    import pyarrow as pa
-
     maps = [list(value.items()) if isinstance(value, Mapping) else list(value) for value in values]
     pairs = [pair for entries in maps for pair in entries]
     near, far = _pairs(before.near), _pairs(before.far)
@@ -247,8 +228,6 @@ def _maps(kind: Any, values: list[Any], before: _Before) -> Any:
 
 def _entries(field: Any, value: Any, before: _Before) -> Any:
     """The entries of one list; those that were in the old list are taken from it as Arrow data."""
-    import pyarrow as pa
-
     if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim != 1):
         raise TypeError(f"a list was expected, not {_kind_of(value)}")
     if _is_number(field.type):
@@ -269,8 +248,6 @@ def _entries(field: Any, value: Any, before: _Before) -> Any:
 
 
 def _list_array(kind: Any, entries: Any, sizes: Sequence[int]) -> Any:
-    import pyarrow as pa
-
     if pa.types.is_fixed_size_list(kind):
         wrong = next((size for size in sizes if size != kind.list_size), None)
         if wrong is not None:
@@ -291,8 +268,6 @@ def _list_array(kind: Any, entries: Any, sizes: Sequence[int]) -> Any:
 
 def _writes_nan(value: Any, before: _Before) -> bool:
     """Whether a missing float is written as NaN, not null: as in this list, or else in its column."""
-    import pyarrow as pa
-
     if not pa.types.is_floating(before.near.type) or (isinstance(value, np.ndarray) and not np.isnan(value).any()):
         return False
     for values in (before.near, before.far):
@@ -325,23 +300,11 @@ def _kind_of(value: Any) -> str:
 
 def _is_number(kind: Any) -> bool:
     """Whether the values of a type are integers, floats or booleans."""
-    import pyarrow as pa
-
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _times(kind: Any, values: list[Any]) -> Any:
-    """Times from the texts or counts that a row shows."""
-    import pyarrow as pa
-
-    if all(isinstance(value, str) for value in values):
-        return _times_of_text(kind, values)
-    return pa.array(values, type=kind)
-
-
 def _times_of_text(kind: Any, values: list[Any]) -> Any:
-    import pyarrow as pa
-
+    """Times from the texts that a row shows, where it does not show counts."""
     if pa.types.is_duration(kind) or all(value.lstrip("-").isdigit() for value in values):
         counts = pa.array([int(value) for value in values], pa.int32() if kind.bit_width == 32 else pa.int64())
         return counts.view(kind)
@@ -354,8 +317,6 @@ def _times_of_text(kind: Any, values: list[Any]) -> Any:
 
 def _numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True) -> Any:
     """Numbers as an Arrow array, exactly; floats are rounded to the width of the column."""
-    import pyarrow as pa
-
     whole = (
         pa.types.is_integer(kind) and isinstance(values, list) and not any(isinstance(v, float) for v in values)
     )
@@ -374,8 +335,6 @@ def _numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True
 
 
 def _floats(kind: Any, array: Any, nan_is_null: bool) -> Any:
-    import pyarrow as pa
-
     missing = array.is_null().to_numpy(zero_copy_only=False)
     flat = array.to_numpy(zero_copy_only=False)
     with np.errstate(over="raise"):

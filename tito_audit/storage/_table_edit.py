@@ -12,6 +12,7 @@ import orjson
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage._arrow_edit import Change, changes_between, conversion_errors, edited, is_text
 from tito_audit.storage.arrow import ArrowFile, open_arrow
 from tito_audit.storage.log import Log
@@ -34,8 +35,6 @@ class TableEdit:
 
     def schema(self, schema: Any) -> Any:
         """The schema with the added columns."""
-        import pyarrow as pa
-
         for name in self.added:
             if name not in schema.names:
                 schema = schema.append(pa.field(name, pa.string()))
@@ -43,8 +42,6 @@ class TableEdit:
 
     def table(self, table: Any, first: int, changed: Mapping[int, Copies]) -> Any:
         """The table with rows changed, forked and dropped; its first row is row `first` of the file."""
-        import pyarrow as pa
-
         self.check_names(table.column_names, changed)
         for name in self.added:
             if name not in table.column_names:
@@ -54,8 +51,6 @@ class TableEdit:
 
     def _column(self, table: Any, place: int, first: int, changed: Mapping[int, Copies]) -> Any:
         """One column, with the values of changed rows spliced in."""
-        import pyarrow as pa
-
         field, column = table.schema.field(place), table.column(place)
         # If several columns share a name, a row shows the last.
         shown = place == table.schema.get_all_field_indices(field.name)[-1]
@@ -199,8 +194,6 @@ class ArrowOutput(TableOutput):
         """By column: the dictionary written so far (format with a footer only), as an array without rows."""
 
     def _open(self) -> None:
-        import pyarrow as pa
-
         self._file = file = open_arrow(self._source)
         self._batches = file.batches()
         options = file.options()
@@ -234,25 +227,17 @@ class ArrowOutput(TableOutput):
 
     def _write_edited(self, batch: Any, metadata: Any) -> int:
         """Write a record batch with its changes, of which nothing is held afterwards; its number of rows."""
-        import pyarrow as pa
-
         table = self._edit.table(pa.Table.from_batches([batch]), self._first, self._rows)
-        for part in self._in_one(table) if len(table) or not batch.num_rows else ():
-            self._writer.write_batch(part, metadata)
+        if len(table) or not batch.num_rows:
+            columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
+            # One record batch, or several if one array cannot hold it.
+            parts = pa.table(columns, schema=table.schema).combine_chunks().to_batches()
+            for part in parts or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
+                self._writer.write_batch(part, metadata)
         return int(batch.num_rows)
-
-    def _in_one(self, table: Any) -> list[Any]:
-        """The table as one record batch, or as several if one array cannot hold it."""
-        import pyarrow as pa
-
-        columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
-        whole = pa.table(columns, schema=table.schema).combine_chunks()
-        return whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
     def _told_apart(self, place: int, column: Any) -> Any:
         """The column, its dictionary continued from earlier batches: the format with a footer allows only one."""
-        import pyarrow as pa
-
         if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
             return column
         before = self._dictionaries.get(place)
@@ -267,8 +252,6 @@ class ArrowOutput(TableOutput):
 
 def _has_dictionary(kind: Any) -> bool:
     """Whether a type, or a part of it, is dictionary-encoded."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return _has_dictionary(kind.storage_type)
     if pa.types.is_dictionary(kind):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import StorageError
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
@@ -23,6 +24,7 @@ from tito_audit.storage.table_rows import (
     refuse_same_names,
     rows_of_batch,
     sampled_of_batch,
+    streamed,
 )
 
 _STREAM = b"\xff\xff\xff\xff"
@@ -43,8 +45,6 @@ class ArrowFile:
     """
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-
         self.path = path
         self._source = (
             pa.PythonFile(path.open("rb", 0)) if isinstance(path, RemoteFile) else pa.OSFile(os.fspath(path), "rb")
@@ -74,8 +74,6 @@ class ArrowFile:
 
         In the format with a footer, only the additions to a growing dictionary are written.
         """
-        import pyarrow as pa
-
         codec, version = None, pa.ipc.MetadataVersion.V5
         try:
             message = next(_record_batches(self._at_start()), None)
@@ -101,7 +99,10 @@ class ArrowFile:
 
     def batches(self) -> Iterator[tuple[Any, Any, float]]:
         """Each record batch, its metadata and the share of the file read up to its end; raises Damaged."""
-        number, read = 0, self._from_reader() if self._reader is not None else self._from_stream()
+        number, read = 0, self._from_stream()
+        if self._reader is not None:
+            count, batch_of = self._reader.num_record_batches, self._reader.get_batch_with_custom_metadata
+            read = ((*batch_of(place), (place + 1) / count) for place in range(count))
         while True:
             try:
                 batch = next(read, None)
@@ -133,11 +134,6 @@ class ArrowFile:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def _from_reader(self) -> Iterator[tuple[Any, Any, float]]:
-        total = self._reader.num_record_batches
-        for number in range(total):
-            yield (*self._reader.get_batch_with_custom_metadata(number), (number + 1) / total)
-
     def _from_stream(self) -> Iterator[tuple[Any, Any, float]]:
         stream = self._stream()
         while True:
@@ -159,8 +155,6 @@ class ArrowFile:
 
         It does so with compressed record batches of version 4, which it writes where it is asked to.
         """
-        import pyarrow as pa
-
         try:
             first = pa.ipc.read_message(self._at_start())
         except (pa.ArrowException, OSError, ValueError, EOFError):
@@ -168,8 +162,6 @@ class ArrowFile:
         return first.metadata_version <= pa.ipc.MetadataVersion.V4 and self.options().compression is not None
 
     def _stream(self) -> Any:
-        import pyarrow as pa
-
         return pa.ipc.open_stream(self._at_start())
 
     def _at_start(self) -> Any:
@@ -232,19 +224,10 @@ def _rows_of_whole(whole: Any, index: int, limit: int, sample: Sample | None) ->
             here = chosen[(chosen >= start - index) & (chosen < start - index + batch.num_rows)] - (start - index)
             yield from sampled_of_batch(batch, here, start, limit, sample)
         else:
-            part = batch if len(parts) == 1 else _copied(batch)
+            # A part is copied, or its rows would hold all of the batch.
+            part = batch if len(parts) == 1 else pa.ipc.open_stream(streamed(batch)).read_next_batch()
             yield from rows_of_batch(part, range(start, start + batch.num_rows), limit)
         start += batch.num_rows
-
-
-def _copied(batch: Any) -> Any:
-    """A record batch that shares no memory with the one it is a slice of."""
-    import pyarrow as pa
-
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, batch.schema) as writer:
-        writer.write_batch(batch)
-    return pa.ipc.open_stream(out.getvalue()).read_next_batch()
 
 
 def parts_of_batch(batch: Any) -> Iterator[Any]:
@@ -262,15 +245,11 @@ def seed_of_batch(batch: Any) -> int:
 
 def _is_of_arrow(error: Exception) -> bool:
     """Whether pyarrow raised this because the file is damaged."""
-    import pyarrow as pa
-
     return isinstance(error, pa.ArrowException | OSError | ValueError | NotImplementedError | MemoryError)
 
 
 def _is_sound(batch: Any) -> bool:
     """Whether nothing in a record batch points outside its data; text that is not UTF-8 does not count."""
-    import pyarrow as pa
-
     try:
         batch.validate()
         return all(_array_is_sound(column) for column in batch.columns)
@@ -279,8 +258,6 @@ def _is_sound(batch: Any) -> bool:
 
 
 def _array_is_sound(array: Any) -> bool:
-    import pyarrow as pa
-
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -291,8 +268,6 @@ def _array_is_sound(array: Any) -> bool:
 
 def _is_sound_but_for_text(array: Any) -> bool:
     """The same for an array that contains text that is not UTF-8."""
-    import pyarrow as pa
-
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _is_sound_but_for_text(array.storage)
@@ -319,8 +294,6 @@ _HEADER, _LENGTH, _COMPRESSION, _CODEC = 2, 0, 3, 0
 
 
 def _record_batches(source: Any) -> Iterator[Any]:
-    import pyarrow as pa
-
     for message in pa.ipc.MessageReader.open_stream(source):
         if message.type == "record batch":
             yield message

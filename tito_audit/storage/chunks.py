@@ -2,27 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
+import numpy as np
+
+from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.documents import cut_values
-from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, seed_of_rows, spans
+from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, StreamedRows, seed_of_rows, spans
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, opened, unreadable
-from tito_audit.storage.remote import RangedFile
-from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.parquet import batches_of, open_parquet, sampled_of_group, seed_of_group
+from tito_audit.storage.remote import RangedFile, RemoteFile
+from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import Sample
 from tito_audit.storage.streams import Damaged
-from tito_audit.storage.table_chunks import chunks_of_arrow, chunks_of_parquet
+from tito_audit.storage.table_rows import rows_of_batch, streamed, take_rows
 from tito_audit.storage.torch_files import rows_of_torch
 
 _BLOCK = 1 << 20
 _NEAR = 1 << 16
 """Bytes read at once while looking for the end of a line."""
 _UNLIMITED = 1 << 62
+_GROUPS = 8
+"""A row group of up to this many chunks is read by the process that audits it; larger ones are sent in batches."""
+_MANY = 8
+"""Of a remote file with so many row groups each is fetched by the process that audits it."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Consecutive rows of a log."""
+
+    path: Path
+    limit: int
+    """Maximum bytes of a row."""
+    done: int
+    """Bytes of the file read once this chunk has been read."""
+    share: float | None = field(default=None, kw_only=True)
+    """About what share of its rows to sample; None: all."""
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """Its rows, numbered from 0; updates `reading`."""
+        raise NotImplementedError
+
+
+class Reading:
+    """Iterates over the rows of a chunk, numbered from 0; `size` and `damage` are set once all were read."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.size = 0
+        """How many row numbers the chunk takes up; the next chunk's rows are numbered from there."""
+        self.damage: str | None = None
+        """Why the file cannot be read past this chunk."""
+        self.sample = Sample(chunk.share) if chunk.share is not None else None
+        """Counts the rows left out so far; None if all rows are read."""
+        self._chunk = chunk
+
+    def __iter__(self) -> Iterator[RawRow]:
+        try:
+            yield from self._chunk.rows(self)
+        except Damaged as damage:
+            self.damage = str(damage)
+        except OSError as error:
+            raise unreadable(self._chunk.path, error) from error
+
+
+@dataclass(slots=True)
+class Pieces(Chunk):
+    """Rows as text, without those that a sample leaves out."""
+
+    size: int = 0
+    pieces: list[tuple[int, bytes | None, int, bool, int]] = field(default_factory=list)
+    """(number, text or None if too long, bytes, complete, how many before it were left out)"""
+    parse: ParseRow = parse_row
+    left_out: int = 0
+    """How many rows were left out in total."""
+    last: int = -1
+    """The number of the last row, left out or not; -1 if there is none."""
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """The rows, parsed."""
+        for number, data, size, complete, left_out in self.pieces:
+            if reading.sample is not None:
+                reading.sample.left_out = left_out
+            if data is None:
+                yield too_long(number, size, self.limit)
+            else:
+                yield self.parse(number, data, cut_off=not complete)
+        reading.size = self.size
+        if reading.sample is not None:
+            reading.sample.left_out, reading.sample.last = self.left_out, self.last
+
+
+@dataclass(slots=True)
+class Broken(Chunk):
+    """No rows: says that the file cannot be read further."""
+
+    damage: str
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """Raises Damaged."""
+        raise Damaged(self.damage)
+        yield
 
 
 def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
@@ -45,7 +130,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
                 yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)
                 return
             if stream is None:
-                yield from chunks_of_arrow(log, size) if kind == "arrow" else chunks_of_parquet(log, size)
+                yield from _of_arrow(log, size) if kind == "arrow" else _of_parquet(log, size)
                 return
             try:
                 start = len(between.rest())
@@ -199,16 +284,16 @@ def _of_memory(log: Log, path: RowsInMemory, size: int) -> Iterator[Chunk]:
     for start, stop in spans(content, size):
         done = log.size * stop // len(content)
         if log.share is None:
-            yield _Memory(path, limit, done, content.part(start, stop), stop - start)
+            yield _Rows(path, limit, done, content.part(start, stop), stop - start)
             continue
         sampled = Sample(log.share).among(seed, start, stop - start)
         part, numbers = content.part(start, stop, sampled), sampled.tolist()
-        yield _Memory(path, limit, done, part, stop - start, numbers, share=log.share)
+        yield _Rows(path, limit, done, part, stop - start, numbers, share=log.share)
 
 
 @dataclass(slots=True)
-class _Memory(Chunk):
-    """Consecutive rows in memory, or those of them that a sample takes; carries them to other processes."""
+class _Rows(Chunk):
+    """Consecutive rows in memory or of a table, or those that a sample takes; carries them to other processes."""
 
     part: MemoryPart
     size: int
@@ -250,3 +335,149 @@ class _Torch(Chunk):
         for row, _ in rows_of_torch(self.path, reading.sample):
             yield row
             reading.size = row.index + 1
+
+
+# Tables: row groups of Parquet, record batches of Arrow; small ones together, large ones in parts.
+
+
+def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
+    remote = isinstance(log.path, RemoteFile)
+    together, stored = None, 0
+    with open_parquet(log.path, quick=log.quick) as file:
+        total, read = max(file.metadata.num_rows, 1), 0
+
+        def done(row: int) -> int:
+            return int(log.size * (read + row) / total)
+
+        for group in range(file.num_row_groups):
+            about = file.metadata.row_group(group)
+            if about.total_byte_size <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
+                if together is None:
+                    groups = range(group, group)
+                    together = _Groups(log.path, log.max_row_bytes, 0, groups, read, log.quick, share=log.share)
+                    stored = 0
+                read += about.num_rows
+                stored += about.total_byte_size
+                together.groups, together.done = range(together.groups.start, group + 1), done(0)
+                if stored >= size or remote:
+                    yield together
+                    together = None
+                continue
+            if together is not None:
+                yield together
+                together = None
+            try:
+                for batch in batches_of(file, group):
+                    chosen = None
+                    if log.share is not None:
+                        chosen = Sample(log.share).among(seed_of_group(about), read, batch.num_rows)
+                    yield from _of_batch(log, batch, chosen, size, done)
+                    read += batch.num_rows
+            except Damaged as damage:
+                yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
+                return
+    if together is not None:
+        yield together
+
+
+def _of_arrow(log: Log, size: int) -> Iterator[Chunk]:
+    read = stored = done = 0
+    small: list[tuple[Any, Any]] = []
+
+    def at_its_end(_: int) -> int:
+        return done
+
+    with open_arrow(log.path) as file:
+        try:
+            for batch, _, share in file.batches():
+                chosen = None
+                if log.share is not None:
+                    chosen = Sample(log.share).among(seed_of_batch(batch), read, batch.num_rows)
+                read += batch.num_rows
+                if batch.nbytes <= min(size // 2, log.max_row_bytes):
+                    small.append((batch, chosen))
+                    stored, done = stored + batch.nbytes, int(log.size * share)
+                    if stored >= size:
+                        yield from _together(log, small, done)
+                        stored = 0
+                    continue
+                yield from _together(log, small, done)
+                stored, done, start, part = 0, int(log.size * share), 0, None
+                for part in parts_of_batch(batch):
+                    here = None
+                    if chosen is not None:
+                        here = chosen[(chosen >= start) & (chosen < start + part.num_rows)] - start
+                    yield from _of_batch(log, part, here, size, at_its_end)
+                    start += part.num_rows
+                del batch, part  # the next is read into its place
+        except Damaged as damage:
+            yield from _together(log, small, done)
+            yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
+            return
+        yield from _together(log, small, done)
+
+
+def _together(log: Log, batches: list[tuple[Any, Any]], done: int) -> Iterator[Chunk]:
+    """Record batches, each with its sampled rows or None for all, as one chunk; the list is empty afterwards."""
+    size, parts = 0, []
+    numbers: list[int] = []
+    for batch, chosen in batches:
+        parts.append(batch if chosen is None else take_rows(batch, chosen))
+        numbers += [] if chosen is None else (size + chosen).tolist()
+        size += batch.num_rows
+    batches.clear()
+    if size:
+        rows = StreamedRows(streamed(*parts).to_pybytes())
+        yield _Rows(log.path, _UNLIMITED, done, rows, size, numbers if log.share else None, share=log.share)
+
+
+def _of_batch(log: Log, batch: Any, chosen: Any, size: int, done: Callable[[int], int]) -> Iterator[Chunk]:
+    """A batch, or its sampled rows, in chunks of about `size` bytes; each reaches up to the first row of the next.
+
+    `done` says how many bytes of the file were read before a row of the batch.
+    """
+    limit, share = log.max_row_bytes, log.share
+    chosen = np.arange(batch.num_rows) if chosen is None else chosen
+    # Checked here which rows are too long: a row that was sent may have lost empty buffers.
+    alone = batch.nbytes > limit
+    small = batch.slice(0, 0) if alone else take_rows(batch, chosen)
+    each = 1 if alone else max(len(chosen) * size // max(small.nbytes, 1), 1)
+    start = before = 0
+    for stop in (*range(each, len(chosen), each), len(chosen)) if batch.num_rows else ():
+        end = int(chosen[stop]) if stop < len(chosen) else batch.num_rows
+        numbers = (chosen[start:stop] - before).tolist()
+        part = batch.slice(before + numbers[0], 1) if alone and numbers else small.slice(start, stop - start)
+        at = done(end)
+        if alone and part.nbytes > limit:
+            row = (numbers[0], None, part.nbytes, True, numbers[0])
+            left_out, last = end - before - 1, end - before - 1
+            yield Pieces(log.path, limit, at, end - before, [row], left_out=left_out, last=last, share=share)
+        else:
+            rows = StreamedRows(streamed(part).to_pybytes())
+            those = None if share is None else numbers
+            yield _Rows(log.path, _UNLIMITED, at, rows, end - before, those, share=share)
+        start, before = stop, end
+
+
+@dataclass(slots=True)
+class _Groups(Chunk):
+    """Consecutive row groups of a Parquet file."""
+
+    groups: range
+    first: int
+    """Their first row, counted in the file."""
+    quick: bool
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """Their rows, batch by batch."""
+        with open_parquet(self.path, quick=self.quick) as file:
+            for group in self.groups:
+                if reading.sample is not None:
+                    at, sample = self.first + reading.size, reading.sample
+                    yield from sampled_of_group(file, group, reading.size, at, self.limit, sample, threads=False)
+                    reading.size += file.metadata.row_group(group).num_rows
+                    continue
+                for batch in batches_of(file, group, threads=False):
+                    numbers = range(reading.size, reading.size + batch.num_rows)
+                    yield from rows_of_batch(batch, numbers, self.limit)
+                    reading.size += batch.num_rows

@@ -156,7 +156,14 @@ def _new_state(state: Mapping[str, Any], pairs: _Pairs) -> dict[str, Any]:
 def _new_info(info: Mapping[str, Any], folder: Path, pairs: _Pairs) -> dict[str, Any]:
     """The contents of `dataset_info.json`, with its counts updated for these shards."""
     more = sum(new.stat().st_size - old.stat().st_size for old, new in pairs)
-    before, after = ([_rows(pair[side]) for pair in pairs] for side in (0, 1))
+    before: list[int] = []
+    after: list[int] = []
+    columns: dict[str, None] = {}
+    for shard, place in pairs:
+        with open_arrow(shard) as source, open_arrow(place) as written:
+            before.append(sum(source.lengths()))
+            after.append(sum(written.lengths()))
+            columns |= dict.fromkeys(name for name in written.schema.names if name not in source.schema.names)
     new = dict(info)
     splits, name = info.get("splits"), _object(folder / _STATE).get("_split")
     split = splits.get(name) if isinstance(splits, dict) else None
@@ -173,20 +180,6 @@ def _new_info(info: Mapping[str, Any], folder: Path, pairs: _Pairs) -> dict[str,
                 new[total] = info[total] + more
     features = info.get("features")
     if isinstance(features, dict):
-        added = {name: {"dtype": "string", "_type": "Value"} for name in _added(pairs) if name not in features}
+        added = {name: {"dtype": "string", "_type": "Value"} for name in columns if name not in features}
         new["features"] = {**features, **added}
     return new
-
-
-def _rows(shard: Path) -> int:
-    with open_arrow(shard) as file:
-        return sum(file.lengths())
-
-
-def _added(pairs: _Pairs) -> list[str]:
-    """The columns added to any shard."""
-    added: dict[str, None] = {}
-    for old, new in pairs:
-        with open_arrow(old) as before, open_arrow(new) as after:
-            added |= dict.fromkeys(name for name in after.schema.names if name not in before.schema.names)
-    return list(added)

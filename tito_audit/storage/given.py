@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tito_audit.errors import SetupError
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.in_memory import (
     NAME,
     ArrowRows,
@@ -199,8 +200,6 @@ def _refuse_same_names(names: Iterable[Any]) -> None:
 
 def arrow_rows(table: Any) -> ArrowRows:
     """An Arrow table or record batch; SetupError if two columns have the same name."""
-    import pyarrow as pa
-
     _refuse_same_names(table.schema.names)
     return ArrowRows.of(pa.Table.from_batches([table]) if is_a(table, "pyarrow", "RecordBatch") else table)
 
@@ -220,7 +219,9 @@ def _of_pandas(frame: Any) -> MemoryContent:
     columns = [frame.iloc[:, number] for number in range(frame.shape[1])]
     some = [cell for column in columns if column.dtype == object for cell in column.array[:_LOOKED_AT]]
     lean = any(map(_has_array, some)) or not any(isinstance(cell, list | tuple | Mapping) for cell in some)
-    whole = {column.name for column in columns if _is_whole(column)}
+    # Columns of floats, all without a fraction, only because some values are missing.
+    floats = [column for column in columns if str(column.dtype) in ("float64", "float32") and column.hasnans]
+    whole = {column.name for column in floats if (column.dropna() % 1 == 0).all()}
     rows: list[dict[Any, Any]] = []
     for cells in frame.to_dict("records"):
         row: dict[Any, Any] = {}
@@ -236,8 +237,6 @@ def _of_pandas(frame: Any) -> MemoryContent:
 
 def table_of_pandas(frame: Any) -> Any | None:
     """A pandas frame as an Arrow table; None if a column holds what no column of a table can."""
-    import pyarrow as pa
-
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, ArithmeticError, TypeError, ValueError):  # a column of several types
@@ -247,13 +246,6 @@ def table_of_pandas(frame: Any) -> Any | None:
 def _has_array(cell: Any) -> bool:
     """Whether a cell is an array, or an object with one inside."""
     return isinstance(cell, np.ndarray) or (isinstance(cell, Mapping) and any(map(_has_array, cell.values())))
-
-
-def _is_whole(column: Any) -> bool:
-    """Whether a column has floats, all without a fraction, only because some values are missing."""
-    if str(column.dtype) not in ("float64", "float32") or not column.hasnans:
-        return False
-    return bool((column.dropna() % 1 == 0).all())
 
 
 def _is_of_polars(kind: Any) -> bool:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.plain import NotPlain, plain_row, plain_value
 from tito_audit.storage.row import RawRow, not_an_object
 from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.spool import Spool, unpacked
-from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, take_rows
+from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, streamed, take_rows
 
 Kind: TypeAlias = Literal["objects", "frame"]
 """Objects, as in JSON, or a table with typed columns."""
@@ -130,24 +131,27 @@ class TableRows(MemoryPart):
         self.batch = batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import pyarrow as pa
-
         # pyarrow itself pickles all of the table that a slice belongs to.
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.batch.schema) as stream:
-            stream.write_batch(self.batch)
-        return _table_rows, (sink.getvalue().to_pybytes(),)
+        return StreamedRows, (streamed(self.batch).to_pybytes(),)
 
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
         """The rows as they are read from an Arrow file."""
         return rows_of_batch(self.batch, numbers, limit)
 
 
-def _table_rows(data: bytes) -> TableRows:
-    import pyarrow as pa
+@dataclass(frozen=True, slots=True)
+class StreamedRows(MemoryPart):
+    """Rows as an Arrow stream."""
 
-    with pa.ipc.open_stream(data) as stream:
-        return TableRows(stream.read_next_batch())
+    data: bytes
+
+    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
+        """The rows of its record batches."""
+        passed = 0
+        with pa.ipc.open_stream(self.data) as stream:
+            for batch in stream:
+                yield from rows_of_batch(batch, numbers[passed : passed + batch.num_rows], limit)
+                passed += batch.num_rows
 
 
 class ArrowRows(MemoryContent):
@@ -178,8 +182,6 @@ class ArrowRows(MemoryContent):
 
 def batch_of(table: Any) -> Any:
     """A table, or what `to_arrow` makes, as one record batch."""
-    import pyarrow as pa
-
     table = table.combine_chunks()
     return next(iter(table.to_batches()), None) or pa.RecordBatch.from_pylist([], schema=table.schema)
 
@@ -249,8 +251,6 @@ class SpooledObjects(Sequence[Any]):
 
 def spooled_table(batches: Iterable[Any], schema: Any = None) -> ArrowRows:
     """Record batches or tables of an iterator, all with the same columns, as a table in a temporary file."""
-    import pyarrow as pa
-
     try:
         with tempfile.NamedTemporaryFile(prefix="tito-audit-") as file:
             writer = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow, Within, dump_row
 from tito_audit.storage.sampling import Sample
 
@@ -51,8 +52,6 @@ class RowPath:
 
     def schema(self, schema: Any) -> Any:
         """The Arrow schema of the nested rows, given the file's; empty if the path is not in it."""
-        import pyarrow as pa
-
         kind = pa.struct(list(schema))
         for step in (*self.steps, _ANY):
             while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):

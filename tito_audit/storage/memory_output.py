@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage._arrow_edit import changes_between
 from tito_audit.storage._table_edit import Copies, TableEdit, as_text
 from tito_audit.storage.atomic import new_file, refuse_target
@@ -109,8 +110,6 @@ class MemoryOutput:
 
     def _table(self, content: ArrowRows) -> Any:
         """An Arrow table with the changes; parts without any are shared."""
-        import pyarrow as pa
-
         edit, pieces = TableEdit(self._path, "a table", self._added if self._rows else ()), []
         for start, stop in spans(content):
             here = {row: copies for row, copies in self._rows.items() if start <= row < stop}

@@ -12,6 +12,7 @@ import numpy as np
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.atomic import draft_of, new_file
 from tito_audit.storage.output import Compressor
 from tito_audit.storage.parquet import parquet_writer
@@ -121,8 +122,6 @@ class ColumnTypes:
 
     def settle(self) -> None:
         """Take the buffered rows into account."""
-        import pyarrow as pa
-
         if not self._rows:
             return
         names = list(dict.fromkeys(name for row in self._rows for name in row))
@@ -146,8 +145,6 @@ class ColumnTypes:
             self._widen(field)
 
     def _widen(self, field: Any) -> None:
-        import pyarrow as pa
-
         at = self.schema.get_field_index(field.name)
         if at < 0:
             self.schema = self.schema.append(field)
@@ -163,8 +160,6 @@ class ColumnTypes:
 
 def writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
     """A writer of tables in the format of the suffix; .arrow is a stream, as for `datasets`."""
-    import pyarrow as pa
-
     if suffix == ".parquet":
         return parquet_writer(out, schema)
     return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
@@ -174,8 +169,6 @@ class _Table:
     """A table in which objects and lists of objects are JSON strings, as is usual for rollouts."""
 
     def __init__(self, out: BinaryIO, shapes: ColumnTypes, suffix: str) -> None:
-        import pyarrow as pa
-
         shapes.settle()
         self._file = out
         self._schema = shapes.schema if shapes.schema is not None else pa.schema([])
@@ -197,8 +190,6 @@ class _Table:
         return draft_of(self._file)
 
     def _write(self) -> None:
-        import pyarrow as pa
-
         if self._rows:
             try:
                 self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))

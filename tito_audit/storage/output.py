@@ -17,6 +17,7 @@ from tito_audit.format import Row
 from tito_audit.record.edits import Path as Steps
 from tito_audit.record.edits import edits_between
 from tito_audit.record.json_text import rewrite_json
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import Sealed, new_file
 from tito_audit.storage.changes import Changes
@@ -339,8 +340,6 @@ class Compressor:
         if compression == "gzip":
             self._stream = gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, self._sink), mtime=0)
         elif compression == "zstd":
-            import pyarrow as pa  # slow to import, so only where it is needed
-
             self._stream = pa.CompressedOutputStream(pa.PythonFile(self._sink, "w"), "zstd")
 
     def write(self, data: bytes) -> None:

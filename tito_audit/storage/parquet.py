@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
@@ -75,19 +76,18 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
     With `quick`, large binary columns of a remote file, which no format looks into, are not fetched: each of their
     values is b"".
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
         if isinstance(path, RemoteFile):
             file = _open_remote(path, quick)
         else:
-            file = parquet.ParquetFile(path)
+            file = pa.parquet.ParquetFile(path)
             refuse_damaged(file.metadata, path.stat().st_size)
             # Where a column chunk is large, none is held whole.
             if any(chunk.total_compressed_size > _WHOLE for chunk in column_chunks(file)):
                 file.close()
-                file = parquet.ParquetFile(path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False)
+                file = pa.parquet.ParquetFile(
+                    path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False
+                )
         schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
@@ -132,9 +132,7 @@ def without_pages(metadata: Any, size: int, *, ahead: bool = False) -> Any:
     Before that, pyarrow's reader raises for what its accessors of a column chunk would end the process. `ahead`:
     it asks for pages before it looks at their codecs.
     """
-    from pyarrow import parquet
-
-    return parquet.ParquetFile(
+    return pa.parquet.ParquetFile(
         _NoPages(size), metadata=metadata, pre_buffer=ahead, buffer_size=0 if ahead else _PAGES
     )
 
@@ -153,10 +151,8 @@ def refuse_damaged(metadata: Any, size: int) -> None:
 
 def _open_remote(path: RemoteFile, quick: bool) -> Any:
     """The open file; of a row group it fetches the pages that are read, page by page."""
-    from pyarrow import parquet
-
     source = path.open("rb", 0)
-    file = parquet.ParquetFile(source, buffer_size=_PAGES, pre_buffer=False)
+    file = pa.parquet.ParquetFile(source, buffer_size=_PAGES, pre_buffer=False)
     refuse_damaged(file.metadata, source.seek(0, os.SEEK_END))
     file.remote_source = source
     file.left_out = _large_binary(file) if quick else frozenset()
@@ -165,8 +161,6 @@ def _open_remote(path: RemoteFile, quick: bool) -> Any:
 
 def _large_binary(file: Any) -> frozenset[str]:
     """The large columns of binary values, none of which is null."""
-    import pyarrow as pa
-
     kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     names = file.schema_arrow.names
     stored = {column.path: column.physical_type for column in map(file.schema.column, range(len(file.schema)))}
@@ -209,9 +203,8 @@ def _ranges(chunks: Iterable[Any]) -> list[tuple[int, int]]:
 
 def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
     """A ParquetWriter that, when dropped unfinished, leaves the file alone: it may be closed by then."""
-    from pyarrow import parquet
 
-    class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
+    class Writer(pa.parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
         def __del__(self) -> None:
             pass
 
@@ -223,8 +216,6 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
 
     Those of a remote file are smaller, as its first rows are wanted soon; columns left out have empty values.
     """
-    import pyarrow as pa
-
     about, left_out = file.metadata.row_group(group), getattr(file, "left_out", frozenset[str]())
     remote = hasattr(file, "remote_source")
     if remote:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage._table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.parquet import (
     NOT_READ,
@@ -75,8 +76,6 @@ class ParquetOutput(TableOutput):
             self._file.close(force=True)
 
     def _open(self) -> None:
-        import pyarrow as pa
-
         try:
             self._file = open_parquet(self._source)
             schema = self._edit.schema(self._file.schema_arrow)
@@ -103,8 +102,6 @@ class ParquetOutput(TableOutput):
 
     def _write_part(self) -> None:
         """Write the next row group; none if all of its rows are dropped."""
-        import pyarrow as pa
-
         group, first, _ = self._parts[self._part]
         table = next(self._tables)
         result = self._edit.table(table, first, self._rows)
@@ -122,8 +119,6 @@ class ParquetOutput(TableOutput):
 
     def _read(self) -> Iterator[Any]:
         """The rows of each part; StorageError where they cannot be read, or would be written as others."""
-        import pyarrow as pa
-
         for group, parts in groupby(self._parts, lambda part: part[0]):
             sizes = [stop - first for _, first, stop in parts]
             try:
@@ -147,15 +142,13 @@ class ParquetOutput(TableOutput):
 
     def _has_lost_times(self, group: int) -> bool:
         """Whether a row group holds INT96 times outside the years 1677 to 2262, which Arrow reads as others."""
-        from pyarrow import parquet
-
         columns = map(self._file.schema.column, range(len(self._file.schema)))
         paths = [column.path for column in columns if column.physical_type == "INT96"]
         if not paths:
             return False
         with (
             self._source.open("rb") as source,
-            parquet.ParquetFile(source, coerce_int96_timestamp_unit="us") as coarse,
+            pa.parquet.ParquetFile(source, coerce_int96_timestamp_unit="us") as coarse,
         ):
             for batch in coarse.iter_batches(row_groups=[group], columns=paths):
                 for times in (times for column in batch.columns for times in _times(column)):
@@ -165,9 +158,6 @@ class ParquetOutput(TableOutput):
 
     def _check_order(self, group: int, table: Any) -> None:
         """Raise StorageError if a change breaks the sort order that the footer claims: readers rely on it."""
-        import pyarrow as pa
-        from pyarrow import compute
-
         paths = [(claim, self._file.schema.column(claim.column_index).path) for claim in self._claims]
         claimed = list(takewhile(lambda pair: pair[1] in table.column_names, paths))
         changed = {change.path[0] for copies in self._rows.values() for copy in copies for change in copy}
@@ -181,7 +171,7 @@ class ParquetOutput(TableOutput):
             columns |= {f"null {name}": table[name].is_null().cast("int8"), name: table[name]}
             keys.append((f"null {name}", "descending" if claim.nulls_first else "ascending"))
             keys.append((name, "descending" if claim.descending else "ascending"))
-        order = compute.sort_indices(pa.table(columns), sort_keys=keys)
+        order = pa.compute.sort_indices(pa.table(columns), sort_keys=keys)
         if order.to_pylist() != list(range(len(table))):
             raise StorageError(
                 f"{self._source}: row group {group}: the footer says that rows are sorted by "
@@ -203,8 +193,6 @@ def _parts(metadata: Any) -> Iterator[tuple[int, int, int]]:
 
 def _in_parts(schema: Any, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Any]:
     """Batches as tables of so many rows each."""
-    import pyarrow as pa
-
     waiting = schema.empty_table()
     for size in sizes:
         while len(waiting) < size:
@@ -215,8 +203,6 @@ def _in_parts(schema: Any, batches: Iterator[Any], sizes: Sequence[int]) -> Iter
 
 def _from_their_start(table: Any) -> Any:
     """The table with views in objects copied where they are part of a longer array: pyarrow cannot write those."""
-    import pyarrow as pa
-
     for place, field in enumerate(table.schema):
         chunks = table.column(place).chunks
         if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
@@ -285,19 +271,15 @@ def _refuse_odd_chunks(path: Path, file: Any) -> None:
 
 def _supported(options: dict[str, Any]) -> dict[str, Any]:
     """The options that this version of pyarrow has."""
-    from pyarrow.parquet import ParquetWriter
-
-    names = signature(ParquetWriter.__init__).parameters
+    names = signature(pa.parquet.ParquetWriter.__init__).parameters
     return {name: value for name, value in options.items() if name in names}
 
 
 def _paths_as_written(schema: Any, options: dict[str, Any], file: Any) -> dict[str, str]:
     """By path of a column in the file: its path once the schema is written, where entries may have other names."""
-    from pyarrow import parquet
-
     with io.BytesIO() as out:
-        parquet.ParquetWriter(out, schema, **options).close()
-        written = parquet.read_metadata(out).schema
+        pa.parquet.ParquetWriter(out, schema, **options).close()
+        written = pa.parquet.read_metadata(out).schema
     return {file.schema.column(i).path: written.column(i).path for i in range(len(file.schema))}
 
 
@@ -344,8 +326,6 @@ def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str,
 
 def _times(array: Any) -> Iterator[Any]:
     """The timestamps in an Arrow array, at any depth."""
-    import pyarrow as pa
-
     if pa.types.is_timestamp(array.type):
         yield array
     elif pa.types.is_map(array.type):

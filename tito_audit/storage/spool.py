@@ -12,6 +12,7 @@ from typing import Any
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.row import RawRow
 
@@ -87,16 +88,12 @@ class Spool:
 
 def entry_of(data: bytes) -> bytes:
     """Bytes as an entry of a spool."""
-    import pyarrow as pa
-
     packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
     return _SIZES.pack(len(packed), len(data)) + packed
 
 
 def unpacked(entry: bytes) -> bytes:
     """The bytes of an entry of a spool."""
-    import pyarrow as pa
-
     _, size = _SIZES.unpack_from(entry)
     data: bytes = pa.decompress(entry[_SIZES.size :], decompressed_size=size, codec="zstd", asbytes=True)
     return data

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
+from tito_audit.storage import lazy_pyarrow as pa
+
 Compression = Literal["gzip", "zstd"] | None
 
 _BLOCK = 1 << 20
@@ -96,7 +98,5 @@ def _reader(raw: BinaryIO, compression: Compression) -> tuple[Any, int]:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw), _BLOCK
     if compression == "zstd":
-        import pyarrow as pa  # slow to import, so only where it is needed
-
         return pa.input_stream(raw, compression="zstd"), _ZSTD_BLOCK
     return raw, _BLOCK

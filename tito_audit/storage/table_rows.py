@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
+from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow, too_long
 from tito_audit.storage.sampling import Sample
 
@@ -38,8 +39,6 @@ def sampled_of_batch(
 
 def take_rows(batch: Any, chosen: NDArray[np.int64]) -> Any:
     """The batch with only these rows."""
-    import pyarrow as pa
-
     if len(chosen) == batch.num_rows:
         return batch
     try:
@@ -48,6 +47,15 @@ def take_rows(batch: Any, chosen: NDArray[np.int64]) -> Any:
         pieces = [batch.slice(at, 1) for at in chosen.tolist()]
         whole = pa.Table.from_batches(pieces, batch.schema).combine_chunks().to_batches()
         return whole[0] if whole else batch.slice(0, 0)
+
+
+def streamed(*batches: Any) -> Any:
+    """Batches with the same schema as an Arrow stream, in a buffer; of slices only the rows that they have."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return sink.getvalue()
 
 
 def rows_of_batch(batch: Any, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
@@ -84,8 +92,6 @@ def _single_row(batch: Any, index: int, limit: int) -> RawRow:
 
 def _unreadable() -> tuple[type[Exception], ...]:
     """What is raised for a value that Python cannot hold."""
-    import pyarrow as pa
-
     return (pa.ArrowException, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -96,8 +102,6 @@ def plain_values(array: Any) -> Sequence[Any]:
     integers or booleans that contains null stays a Python list, so that formats can report it. Null fields of
     objects are dropped: Parquet gives every object of a column the fields of all others, so null means absent.
     """
-    import pyarrow as pa
-
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return plain_values(array.storage)
@@ -107,9 +111,7 @@ def plain_values(array: Any) -> Sequence[Any]:
         # As text: Python's datetime holds neither nanoseconds nor every year.
         return [None if value is None else str(value) for value in _temporal_text(array)]
     if pa.types.is_run_end_encoded(kind):
-        import pyarrow.compute as pc
-
-        return plain_values(pc.run_end_decode(array))
+        return plain_values(pa.compute.run_end_decode(array))
     if pa.types.is_decimal(kind):
         return [None if value is None else plain_decimal(value) for value in array.to_pylist()]
     if pa.types.is_map(kind):
@@ -142,8 +144,6 @@ def plain_decimal(value: Decimal) -> int | float | str:
 
 def is_list(kind: Any) -> bool:
     """Whether a type is a list of any of Arrow's kinds."""
-    import pyarrow as pa
-
     types = pa.types
     fixed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(fixed or types.is_list_view(kind) or types.is_large_list_view(kind))
@@ -151,8 +151,6 @@ def is_list(kind: Any) -> bool:
 
 def _maps(array: Any) -> list[Any]:
     """Maps as objects; as lists of pairs if keys are not single values."""
-    import pyarrow as pa
-
     nested = pa.types.is_nested(array.type.key_type)
     starts, ends = _bounds(array)
     keys, items = list(plain_values(array.keys)), plain_values(array.items)
@@ -167,8 +165,6 @@ def _maps(array: Any) -> list[Any]:
 
 def _temporal_text(array: Any) -> Sequence[Any]:
     """Times as text; as plain counts if Arrow cannot format them (a time zone it has no data for)."""
-    import pyarrow as pa
-
     try:
         written: list[Any] = array.cast(pa.string()).to_pylist()
     except pa.ArrowException:
@@ -180,8 +176,6 @@ def _temporal_text(array: Any) -> Sequence[Any]:
 
 def _lists(array: Any) -> list[Any]:
     """Lists as slices of the child array, which is converted only once."""
-    import pyarrow as pa
-
     starts, ends = _bounds(array)
     filled = starts < ends
     low, high = (int(starts[filled].min()), int(ends[filled].max())) if filled.any() else (0, 0)
@@ -197,8 +191,6 @@ def _lists(array: Any) -> list[Any]:
 
 
 def _numbers(child: Any, spans: Sequence[tuple[int, int] | None]) -> list[Any]:
-    import pyarrow as pa
-
     holes = None
     if child.null_count and not pa.types.is_floating(child.type):
         holes = child.is_null().to_numpy(zero_copy_only=False)
@@ -219,8 +211,6 @@ def _numbers(child: Any, spans: Sequence[tuple[int, int] | None]) -> list[Any]:
 
 def _bounds(array: Any) -> tuple[Any, Any]:
     """Where each list starts and ends in `array.values`, `[N]` int64 each."""
-    import pyarrow as pa
-
     if pa.types.is_fixed_size_list(array.type):
         width = array.type.list_size
         starts = (np.arange(len(array), dtype=np.int64) + array.offset) * width
@@ -256,8 +246,6 @@ def refuse_same_names(path: Path, schema: Any) -> None:
 
 def _doubles(outer: tuple[str, ...], fields: Iterable[Any]) -> Iterator[tuple[str, ...]]:
     """The path of every second field of the same name."""
-    import pyarrow as pa
-
     seen: set[str] = set()
     for field in fields:
         inside = (*outer, field.name)
@@ -273,8 +261,6 @@ def _doubles(outer: tuple[str, ...], fields: Iterable[Any]) -> Iterator[tuple[st
 
 def _within(kind: Any) -> Any:
     """The type of the values in a list, a map, a dictionary or an extension; None for any other type."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     if pa.types.is_map(kind):
