@@ -18,8 +18,7 @@ from tests.test_parquet_output import rich_table, same_values
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.edits import Edit, with_edits
 from tito_audit.storage import open_log, open_output
-from tito_audit.storage._table_edit import ArrowOutput
-from tito_audit.storage.arrow import ArrowFile, open_arrow
+from tito_audit.storage.arrow import ArrowFile, ArrowOutput, open_arrow
 
 Row = Mapping[str, Any]
 Change = Callable[[int, Row], Sequence[Row]]

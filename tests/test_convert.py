@@ -36,7 +36,7 @@ from tito_audit import (
     convert_rollouts,
     read_rollouts,
 )
-from tito_audit.convert.maker import Holds
+from tito_audit.convert.makers import Holds
 from tito_audit.convert.rows import GROUPS, all_makers, digest_of
 from tito_audit.convert.run import Conversion
 from tito_audit.convert.unread import row_facts

@@ -20,7 +20,7 @@ from tests.test_parquet_output import (
 )
 from tito_audit.errors import StorageError
 from tito_audit.storage import open_log, parquet_output
-from tito_audit.storage.parquet_output import ParquetOutput
+from tito_audit.storage.parquet import ParquetOutput
 
 
 @pytest.fixture(autouse=True, params=[1, 3000])

@@ -22,7 +22,7 @@ from tests.tiers import examples, some
 from tito_audit.errors import StorageError
 from tito_audit.record.edits import Edit, with_edits
 from tito_audit.storage import open_log
-from tito_audit.storage.parquet_output import ParquetOutput
+from tito_audit.storage.parquet import ParquetOutput
 
 Row = Mapping[str, Any]
 Change = Callable[[int, Row], Sequence[Row]]

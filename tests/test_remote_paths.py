@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from tito_audit.storage._store_buckets import status_of
+from tito_audit.storage._store import status_of
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.standard_input import path_of
+from tito_audit.storage.watch import path_of
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run/a.parquet", "hf://datasets/org/name@v1/data/a.jsonl"])

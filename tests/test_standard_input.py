@@ -16,7 +16,7 @@ from tests.command import run
 from tests.ready import program
 from tito_audit.errors import StorageError
 from tito_audit.storage import find_logs, open_log
-from tito_audit.storage.standard_input import standard_input
+from tito_audit.storage.watch import standard_input
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

@@ -23,7 +23,7 @@ from tests.world import json_lines, zstd
 from tito_audit.errors import StorageError
 from tito_audit.storage import RawRow, find_logs, open_log
 from tito_audit.storage.documents import cut_values, rows_of_values
-from tito_audit.storage.lines import rows_of_lines
+from tito_audit.storage.streams import rows_of_lines
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

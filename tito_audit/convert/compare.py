@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.convert.makers.shared import REWARDS
+from tito_audit.convert.makers import REWARDS
 from tito_audit.convert.rows_and_calls import (
     MESSAGES_LOST,
     TEXTS_LOST,

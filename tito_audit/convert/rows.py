@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tito_audit.convert.compare import difference, digest, lost_names
-from tito_audit.convert.maker import Maker, MakerInput
-from tito_audit.convert.makers import MAKERS
+from tito_audit.convert.makers import MAKERS, Maker, MakerInput
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, pick_format

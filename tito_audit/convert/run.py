@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.convert.compare import CallsOfConversation
-from tito_audit.convert.maker import Holds, MakerInput
+from tito_audit.convert.makers import Holds, MakerInput
 from tito_audit.convert.rows import GROUPS, ConversionOutcome, RowBuilder, digest_of, maker_named
 from tito_audit.convert.rows_and_calls import as_calls, as_rows
 from tito_audit.convert.unread import row_facts

@@ -20,9 +20,9 @@ from tito_audit.join._reader import ReadCall
 from tito_audit.join.history import CallTraits, Conversations, HistoryIndex, JoinedBy
 from tito_audit.record.arrays import Ids
 from tito_audit.storage import Log, RawRow
-from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import Batch, RandomAccess, Ticket
 from tito_audit.storage.spool import Spool
+from tito_audit.storage.streams import ParseRow
 
 Decode = Callable[[Ids], bytes]
 Rows = NDArray[np.uint32]

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from tito_audit.join._reader import ReadCall
 from tito_audit.join.history import Trace, Tracer
-from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import Batch
+from tito_audit.storage.streams import ParseRow
 
 __all__ = ["BATCH_BYTES", "Answers", "Batch", "BatchSaid", "Mapped", "ReadBatch", "Work", "one_by_one"]
 

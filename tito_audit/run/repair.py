@@ -56,8 +56,8 @@ from tito_audit.storage import (
     output_path,
     write_dataset_metadata,
 )
-from tito_audit.storage.changes import Changes
 from tito_audit.storage.journal import Journal
+from tito_audit.storage.output import Changes
 from tito_audit.storage.watch import Watch
 from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs

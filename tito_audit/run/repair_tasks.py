@@ -19,8 +19,8 @@ from tito_audit.run.row_repair import Again, RepairedRow, RowRepair
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.journal import Finished
-from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.row import parse_row
+from tito_audit.storage.streams import ParseRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,11 @@ from tito_audit.storage.given import Given, Logs, Name, given, names_of, paths_o
 from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.memory_output import MemoryOutput, memory_targets, open_memory_output
-from tito_audit.storage.output import Output, open_output
-from tito_audit.storage.quarantine import Quarantine
+from tito_audit.storage.output import Output, Quarantine, open_output
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.remote_output import output_path, place_key
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.standard_input import path_of
+from tito_audit.storage.watch import path_of
 
 __all__ = [
     "LOG_SUFFIXES",

@@ -1,4 +1,4 @@
-"""Rows of an Arrow IPC file: a stream of record batches, as `datasets` writes, or the format with a footer."""
+"""Arrow IPC files: streams of record batches, as `datasets` writes, and the format with a footer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
+from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.table_rows import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -284,6 +285,87 @@ def _is_sound_but_for_text(array: Any) -> bool:
         inside = len(offsets) == 0 or (offsets[0] >= 0 and offsets[-1] <= len(array.values))
         return bool(inside and (np.diff(offsets) >= 0).all()) and _array_is_sound(array.values)
     return pa.types.is_fixed_size_list(kind) and _array_is_sound(array.values)
+
+
+class ArrowOutput(TableOutput):
+    """An Arrow file with some rows replaced, in the format of the source (stream, or with a footer)."""
+
+    def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
+        super().__init__(source, out, TableEdit(source, "an Arrow file", added))
+        self._file: ArrowFile | None = None
+        self._batches: Iterator[tuple[Any, Any, float]] = iter(())
+        self._next: tuple[Any, Any] | None = None
+        """The next record batch to write and its metadata; None after the last."""
+        self._first = 0
+        """The first row of that record batch, counted in the file."""
+        self._writer: Any = None
+        self._dictionaries: dict[int, Any] = {}
+        """By column: the dictionary written so far (format with a footer only), as an array without rows."""
+
+    def _open(self) -> None:
+        self._file = file = open_arrow(self._source)
+        self._batches = file.batches()
+        options = file.options()
+        schema = self._edit.schema(file.schema)
+        # A Python file: pyarrow would still write to one of its own when dropped unfinished.
+        if file.has_footer:
+            more = {} if file.metadata is None else {"metadata": file.metadata}
+            self._writer = pa.ipc.new_file(self._out, schema, options=options, **more)
+        else:
+            self._writer = pa.ipc.new_stream(self._out, schema, options=options)
+        self._advance()
+
+    def _write_batches_before(self, row: int | None) -> None:
+        while self._next is not None and (row is None or self._first + self._next[0].num_rows <= row):
+            self._first += self._write_edited(*self._next)
+            self._rows = {}
+            self._advance()
+
+    def _close(self) -> None:
+        self._writer.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _advance(self) -> None:
+        self._next = None  # the next is read into its place
+        try:
+            batch = next(self._batches, None)
+        except Damaged as damage:
+            raise unwritable(self._source, str(damage)) from None
+        self._next = batch[:2] if batch is not None else None
+
+    def _write_edited(self, batch: Any, metadata: Any) -> int:
+        """Write a record batch with its changes, of which nothing is held afterwards; its number of rows."""
+        table = self._edit.table(pa.Table.from_batches([batch]), self._first, self._rows)
+        if len(table) or not batch.num_rows:
+            columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
+            # One record batch, or several if one array cannot hold it.
+            parts = pa.table(columns, schema=table.schema).combine_chunks().to_batches()
+            for part in parts or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
+                self._writer.write_batch(part, metadata)
+        return int(batch.num_rows)
+
+    def _told_apart(self, place: int, column: Any) -> Any:
+        """The column, its dictionary continued from earlier batches: the format with a footer allows only one."""
+        if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
+            return column
+        before = self._dictionaries.get(place)
+        chunks = column.chunks if before is None else [before, *column.chunks]
+        if not chunks:
+            return column
+        column = pa.chunked_array(chunks, column.type).unify_dictionaries().combine_chunks()
+        column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        self._dictionaries[place] = column.chunk(0).slice(0, 0)
+        return column
+
+
+def _has_dictionary(kind: Any) -> bool:
+    """Whether a type, or a part of it, is dictionary-encoded."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
 # A message has a header: a flatbuffer (apache/arrow `format/Message.fbs`), tables whose first word says how far

@@ -13,13 +13,12 @@ from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, StreamedRows, seed_of_rows, spans
 from tito_audit.storage.inside import RowPath, Unwrapped
-from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, opened, unreadable
 from tito_audit.storage.parquet import batches_of, open_parquet, sampled_of_group, seed_of_group
 from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import Sample
-from tito_audit.storage.streams import Damaged
+from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.table_rows import rows_of_batch, streamed, take_rows
 from tito_audit.storage.torch_files import rows_of_torch
 

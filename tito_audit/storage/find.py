@@ -19,7 +19,7 @@ from tito_audit.storage.datasets import MARKS, is_dataset, shards_under
 from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.journal import SUFFIX, is_open
 from tito_audit.storage.remote import FIRST, RemoteFile, is_url, know, remote_file
-from tito_audit.storage.standard_input import NAME, standard_input
+from tito_audit.storage.watch import NAME, standard_input
 from tito_audit.unknown import close_names
 
 LOG_SUFFIXES = (

@@ -15,6 +15,7 @@ import numpy as np
 from tito_audit.errors import SetupError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.in_memory import (
+    MISSING,
     NAME,
     ArrowRows,
     MemoryContent,
@@ -24,7 +25,6 @@ from tito_audit.storage.in_memory import (
     SpooledObjects,
     spooled_table,
 )
-from tito_audit.storage.plain import MISSING
 
 Logs: TypeAlias = str | Path | Sequence[str | Path] | Any
 """A path, several paths, or rows: a list of dicts, a pandas or polars DataFrame, a pyarrow Table, RecordBatch or

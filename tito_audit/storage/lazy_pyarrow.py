@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
-
-_APART = ("compute", "parquet")
-"""Modules of pyarrow that it does not import itself."""
 
 
 def __getattr__(name: str) -> Any:
-    """What pyarrow calls so."""
+    """What pyarrow calls so, or one of its modules that it does not import itself."""
     if name.startswith("__"):  # what Python asks any module for
         raise AttributeError(name)
-    library = importlib.import_module("pyarrow")
-    value = importlib.import_module(f"pyarrow.{name}") if name in _APART else getattr(library, name)
-    globals()[name] = value
+    import pyarrow
+
+    if name == "compute":
+        import pyarrow.compute
+    elif name == "parquet":
+        import pyarrow.parquet
+    globals()[name] = value = getattr(pyarrow, name)
     return value

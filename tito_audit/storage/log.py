@@ -12,16 +12,23 @@ from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
-from tito_audit.storage.documents import json_kind, rows_of_values, sampled_values
+from tito_audit.storage.documents import PARQUET_MAGIC, json_kind, rows_of_values, sampled_values
 from tito_audit.storage.in_memory import RowsInMemory, rows_in_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
-from tito_audit.storage.lines import Between, ParseRow, rows_of_lines, sampled_lines
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.parquet import open_parquet, rows_of_parquet
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.storage.sampling import Sample
-from tito_audit.storage.sniff import PARQUET_MAGIC
-from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
+from tito_audit.storage.streams import (
+    Between,
+    ByteStream,
+    Compression,
+    Damaged,
+    ParseRow,
+    compression_of,
+    rows_of_lines,
+    sampled_lines,
+)
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 from tito_audit.storage.watch import is_pipe, patience, refuse_device
 

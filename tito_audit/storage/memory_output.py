@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage._arrow_edit import changes_between
-from tito_audit.storage._table_edit import Copies, TableEdit, as_text
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.given import arrow_rows, content_of, is_a, table_of_pandas
-from tito_audit.storage.in_memory import ArrowRows, Objects, OnceRead, RowsInMemory, batch_of, spans
+from tito_audit.storage.in_memory import ArrowRows, Objects, OnceRead, RowsInMemory, batch_of, edited, spans
 from tito_audit.storage.log import Log
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, writer_of
 from tito_audit.storage.output import Output, nested_output
-from tito_audit.storage.plain import edited
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.table_edit import Copies, TableEdit, as_text, changes_between
 
 
 class MemoryOutput:

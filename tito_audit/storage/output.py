@@ -1,30 +1,72 @@
-"""open_output: a log of any kind written again under another name, row by row."""
+"""open_output: a log of any kind written again under another name, row by row; and what a run leaves out of it."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import re
 import shutil
+from array import array
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, TypeAlias, cast
+
+import orjson
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
+from tito_audit.record.edits import Edit, edits_between
 from tito_audit.record.edits import Path as Steps
-from tito_audit.record.edits import edits_between
 from tito_audit.record.json_text import rewrite_json
+from tito_audit.record.rollout import Place
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.arrow import open_arrow
+from tito_audit.storage.arrow import ArrowOutput, open_arrow
 from tito_audit.storage.atomic import Sealed, new_file
-from tito_audit.storage.changes import Changes
 from tito_audit.storage.log import BINARY, TABLES, Kind, Log
-from tito_audit.storage.row import RawRow
+from tito_audit.storage.parquet import ParquetOutput
+from tito_audit.storage.row import RawRow, dump_row, json_form
 from tito_audit.storage.streams import Compression
+from tito_audit.storage.torch_files import TorchOutput
 from tito_audit.terminal.words import listed
+
+_Kind: TypeAlias = tuple[tuple[str, ...], int]
+"""The places that change, and how many rows are written for one."""
+
+
+class Changes:
+    """The changed rows of one log, grouped by what changed in them; in little memory, whatever their number."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+        """What of the log's form could not be kept."""
+        self._rows: dict[_Kind, array[int]] = {}
+
+    def add(self, number: int, old: Row | None, rows: Sequence[Row]) -> None:
+        """Note that a row is written as these rows: none if it is left out, several if it is forked."""
+        edits = [edit for row in rows for edit in edits_between(old, row)] if old is not None else []
+        kind = tuple(dict.fromkeys(place_of(edit.path) for edit in edits)), len(rows)
+        spans = self._rows.setdefault(kind, array("q"))
+        if spans and spans[-1] == number:
+            spans[-1] = number + 1
+        else:
+            spans.extend((number, number + 1))
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Each kind of change for the JSON report: `{"columns", "into", "rows": [[start, stop], …]}`."""
+        for (columns, into), spans in self._rows.items():
+            pairs = [list(pair) for pair in zip(spans[::2], spans[1::2], strict=True)]
+            yield {"columns": list(columns), "into": into, "rows": pairs}
+
+
+def place_of(path: Steps) -> str:
+    """`messages[].ids`: a path in a row as one name, the same for all entries of a list."""
+    steps = ("[]" if isinstance(step, int) else f".{step}" for step in path)
+    return "".join(steps).removeprefix(".")
+
 
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
@@ -83,17 +125,11 @@ def open_output(
     ):
         inner: _Inner
         if log.kind == "parquet":
-            from tito_audit.storage.parquet_output import ParquetOutput  # only where needed
-
             inner = table = ParquetOutput(log.path, out, added)
             stack.callback(table.abandon)
         elif log.kind == "arrow":
-            from tito_audit.storage._table_edit import ArrowOutput
-
             inner = ArrowOutput(log.path, out, added)
         elif log.kind == "torch":
-            from tito_audit.storage.torch_files import TorchOutput
-
             inner = TorchOutput(log.path, out)
         else:
             inner = text = TextOutput(out, log.kind, compression)
@@ -477,3 +513,53 @@ def _rebuilt(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
     for index, entry in enumerate(value):
         entries += _rebuilt(entry, below[index], depth + 1) if index in below else [entry]
     return [entries]
+
+
+class Quarantine:
+    """One file for the rows of all logs of a run."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.rows = 0
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, *, overwrite: bool, sealed: Sealed | None = None) -> Iterator[Quarantine]:
+        """A quarantine whose file appears when the run is over; StorageError if it cannot be written."""
+        with new_file(path, overwrite=overwrite, sealed=sealed) as out:
+            yield cls(out)
+
+    def add(self, raw: RawRow, place: Place, columns: Mapping[str, Mapping[str, Any]]) -> bytes:
+        """Write a row as it was, plus one column; a row that is not an object goes into that column as `text`,
+        and as `base64` if it is not UTF-8.
+
+        Returns what was written.
+        """
+        (column, about), *_ = columns.items()
+        about = {**about, "file": place.file, "row": place.row}
+        if raw.value is None:
+            line = orjson.dumps({column: {**about, **_as_text(raw.text or b"")}})
+        elif raw.text is not None:
+            # A row of a document may span lines; here each row is one line.
+            text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
+            line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
+        elif raw.of_text:
+            # As Python writes it, NaN and lone surrogates included.
+            line = json.dumps({**raw.value, column: about}, default=json_form).encode("ascii")
+        else:
+            line = dump_row({**raw.value, column: about})
+        self.write(line)
+        return line
+
+    def write(self, line: bytes) -> None:
+        """Write a row as `add` returned it."""
+        self._out.write(line + b"\n")
+        self.rows += 1
+
+
+def _as_text(data: bytes) -> dict[str, str]:
+    """The text of a row that is no object; with its bytes in base64 if it is not UTF-8."""
+    try:
+        return {"text": data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"text": data.decode("utf-8", "backslashreplace"), "base64": b64encode(data).decode("ascii")}

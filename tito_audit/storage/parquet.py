@@ -1,10 +1,16 @@
-"""Rows of a Parquet file, by pyarrow."""
+"""Parquet files by pyarrow: rows read, and a file written again in the form that its footer shows."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from inspect import signature
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +20,7 @@ from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
+from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.table_rows import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -22,6 +29,7 @@ from tito_audit.storage.table_rows import (
     rows_of_batch,
     sampled_of_batch,
 )
+from tito_audit.terminal.words import listed
 
 REMOTE_BATCH_BYTES = 1 << 20
 """How much of a table that is fetched is turned into rows at once."""
@@ -264,3 +272,371 @@ def sampled_of_group(
 def seed_of_group(about: Any) -> int:
     """A seed that identifies a row group by the stored sizes of its columns."""
     return seed_of(about.num_rows, *(about.column(i).total_compressed_size for i in range(about.num_columns)))
+
+
+LARGE = 128 << 20
+"""A row group that takes more than this once it is read is written as several."""
+_SPECIAL = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+"""Encodings chosen for a column; PLAIN is the fallback of any, RLE the encoding of levels."""
+_LEVELS = {"RLE", "BIT_PACKED", "PLAIN"}
+"""Encodings that every column may have besides its own."""
+_PAGE_V2 = 3
+_MOST_MICROSECONDS = (2**63 - 1) // 1000
+"""Distance from 1970 that a 64-bit count of nanoseconds can hold."""
+_HEADER_BYTES = 64
+_CODECS = {
+    "UNCOMPRESSED": "NONE",
+    **{name: name for name in ("SNAPPY", "GZIP", "BROTLI", "ZSTD", "LZ4")},
+    "LZ4_RAW": "LZ4",
+}
+"""Codecs as pyarrow reads and writes them."""
+_FALSE_POSITIVES = 0.05
+"""What share of false positives bloom filters are made for, if nothing says otherwise."""
+_NAMED = 3
+"""How many columns are named."""
+_ARROW = b"ARROW:schema"
+
+
+class ParquetOutput(TableOutput):
+    """A Parquet file with some rows replaced, row group by row group; large row groups become several."""
+
+    def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
+        super().__init__(source, out, TableEdit(source, "a Parquet file", added))
+        self._file: Any = None
+        self._writer: Any = None
+        self._claims: Sequence[Any] = ()
+        """The sort order that the footer claims."""
+        self._parts: list[tuple[int, int, int]] = []
+        """What is written as a row group: a row group of the source, and the first and last of its rows."""
+        self._tables: Iterator[Any] = iter(())
+        """The rows of each part, in order."""
+        self._part = 0
+        """The next part to write."""
+        self._written: list[Any] = []
+        """The footer of the written file, once it is complete."""
+
+    def abandon(self) -> None:
+        """Close the source."""
+        if self._file is not None:
+            self._file.close(force=True)
+
+    def _open(self) -> None:
+        try:
+            self._file = open_parquet(self._source)
+            schema = self._edit.schema(self._file.schema_arrow)
+            options = writer_options(self._source, self._file, schema, self._edit.added)
+        except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+            why = f"the footer of the Parquet file cannot be read ({first_line(error)})"
+            raise unwritable(self._source, why) from error
+        self._claims = options["sorting_columns"] or ()
+        self._parts = list(_parts(self._file.metadata))
+        self._tables = self._read()
+        self._writer = parquet_writer(self._out, schema, metadata_collector=self._written, **options)
+
+    def _write_batches_before(self, row: int | None) -> None:
+        while self._part < len(self._parts) and (row is None or self._parts[self._part][2] <= row):
+            self._write_part()
+
+    def _close(self) -> None:
+        metadata = {name: text for name, text in (self._file.metadata.metadata or {}).items() if name != _ARROW}
+        if hasattr(self._writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
+            self._writer.add_key_value_metadata(metadata)
+        self._writer.close()
+        self.not_kept = list(not_kept(self._file.metadata, self._written[0]))
+        self._file.close(force=True)
+
+    def _write_part(self) -> None:
+        """Write the next row group; none if all of its rows are dropped."""
+        group, first, _ = self._parts[self._part]
+        table = next(self._tables)
+        result = self._edit.table(table, first, self._rows)
+        self._check_order(group, result)
+        if len(result) or not len(table):
+            try:
+                self._writer.write_table(_from_their_start(result), row_group_size=max(len(result), 1))
+            except pa.ArrowNotImplementedError as error:
+                raise StorageError(
+                    f"{self._source}: row group {group} cannot be written again ({error}).\n"
+                    "Write the log as JSONL, or with columns of plainer types."
+                ) from error
+        self._part += 1
+        self._rows = {}
+
+    def _read(self) -> Iterator[Any]:
+        """The rows of each part; StorageError where they cannot be read, or would be written as others."""
+        for group, parts in groupby(self._parts, lambda part: part[0]):
+            sizes = [stop - first for _, first, stop in parts]
+            try:
+                if len(sizes) == 1:
+                    tables: Iterator[Any] = iter([self._file.read_row_group(group)])
+                else:
+                    tables = _in_parts(self._file.schema_arrow, batches_of(self._file, group), sizes)
+                for number, table in enumerate(tables):
+                    if not number and self._has_lost_times(group):
+                        raise StorageError(
+                            f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
+                            "2262.\nThey would be written as other times, so the repaired file is not written. "
+                            "Write the log with times as INT64, or as JSONL."
+                        )
+                    yield table
+            except Damaged as damage:
+                raise unwritable(self._source, str(damage)) from None
+            except (pa.ArrowException, OSError, ValueError) as error:
+                why = f"row group {group} of the Parquet file cannot be read ({first_line(error)})"
+                raise unwritable(self._source, why) from error
+
+    def _has_lost_times(self, group: int) -> bool:
+        """Whether a row group holds INT96 times outside the years 1677 to 2262, which Arrow reads as others."""
+        columns = map(self._file.schema.column, range(len(self._file.schema)))
+        paths = [column.path for column in columns if column.physical_type == "INT96"]
+        if not paths:
+            return False
+        with (
+            self._source.open("rb") as source,
+            pa.parquet.ParquetFile(source, coerce_int96_timestamp_unit="us") as coarse,
+        ):
+            for batch in coarse.iter_batches(row_groups=[group], columns=paths):
+                for times in (times for column in batch.columns for times in _times(column)):
+                    if (abs(times.cast("int64").drop_null().to_numpy()) > _MOST_MICROSECONDS).any():
+                        return True
+        return False
+
+    def _check_order(self, group: int, table: Any) -> None:
+        """Raise StorageError if a change breaks the sort order that the footer claims: readers rely on it."""
+        paths = [(claim, self._file.schema.column(claim.column_index).path) for claim in self._claims]
+        claimed = list(takewhile(lambda pair: pair[1] in table.column_names, paths))
+        changed = {change.path[0] for copies in self._rows.values() for copy in copies for change in copy}
+        names = [name for _, name in claimed]
+        if changed.isdisjoint(names):
+            return
+        columns: dict[str, Any] = {}
+        keys = []
+        for claim, name in claimed:
+            # Nulls get a sort key of their own, as pyarrow versions differ in how to place them.
+            columns |= {f"null {name}": table[name].is_null().cast("int8"), name: table[name]}
+            keys.append((f"null {name}", "descending" if claim.nulls_first else "ascending"))
+            keys.append((name, "descending" if claim.descending else "ascending"))
+        order = pa.compute.sort_indices(pa.table(columns), sort_keys=keys)
+        if order.to_pylist() != list(range(len(table))):
+            raise StorageError(
+                f"{self._source}: row group {group}: the footer says that rows are sorted by "
+                f"{', '.join(names)}, and after the repair they would not be.\n"
+                "A reader that trusts the footer would miss rows. Write the log without sorting columns."
+            )
+
+
+def _parts(metadata: Any) -> Iterator[tuple[int, int, int]]:
+    """Each row group, or its rows in equal parts if it is large; with its first row and the one after its last."""
+    before = 0
+    for group in range(metadata.num_row_groups):
+        about = metadata.row_group(group)
+        size = max(-(-about.num_rows // max(-(-decoded_size(about) // LARGE), 1)), 1)
+        for first in range(0, max(about.num_rows, 1), size):
+            yield group, before + first, before + min(first + size, about.num_rows)
+        before += about.num_rows
+
+
+def _in_parts(schema: Any, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Any]:
+    """Batches as tables of so many rows each."""
+    waiting = schema.empty_table()
+    for size in sizes:
+        while len(waiting) < size:
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([next(batches)])])
+        yield waiting.slice(0, size).unify_dictionaries()
+        waiting = waiting.slice(size)
+
+
+def _from_their_start(table: Any) -> Any:
+    """The table with views in objects copied where they are part of a longer array: pyarrow cannot write those."""
+    for place, field in enumerate(table.schema):
+        chunks = table.column(place).chunks
+        if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
+            copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
+            table = table.set_column(place, field, pa.chunked_array(copies, type=field.type))
+    return table
+
+
+def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments of `pyarrow.parquet.ParquetWriter` that reproduce what the footer and the first page show.
+
+    They do not show compression levels and page sizes, which are left to the writer. `schema` is what will be
+    written: the file's, with `added` columns. ValueError or IndexError for a damaged footer.
+    """
+    _refuse_odd_chunks(path, file)
+    chunks = list(column_chunks(file))
+    columns = [file.schema.column(place) for place in range(len(file.schema))]
+    paths, stored = [column.path for column in columns], [str(column.physical_type) for column in columns]
+    logical = [json.loads(column.logical_type.to_json()) for column in columns]
+    kinds = [str(about.get("Type")) for about in logical]
+    claims = {tuple(file.metadata.row_group(group).sorting_columns) for group in range(file.num_row_groups)}
+    version_2, checksum = _page_form(path, chunks)
+    options: dict[str, Any] = {
+        # The footer does not distinguish 2.4 from 2.6, which are alike for what was read.
+        "version": "1.0" if file.metadata.format_version == "1.0" else "2.6",
+        "data_page_version": "2.0" if version_2 else "1.0",
+        "write_page_checksum": checksum,
+        "write_page_index": any(chunk.has_column_index or chunk.has_offset_index for chunk in chunks),
+        "store_schema": b"ARROW:schema" in (file.metadata.metadata or {}),
+        # Else list entries keep the names in the schema, which was read from the file.
+        "use_compliant_nested_type": {name for path in paths for name in re.findall(r"\.list\.([^.]+)", path)}
+        == {"element"},
+        # A file that mixes both kinds of times is written with INT64, with the same Arrow type.
+        "use_deprecated_int96_timestamps": "INT96" in stored and "Timestamp" not in kinds,
+        "sorting_columns": next(iter(claims)) or None if len(claims) == 1 else None,
+    }
+    # The oldest supported pyarrow has neither option and writes every time of day as UTC.
+    whole = ("Decimal", "INT") in ((kind, physical[:3]) for kind, physical in zip(kinds, stored, strict=True))
+    in_utc = any(about.get("isAdjustedToUTC") for about in logical if about.get("Type") == "Time")
+    options |= {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
+    if chunks:
+        places = _paths_as_written(schema, _supported(options), file)
+        options |= _column_options(chunks, places, added)
+    return _supported(options)
+
+
+def _refuse_odd_chunks(path: Path, file: Any) -> None:
+    """OSError or ValueError if a column chunk has a codec that does not exist, or another column's path.
+
+    pyarrow ends the process where it is asked for the name of such a codec, and reads columns by their places.
+    """
+    names = [file.schema.column(place).path for place in range(len(file.schema))]
+    unread = without_pages(file.metadata, path.stat().st_size)
+    for group in range(file.num_row_groups):
+        about = file.metadata.row_group(group)
+        for place, name in enumerate(names):
+            if about.column(place).path_in_schema != name:
+                own = about.column(place).path_in_schema
+                raise ValueError(f"row group {group}: {own!r} is at the place of the column {name!r}")
+        try:
+            unread.read_row_group(group, use_threads=False)
+        except OSError as error:
+            if NOT_READ not in str(error):
+                raise
+
+
+def _supported(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that this version of pyarrow has."""
+    names = signature(pa.parquet.ParquetWriter.__init__).parameters
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _paths_as_written(schema: Any, options: dict[str, Any], file: Any) -> dict[str, str]:
+    """By path of a column in the file: its path once the schema is written, where entries may have other names."""
+    with io.BytesIO() as out:
+        pa.parquet.ParquetWriter(out, schema, **options).close()
+        written = pa.parquet.read_metadata(out).schema
+    return {file.schema.column(i).path: written.column(i).path for i in range(len(file.schema))}
+
+
+def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str, ...]) -> dict[str, Any]:
+    """Compression, encoding, statistics and bloom filter of each column, over all row groups.
+
+    `places` has the path of each column in the file to write.
+    """
+    sizes: dict[str, Counter[str]] = {}
+    encodings: dict[str, set[str]] = {}
+    measured: set[str] = set()
+    filters: dict[str, dict[str, float]] = {}
+    truths: set[str] = set()
+    for chunk in chunks:
+        path = places[chunk.path_in_schema]
+        codec = _CODECS.get(chunk.compression)
+        sizes.setdefault(path, Counter())[codec or "NONE"] += chunk.total_uncompressed_size if codec else -1
+        encodings.setdefault(path, set()).update(chunk.encodings if chunk.num_values else ())
+        if chunk.is_stats_set:
+            measured.add(path)
+        if chunk.physical_type == "BOOLEAN" and chunk.num_values:
+            truths.add(path)
+        if getattr(chunk, "bloom_filter_length", None):
+            # For so many distinct values a writer makes a filter of about this size.
+            values = int(-chunk.bloom_filter_length * math.log(1 - _FALSE_POSITIVES ** (1 / 8)))
+            filters[path] = {"ndv": max(values, 1), "fpp": _FALSE_POSITIVES}
+    codecs = {path: of_path.most_common(1)[0][0] for path, of_path in sizes.items()}
+    usual = Counter(codecs.values()).most_common(1)[0][0]
+    dictionary = [path for path, names in encodings.items() if any("DICTIONARY" in name for name in names)]
+    others = {
+        path: min(names & _SPECIAL)
+        for path, names in encodings.items()
+        if path not in dictionary and names & _SPECIAL
+    }
+    others |= {path: "PLAIN" if "PLAIN" in encodings[path] else "RLE" for path in truths}
+    return {
+        "compression": codecs | {name: codecs.get(name, usual) for name in added},
+        "use_dictionary": [*dictionary, *(name for name in added if name not in codecs)] if dictionary else False,
+        "column_encoding": others or None,
+        "write_statistics": [*measured, *added] if len(measured) < len(codecs) and measured else bool(measured),
+        "bloom_filter_options": filters or None,
+    }
+
+
+def _times(array: Any) -> Iterator[Any]:
+    """The timestamps in an Arrow array, at any depth."""
+    if pa.types.is_timestamp(array.type):
+        yield array
+    elif pa.types.is_map(array.type):
+        yield from _times(array.keys)
+        yield from _times(array.items)
+    elif pa.types.is_struct(array.type):
+        for part in array.flatten():
+            yield from _times(part)
+    elif pa.types.is_nested(array.type):
+        yield from _times(array.flatten())
+
+
+def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
+    """Whether data pages are of version 2, and whether pages have a checksum, according to the first page.
+
+    The header is in Thrift's compact protocol: page type, two sizes, then the checksum if there is one. A byte
+    precedes each: the step from the last field number (high half) and the type (low half).
+    """
+    first = next((chunk for chunk in chunks if chunk.num_values), None)
+    if first is None:
+        return False, False
+    with path.open("rb") as raw:
+        raw.seek(first.data_page_offset)
+        header = raw.read(_HEADER_BYTES)
+    values: list[int] = []
+    data = iter(header)
+    while len(values) < 4 and next(data, None) == 0x15:
+        value = shift = 0
+        for byte in data:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        values.append(value >> 1)
+    return values[:1] == [_PAGE_V2], len(values) == 4
+
+
+def not_kept(old: Any, new: Any) -> Iterator[str]:
+    """What the footer `old` shows of columns and `new` does not, in words; `new` may have more columns."""
+    lost: dict[str, list[str]] = {}
+    for place in range(old.num_columns):
+        name = old.schema.column(place).path
+        if str(old.schema.column(place)) != str(new.schema.column(place)):
+            lost.setdefault("type and name", []).append(name)
+        if new.num_row_groups:
+            form = _form(new, place)
+            for what, values in _form(old, place).items():
+                if values - form[what]:
+                    lost.setdefault(what, []).append(name)
+    for what, names in lost.items():
+        more = [f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
+        yield f"{what} of {listed([*names[:_NAMED], *more])}"
+    gone = [key for key, value in (old.metadata or {}).items() if key != _ARROW and new.metadata.get(key) != value]
+    if gone:
+        yield f"metadata {listed([repr(key.decode('utf-8', 'replace')) for key in gone])}"
+
+
+def _form(metadata: Any, place: int) -> dict[str, set[Any]]:
+    """How a column is stored, over all row groups that have values."""
+    groups = (metadata.row_group(group).column(place) for group in range(metadata.num_row_groups))
+    chunks = [chunk for chunk in groups if chunk.num_values]
+    encodings = {name for chunk in chunks for name in chunk.encodings}
+    return {
+        "codec": {chunk.compression for chunk in chunks},
+        "encoding": {"DICTIONARY" if "DICTIONARY" in name else name for name in encodings} - _LEVELS,
+        "statistics": {True for chunk in chunks if chunk.is_stats_set},
+        "page index": {True for chunk in chunks if chunk.has_column_index or chunk.has_offset_index},
+        "bloom filter": {True for chunk in chunks if getattr(chunk, "bloom_filter_length", None)},
+    }

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.lines import ParseRow, cut_lines
 from tito_audit.storage.log import open_log, unreadable
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.spool import CUT_OFF, Spool, entry_of, row_bytes, row_of, unpacked
+from tito_audit.storage.streams import ParseRow, cut_lines
 
 Ticket = tuple[int, int]
 """The index of a row, and where it is: the byte offset of its line, or where it begins in the spool."""

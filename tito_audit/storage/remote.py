@@ -16,12 +16,20 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._store import TRIES, Missing, Passing, Refused, RemoteStatus, Store, dropped, retried, wait
-from tito_audit.storage._store_buckets import (
+from tito_audit.storage._store import (
+    TRIES,
     AzureStore,
     GoogleStore,
+    Missing,
+    Passing,
+    Refused,
+    RemoteStatus,
     S3Store,
+    Store,
+    dropped,
+    retried,
     settings_of_drivers,
+    wait,
 )
 from tito_audit.storage._store_web import HubStore, WebStore
 

@@ -16,8 +16,16 @@ from typing import Any
 from urllib.parse import unquote
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._store import Changed, Missing, Passing, Refused, RemoteStatus, refusal, retried
-from tito_audit.storage._store_buckets import BucketStore
+from tito_audit.storage._store import (
+    BucketStore,
+    Changed,
+    Missing,
+    Passing,
+    Refused,
+    RemoteStatus,
+    refusal,
+    retried,
+)
 from tito_audit.storage._store_web import HubStore, hub_place, hub_refusal
 from tito_audit.storage.remote import RemoteFile, is_url
 

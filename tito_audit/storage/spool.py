@@ -13,8 +13,8 @@ from typing import Any
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.streams import ParseRow
 
 _SIZES = struct.Struct("<II")
 """Packed and unpacked size, before each entry."""

@@ -1,17 +1,25 @@
-"""Arrow values with edits applied; untouched values keep their exact bits."""
+"""Tables with some rows changed: Arrow values with edits applied; untouched values keep their exact bits."""
 
 from __future__ import annotations
 
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+import orjson
 
-from tito_audit.record.edits import ABSENT, Path, edits_between
+from tito_audit.errors import StorageError
+from tito_audit.format import Row
+from tito_audit.record.edits import ABSENT, edits_between
+from tito_audit.record.edits import Path as Steps
 from tito_audit.storage import lazy_pyarrow as pa
+from tito_audit.storage.row import RawRow
 from tito_audit.storage.table_rows import is_list
 
 _SAMPLE = 256
@@ -22,7 +30,7 @@ _SAMPLE = 256
 class Change:
     """An edit together with the old value at its path."""
 
-    path: Path
+    path: Steps
     old: Any
     new: Any
 
@@ -342,3 +350,162 @@ def _floats(kind: Any, array: Any, nan_is_null: bool) -> Any:
     if nan_is_null:
         missing = missing | np.isnan(flat)
     return pa.array(flat, type=kind, mask=missing)
+
+
+Copies = list[list[Change]]
+"""The changes of each row that is written instead of one: [] drops it, several are a fork."""
+
+
+class TableEdit:
+    """Changes rows of one file; everything no change touches passes through as Arrow data."""
+
+    def __init__(self, source: Path, what: str, added: tuple[str, ...]) -> None:
+        self.added = added
+        """Text columns that a row may have although the source does not."""
+        self._source = source
+        self._what = what
+        """The kind of file, in words."""
+
+    def schema(self, schema: Any) -> Any:
+        """The schema with the added columns."""
+        for name in self.added:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, pa.string()))
+        return schema
+
+    def table(self, table: Any, first: int, changed: Mapping[int, Copies]) -> Any:
+        """The table with rows changed, forked and dropped; its first row is row `first` of the file."""
+        self.check_names(table.column_names, changed)
+        for name in self.added:
+            if name not in table.column_names:
+                table = table.append_column(pa.field(name, pa.string()), pa.nulls(len(table), pa.string()))
+        columns = [self._column(table, place, first, changed) for place in range(table.num_columns)]
+        return pa.table(columns, schema=table.schema)
+
+    def _column(self, table: Any, place: int, first: int, changed: Mapping[int, Copies]) -> Any:
+        """One column, with the values of changed rows spliced in."""
+        field, column = table.schema.field(place), table.column(place)
+        # If several columns share a name, a row shows the last.
+        shown = place == table.schema.get_all_field_indices(field.name)[-1]
+        rows = {row: [below(field.name, copy) if shown else [] for copy in changed[row]] for row in changed}
+        if all(copies == [[]] for copies in rows.values()):
+            return column
+        pieces, start = [], 0
+        for row, copies in rows.items():
+            pieces += column.slice(start, row - first - start).chunks
+            start = row - first + 1
+            for changes in copies:
+                same = column.slice(start - 1, 1).chunks
+                pieces += [self._value(field, column, row, start - 1, changes)] if changes else same
+        pieces += column.slice(start).chunks
+        joined = pa.chunked_array(pieces, column.type)
+        # The writer drops dictionary encoding if pieces have different dictionaries.
+        return joined.unify_dictionaries() if pa.types.is_dictionary(column.type) else joined
+
+    def _value(self, field: Any, column: Any, row: int, place: int, changes: list[Change]) -> Any:
+        """The new value of one row in one column, as an Arrow array of length 1."""
+        if field.name in self.added and is_text(field.type):
+            changes = [Change(change.path, change.old, as_text(change.new)) for change in changes]
+        try:
+            return edited(field, column, place, changes)
+        except conversion_errors() as error:
+            kind = str(field.type)
+            kind = kind if len(kind) <= 80 else f"{kind[:77]}..."
+            raise StorageError(
+                f"{self._source}: row {row}, column {field.name!r}: the repaired value does not fit the "
+                f"column's type {kind} ({error}).\n"
+                f"The types of {self._what} are kept, so the repaired file cannot be written. Write the log "
+                "with a type that can hold the value, or as JSONL, or leave the repair out."
+            ) from error
+
+    def check_names(self, names: Sequence[str], changed: Mapping[int, Copies]) -> None:
+        """StorageError if a change is of a column that is not among these."""
+        columns = {*names, *self.added}
+        for row, copies in changed.items():
+            unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in columns]
+            if unknown:
+                raise StorageError(
+                    f"{self._source}: row {row}: the repair adds a column {unknown[0]!r} that the file does not "
+                    f"have.\nThe columns of {self._what} are kept, so the repaired file cannot be written. "
+                    "Write the log with that column, or as JSONL, or leave the repair out."
+                )
+
+
+def below(name: str, changes: Sequence[Change]) -> list[Change]:
+    """The changes of one column, with paths relative to its value."""
+    return [Change(change.path[1:], change.old, change.new) for change in changes if change.path[0] == name]
+
+
+def as_text(value: Any) -> Any:
+    """An object as JSON; any other value as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode("utf-8")
+
+
+class TableOutput(ABC):
+    """A table written again with some rows replaced; everything no change touches passes through as Arrow data.
+
+    Rows come in file order. One batch (a row group or a record batch) is in memory at a time and is written as one
+    batch. Nothing is written before the first changed row, so a file without changes stays a byte-for-byte copy.
+    """
+
+    def __init__(self, source: Path, out: BinaryIO, edit: TableEdit) -> None:
+        self.changed = False
+        """Whether any row was changed, forked or dropped."""
+        self.not_kept: Sequence[str] = ()
+        """What of the source's form the written file does not have, in words; known once it is complete."""
+        self._source = source
+        self._out = out
+        self._edit = edit
+        self._rows: dict[int, Copies] = {}
+        """The changed rows of the next batch to write, by row of the file."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Keep the row as it is."""
+        if self.changed:
+            self._write_batches_before(raw.index)
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write these rows instead of one: none drops it, several are a fork."""
+        copies = [changes_between(raw.value, row) for row in rows]
+        if len(copies) == 1 and not copies[0]:
+            self.keep(raw)
+            return
+        if not self.changed:
+            self.changed = True
+            self._open()
+        self._write_batches_before(raw.index)
+        self._rows[raw.index] = copies
+
+    def finish(self, log: object) -> None:
+        """Write the remaining batches; if no row changed, copy the source."""
+        if self.changed:
+            self._write_batches_before(None)
+            self._close()
+            return
+        with self._source.open("rb") as source:
+            shutil.copyfileobj(source, self._out)
+
+    def abandon(self) -> None:  # noqa: B027  most hold nothing
+        """Close what is open; nothing more is written."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open the source and a writer with the same options."""
+
+    @abstractmethod
+    def _write_batches_before(self, row: int | None) -> None:
+        """Write the batches that end at or before this row of the file; None: all of them."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Write the footer and close the source."""
+
+
+def unwritable(source: Path, why: str) -> StorageError:
+    """The error for a part of a table that cannot be read, so that the table cannot be written again."""
+    return StorageError(
+        f"{source}: {why}, so the file cannot be written again with its repairs.\n"
+        "The copy is incomplete or damaged; copy it again, or write it again."
+    )

@@ -1,0 +1,531 @@
+"""The forms that a log can be converted to: each has a maker, from rollouts to a new row of a format.
+
+Conventions as in the formats themselves: NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataGroup`);
+THUDM/slime `slime/utils/types.py` (`Sample`); arb8020/research `rollouts/rollouts/training/types.py` (`Sample`);
+NVIDIA-NeMo/RL `nemo_rl/utils/logger.py` (`log_batched_dict_as_jsonl`), `nemo_rl/environments/nemo_gym.py`, whose
+message logs alternate user and assistant slices of tokens, without text; NVIDIA-NeMo/Gym
+`nemo_gym/rollout_collection.py`, `openai_utils.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_weights
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.record.runs import trained_runs
+
+
+class Holds(StrEnum):
+    """What a rollout is in a log."""
+
+    ROWS = "training rows"
+    CALLS = "calls"
+
+
+@dataclass(frozen=True, slots=True)
+class MakerInput:
+    """One rollout for a maker: with a training row and no calls, or with calls and no training row."""
+
+    rollout: Rollout
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What its log says besides tokens, messages and tools, by its name in the new row."""
+    of_calls: Sequence[Mapping[str, Any]] = ()
+    """What its log says about each single call; () unless calls were joined and the row has a place for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """How rollouts of any log become a row of a format, for `tito-audit convert`; pure functions."""
+
+    name: str
+    """What `--to` takes."""
+    format: str
+    """The name of the format that reads the row."""
+    title: str
+    holds: Holds
+    make: Callable[[Sequence[MakerInput]], Row]
+    """The row of one sample, or of a group where rows hold groups; RecordError when the row cannot hold them. It
+    writes the columns and facts that it has a place for; reading the row back shows which."""
+    own: frozenset[str]
+    """Keys of the row that no fact may use."""
+    slots: Mapping[str, str] = field(default_factory=dict)
+    """Names of facts to their names in the row."""
+    wants: tuple[str, ...] = ()
+    """Facts that a trainer needs; those that the log lacks are reported, and are missing or null in the row."""
+    takes_facts: bool = True
+    """Whether the row has a place for any fact, or only for those in `slots`."""
+    own_of_calls: frozenset[str] | None = None
+    """Keys of its calls that no fact of a call may use; None: calls have no place for facts."""
+    grouped: bool = False
+    """Whether a row holds a group."""
+    tables: bool = False
+    """Whether its rows can be stored as Parquet, with messages, tools and calls as JSON strings."""
+
+
+REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
+"""What frameworks call a rollout's reward; the first name that is present counts."""
+
+
+def reward_slots(name: str) -> dict[str, str]:
+    """Every name of a reward, mapped to a format's own."""
+    return dict.fromkeys(REWARDS, name)
+
+
+def row_of(sample: MakerInput) -> TrainingRow:
+    """The training row of a sample; RecordError without one."""
+    row = sample.rollout.training_row
+    if row is None:
+        raise RecordError("it holds no training row")
+    return row
+
+
+def plain_list(values: NDArray[Any]) -> list[Any]:
+    """A column as a JSON list, null where an entry is unknown."""
+    entries: list[Any] = values.tolist()
+    if values.dtype.kind in "iub":
+        return entries
+    return [None if isinstance(value, float) and value != value else value for value in entries]
+
+
+def messages_as_logged(messages: tuple[Message, ...]) -> list[Mapping[str, Any]]:
+    """Messages as they were logged."""
+    return [message.wire for message in messages]
+
+
+def weights_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
+    """The loss mask `[T]` as ints or floats; weights other than 0 and 1 only as floats.
+
+    RecordError when the row has no mask, or `kind` is int and it holds other weights.
+    """
+    weights = loss_weights(row)
+    if weights is None:
+        raise RecordError("it has no loss mask that fits its tokens, and none is made up")
+    if kind is float:
+        return list(weights.tolist())
+    if not ((weights == 0) | (weights == 1)).all():
+        raise RecordError("its loss mask holds weights, but the format only has trained or not")
+    return list(weights.astype(np.int64).tolist())
+
+
+def scores_as(row: TrainingRow, sentinel: float | None) -> list[Any] | None:
+    """The logprobs `[T]`, `sentinel` at untrained tokens without one; None when the row has none.
+
+    A trained token without one stays null: a number there would be read as its logprob.
+    """
+    values = known_logprobs(row) if sentinel is not None else row.logprobs
+    if values is None:
+        return None
+    if sentinel is not None and row.loss_mask is not None:
+        values = np.where(np.isnan(values) & ~row.loss_mask, sentinel, values)
+    return plain_list(values)
+
+
+def other_lists_of_call(turn: Turn) -> Iterator[tuple[str, list[Any]]]:
+    """Every other per-token column of a call, by its name in the log; those that do not fit are left out."""
+    for column in turn.columns:
+        if column.role is ColumnRole.OTHER and column.alignment is not None:
+            yield column.name, plain_list(column.values)
+
+
+def other_lists(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
+    """Every other per-token column over all tokens, by its name in the log; those that do not fit are left out."""
+    for column in row.columns:
+        if column.role is ColumnRole.OTHER and len(column.values):
+            whole = column_over(row, column)
+            if whole is not None:
+                yield column.name, plain_list(whole)
+
+
+_OF_CALLS = frozenset(
+    (
+        *("messages", "prompt_ids", "completion_ids", "logprobs", "prompt_text"),
+        *("text", "finish_reason", "stop_reason", "weight_versions"),
+    )
+)
+"""Keys of a call."""
+_COMMON = ("messages", "tools", "chat_template_kwargs")
+
+
+def _rows(samples: Sequence[MakerInput]) -> Row:
+    (sample,) = samples
+    row = row_of(sample)
+    new_row: dict[str, Any] = {**sample.facts, **_conversation(sample.rollout)}
+    if row.prompt_length is not None:
+        new_row["prompt_length"] = row.prompt_length
+    new_row["token_ids"] = row.token_ids.tolist()
+    weights = loss_weights(row)
+    if weights is not None:
+        new_row["loss_mask"] = weights_as(row, int if ((weights == 0) | (weights == 1)).all() else float)
+    if (scores := scores_as(row, None)) is not None:
+        new_row["logprobs"] = scores
+    for name, values in other_lists(row):
+        new_row.setdefault(name, values)
+    return new_row
+
+
+def _calls(samples: Sequence[MakerInput]) -> Row:
+    (sample,) = samples
+    rollout = sample.rollout
+    if not rollout.turns:
+        raise RecordError("it holds no calls")
+    calls = [_call(turn) for turn in rollout.turns]
+    if sample.of_calls:
+        calls = [{**own, **call} for own, call in zip(sample.of_calls, calls, strict=True)]
+    return {**sample.facts, **_conversation(rollout), "calls": calls}
+
+
+def _conversation(rollout: Rollout) -> dict[str, Any]:
+    """The messages, tools and template arguments that the log has."""
+    columns: dict[str, Any] = {}
+    if rollout.messages:
+        columns["messages"] = messages_as_logged(rollout.messages)
+    if rollout.tools:
+        columns["tools"] = list(rollout.tools)
+    if rollout.template_kwargs:
+        columns["chat_template_kwargs"] = dict(rollout.template_kwargs)
+    return columns
+
+
+def _call(turn: Turn) -> dict[str, Any]:
+    assert turn.prompt_ids is not None
+    assert turn.completion_ids is not None
+    call: dict[str, Any] = {}
+    if turn.prompt_messages is not None:
+        call["messages"] = messages_as_logged(turn.prompt_messages)
+    call["prompt_ids"] = turn.prompt_ids.tolist()
+    call["completion_ids"] = turn.completion_ids.tolist()
+    if turn.completion_logprobs is not None:
+        call["logprobs"] = plain_list(turn.completion_logprobs)
+    for name, values in other_lists_of_call(turn):
+        call.setdefault(name, values)
+    if turn.prompt_text is not None:
+        call["prompt_text"] = turn.prompt_text
+    if turn.completion_text is not None:
+        call["text"] = turn.completion_text
+    if turn.finish_reason is not None:
+        call["finish_reason"] = turn.finish_reason
+    if turn.stop_string is not None:
+        call["stop_reason"] = turn.stop_string
+    if turn.weight_versions:
+        spans = [dict(zip(("version", "start", "end"), span, strict=True)) for span in turn.weight_spans]
+        call["weight_versions"] = spans or list(turn.weight_versions)
+    return call
+
+
+ROWS = Maker(
+    name="rows",
+    format="generic",
+    title="Training rows: token_ids, loss_mask, logprobs and every other column; messages and tools",
+    holds=Holds.ROWS,
+    make=_rows,
+    own=frozenset((*_COMMON, "prompt_length", "token_ids", "loss_mask", "logprobs")),
+    tables=True,
+)
+CALLS = Maker(
+    name="calls",
+    format="generic",
+    title="Calls: a list of prompt_ids, completion_ids and logprobs; messages and tools",
+    holds=Holds.CALLS,
+    make=_calls,
+    own=frozenset((*_COMMON, "calls")),
+    own_of_calls=_OF_CALLS,
+    tables=True,
+)
+
+
+_NO_LOGPROB = 1.0
+"""What Atropos writes where nothing was sampled."""
+_STATUS = {"stop": "completed", "tool_calls": "completed", "length": "truncated", "abort": "aborted"}
+_AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "status", "weight_versions")
+"""Facts that slime has fields for; all others go into `metadata`."""
+
+
+def _atropos_group(samples: Sequence[MakerInput]) -> Row:
+    rows = [row_of(sample) for sample in samples]
+    new_row: dict[str, Any] = {
+        "tokens": [row.token_ids.tolist() for row in rows],
+        # The token's id where it is trained, else -100.
+        "masks": [np.where(np.array(weights_as(row, int), bool), row.token_ids, -100).tolist() for row in rows],
+        "scores": [_reward(sample.facts) for sample in samples],
+    }
+    scores = [scores_as(row, _NO_LOGPROB) for row in rows]
+    if any(column is not None for column in scores):
+        new_row["inference_logprobs"] = scores
+    if any(sample.rollout.messages for sample in samples):
+        new_row["messages"] = [messages_as_logged(sample.rollout.messages) for sample in samples]
+    columns = [dict(other_lists(row)) for row in rows]
+    for name in dict.fromkeys(name for own in columns for name in own):
+        new_row.setdefault(name, [own.get(name) for own in columns])
+    return new_row
+
+
+def _reward(facts: Mapping[str, Any]) -> Any:
+    reward = facts.get("scores")
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise RecordError(
+            f"the log has no number as its reward (looked for {', '.join(REWARDS)}), and a scored group "
+            "needs one for each sample; put it into the log under one of these names"
+        )
+    return reward
+
+
+def _slime(samples: Sequence[MakerInput]) -> Row:
+    (sample,) = samples
+    row = row_of(sample)
+    weights = weights_as(row, int)
+    start = row.prompt_length
+    if start is None:
+        if 1 not in weights:
+            raise RecordError("nothing in it is trained, so where the response begins is unknown")
+        start = weights.index(1)
+    if 1 in weights[:start]:
+        raise RecordError("tokens of its prompt are trained, but the mask of a sample covers only the response")
+    facts = dict(sample.facts)
+    reasons = facts.get("finish_reasons")
+    last = reasons[-1] if isinstance(reasons, list) and reasons else None
+    reason = facts.get("finish_reason", last)
+    new_row: dict[str, Any] = {name: facts.pop(name) for name in _AT_TOP if name in facts}
+    new_row["tokens"] = row.token_ids.tolist()
+    new_row["response_length"] = len(weights) - start
+    new_row["loss_mask"] = weights[start:]
+    if (scores := scores_as(row, 0.0)) is not None:
+        if any(scores[:start]):
+            raise RecordError("tokens of its prompt have logprobs, but those of a sample cover only the response")
+        new_row["rollout_log_probs"] = scores[start:]
+    for name, values in other_lists(row):
+        outside = all(value is None for value in values[:start])
+        new_row.setdefault(name, values[start:] if outside else values)
+    if reason is not None:
+        new_row.setdefault(
+            "status", _STATUS.get(str(reason), str(reason))
+        )  # the original reason stays in metadata
+    # The facts that a sample has no field for, and the conversation as slime's own agents store it.
+    before = facts.pop("metadata", None)
+    metadata = {**before, **facts} if isinstance(before, Mapping) else facts
+    if sample.rollout.messages:
+        metadata["messages"] = messages_as_logged(sample.rollout.messages)
+    if sample.rollout.tools:
+        metadata["tools"] = list(sample.rollout.tools)
+    new_row["metadata"] = metadata
+    return new_row
+
+
+def _tito_sample(samples: Sequence[MakerInput]) -> Row:
+    (sample,) = samples
+    row = row_of(sample)
+    facts = dict(sample.facts)
+    new_row: dict[str, Any] = {name: facts.pop(name) for name in ("prompt", "response") if name in facts}
+    new_row["tokens"] = row.token_ids.tolist()
+    new_row["loss_mask"] = weights_as(row, float)
+    new_row["rollout_log_probs"] = scores_as(row, 0.0)
+    for name in ("group_index", "index", "reward", "status"):
+        new_row[name] = facts.pop(name, None)
+    if sample.rollout.messages:
+        new_row["messages"] = messages_as_logged(sample.rollout.messages)
+    if sample.rollout.tools:
+        new_row["tools"] = list(sample.rollout.tools)
+    for name, values in other_lists(row):
+        new_row.setdefault(name, values)
+    before = facts.pop("metadata", None)
+    new_row["metadata"] = {**before, **facts} if isinstance(before, Mapping) else facts
+    return new_row
+
+
+_GROUPS = {"group_id": "group_index", "group": "group_index"}
+_SAMPLE = frozenset(("tokens", "loss_mask", "rollout_log_probs", "messages", "tools", "response_length"))
+
+ATROPOS_GROUP = Maker(
+    name="atropos_group",
+    format="atropos_group",
+    title="Atropos groups (ScoredDataGroup), of adjacent rows that share a group",
+    holds=Holds.ROWS,
+    make=_atropos_group,
+    own=frozenset(("tokens", "masks", "inference_logprobs", "messages")),
+    slots=reward_slots("scores"),
+    takes_facts=False,
+    grouped=True,
+)
+SLIME = Maker(
+    name="slime",
+    format="slime",
+    title="slime samples as JSON",
+    holds=Holds.ROWS,
+    make=_slime,
+    own=_SAMPLE,
+    slots={**reward_slots("reward"), **_GROUPS},
+    wants=("reward",),
+)
+TITO_SAMPLE = Maker(
+    name="tito_sample",
+    format="tito_sample",
+    title="Samples of a token-in, token-out stack",
+    holds=Holds.ROWS,
+    make=_tito_sample,
+    own=_SAMPLE,
+    slots={**reward_slots("reward"), **_GROUPS},
+    wants=("reward",),
+    tables=True,
+)
+
+
+_LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
+"""The keys of a message log's entry that are not columns."""
+
+
+def _nemo_rl(samples: Sequence[MakerInput]) -> Row:
+    (sample,) = samples
+    row, facts = row_of(sample), dict(sample.facts)
+    new_row: dict[str, Any] = {"idx": facts.pop("idx")} if "idx" in facts else {}
+    values: dict[str, Any] = {
+        "content": facts.pop("content", [message.text for message in sample.rollout.messages]),
+        **facts,
+        "input_lengths": len(row.token_ids),
+        "token_ids": row.token_ids.tolist(),
+        "token_loss_mask": weights_as(row, int),
+    }
+    values.setdefault("sample_loss_mask", 1.0)
+    if (scores := scores_as(row, 0.0)) is not None:
+        values["generation_logprobs"] = scores
+    for name, column in other_lists(row):
+        values.setdefault(name, column)
+    return new_row | {name: [value] for name, value in values.items()}
+
+
+def _message_log(samples: Sequence[MakerInput]) -> Row:
+    """Alternating slices of tokens without text: trained ones as the assistant's, all others as the user's."""
+    (sample,) = samples
+    row = row_of(sample)
+    weights, scores = weights_as(row, int), scores_as(row, 0.0)
+    columns = {name: values for name, values in other_lists(row) if name not in _LOG_KEYS}
+    edges = {edge for run in trained_runs(np.array(weights, np.bool_)) for edge in run}
+    log = []
+    for start, end in pairwise(sorted({0, len(weights), *edges})):
+        entry: dict[str, Any] = {"role": "assistant" if weights[start] else "user", "content": ""}
+        entry["token_ids"] = row.token_ids[start:end].tolist()
+        entry["token_loss_mask"] = weights[start:end]
+        if scores is not None and (weights[start] or any(scores[start:end])):
+            entry["generation_logprobs"] = scores[start:end]
+        entry |= {name: values[start:end] for name, values in columns.items()}
+        log.append(entry)
+    new_row: dict[str, Any] = {**sample.facts, "message_log": log}
+    if sample.rollout.tools:
+        new_row["tools"] = list(sample.rollout.tools)
+    return new_row
+
+
+def _nemo_gym(samples: Sequence[MakerInput]) -> Row:
+    (sample,) = samples
+    rollout, facts = sample.rollout, dict(sample.facts)
+    if not rollout.turns:
+        raise RecordError("it holds no calls")
+    # The messages before the first call's answer as input, the rest as output with the tokens of each call.
+    turns = {turn.message_index: turn for turn in rollout.turns if turn.message_index is not None}
+    if len(turns) < len(rollout.turns) or list(turns) != sorted(turns):
+        raise RecordError("which messages its calls wrote is unknown, and the tokens belong on those messages")
+    first = min(turns)
+    before = [item for message in rollout.messages[:first] for item in _items_of(message, None)]
+    output = [
+        item
+        for at, message in enumerate(rollout.messages[first:], first)
+        for item in _items_of(message, turns.get(at))
+    ]
+    params: dict[str, Any] = {"input": before}
+    if rollout.tools:
+        functions = [tool.get("function") for tool in rollout.tools]
+        params["tools"] = [
+            {"type": "function", **function, "strict": None} if isinstance(function, Mapping) else tool
+            for tool, function in zip(rollout.tools, functions, strict=True)
+        ]
+    response: dict[str, Any] = {"object": "response"}
+    if isinstance(facts.get("model"), str):
+        response["model"] = facts.pop("model")
+    response["output"] = output
+    return {"responses_create_params": params, "response": response, **facts}
+
+
+def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]]:
+    if message.role == "tool":
+        yield {
+            "type": "function_call_output",
+            "call_id": message.wire.get("tool_call_id"),
+            "output": message.wire.get("content"),
+        }
+        return
+    if message.role != "assistant":
+        yield {"type": "message", "role": message.role, "content": message.wire.get("content")}
+        return
+    items: list[dict[str, Any]] = []
+    if message.reasoning is not None:
+        items.append({"type": "reasoning", "summary": [{"type": "summary_text", "text": message.reasoning}]})
+    if message.text or not (message.tool_calls or message.reasoning):
+        part = {"type": "output_text", "text": message.text, "annotations": []}
+        items.append({"type": "message", "role": "assistant", "content": [part]})
+    for call in message.tool_calls:
+        arguments = (
+            call.arguments if isinstance(call.arguments, str | None) else orjson.dumps(call.arguments).decode()
+        )
+        items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": arguments})
+    if turn is not None:
+        # The token fields that NeMo-Gym puts on the last item of a call; all three or none.
+        if turn.completion_logprobs is None:
+            raise RecordError(
+                "a call has no logprobs, and the token fields of an item come together or not at all"
+            )
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        fields: dict[str, Any] = {
+            "prompt_token_ids": turn.prompt_ids.tolist(),
+            "generation_token_ids": turn.completion_ids.tolist(),
+            "generation_log_probs": plain_list(turn.completion_logprobs),
+        }
+        for name, values in other_lists_of_call(turn):
+            fields.setdefault(name, values)
+        items[-1] |= fields
+    yield from items
+
+
+NEMO_RL = Maker(
+    name="nemo_rl",
+    format="nemo_rl",
+    title="NeMo-RL training dumps, without padding",
+    holds=Holds.ROWS,
+    make=_nemo_rl,
+    own=frozenset(("input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")),
+    slots=reward_slots("rewards"),
+    wants=("rewards",),
+)
+MESSAGE_LOG = Maker(
+    name="nemo_rl_message_log",
+    format="nemo_rl_message_log",
+    title="NeMo-RL message logs, alternating trained and other tokens",
+    holds=Holds.ROWS,
+    make=_message_log,
+    own=frozenset(("message_log", "tools")),
+)
+NEMO_GYM = Maker(
+    name="nemo_gym",
+    format="nemo_gym",
+    title="NeMo-Gym rollouts",
+    holds=Holds.CALLS,
+    make=_nemo_gym,
+    own=frozenset(("responses_create_params", "response")),
+    slots=reward_slots("reward"),
+    wants=("reward",),
+)
+
+
+MAKERS = (CALLS, ROWS, TITO_SAMPLE, SLIME, ATROPOS_GROUP, NEMO_RL, MESSAGE_LOG, NEMO_GYM)
+"""Every form, in the order in which they are listed."""
