@@ -36,7 +36,7 @@ from tito_audit import (
     scan_rollouts,
 )
 from tito_audit.settings.model import Override
-from tito_audit.storage import given, open_log
+from tito_audit.storage import open_log, passed_logs
 from tito_audit.storage.chunks import Reading, chunks_of
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
@@ -229,7 +229,7 @@ def test_chunks_hold_each_row_once_however_large_they_are() -> None:
     rows = rows_of("generic.jsonl")
     frame = OBJECTS["pandas"](rows)
     for logs in (rows, frame, as_polars(table_of(rows_of("tito_call.jsonl")))):  # type: ignore[arg-type]
-        path = given(logs).names[0]
+        path = passed_logs(logs).names[0]
         whole = [(raw.index, repr(raw.value)) for raw in open_log(path)]  # type: ignore[arg-type]
         assert len(whole) == open_log(path).count() == len(logs)  # type: ignore[arg-type]
         for size in (1, 3000, 1 << 30):
@@ -246,7 +246,7 @@ def test_chunks_hold_each_row_once_however_large_they_are() -> None:
 
 def test_a_row_shares_its_plain_values_with_what_is_read() -> None:
     rows = [{"token_ids": list(range(9)), "text": "a"}, {"n": {"ids": (1, 2)}}]
-    first, second = open_log(given(rows).names[0])  # type: ignore[arg-type]
+    first, second = open_log(passed_logs(rows).names[0])  # type: ignore[arg-type]
     assert first.value is not None
     assert first.value["token_ids"] is rows[0]["token_ids"]
     assert second.value == {"n": {"ids": [1, 2]}}
@@ -298,7 +298,7 @@ def test_values_of_other_types_are_read_as_a_log_would_hold_them() -> None:
         "grid": np.zeros((2, 2), int),
         7: None,
     }
-    raw = next(iter(open_log(given([row]).names[0])))  # type: ignore[arg-type]
+    raw = next(iter(open_log(passed_logs([row]).names[0])))  # type: ignore[arg-type]
     assert raw.value is not None
     shown = {name: value for name, value in raw.value.items() if name not in CLEAN and name != "grid"}
     assert shown == {
@@ -339,10 +339,10 @@ def test_a_tensor_that_is_no_array_makes_its_row_unreadable_and_no_other() -> No
 
 def test_numbers_and_buffers_of_numpy_are_read_as_numbers() -> None:
     row = {**CLEAN, "wide": np.longdouble(1.5), "buffer": memoryview(np.arange(3)), "raw": memoryview(b"\x01")}
-    raw = next(iter(open_log(given([row]).names[0])))  # type: ignore[arg-type]
+    raw = next(iter(open_log(passed_logs([row]).names[0])))  # type: ignore[arg-type]
     assert raw.value == {**CLEAN, "wide": 1.5, "buffer": [0, 1, 2], "raw": b"\x01"}
     for value in (np.array([1j]), np.clongdouble(1)):
-        raw = next(iter(open_log(given([{"x": value}]).names[0])))  # type: ignore[arg-type]
+        raw = next(iter(open_log(passed_logs([{"x": value}]).names[0])))  # type: ignore[arg-type]
         assert "holds numbers of complex" in str(raw.error)
 
 
@@ -375,7 +375,7 @@ def test_a_frame_of_python_objects_holds_columns_of_several_types() -> None:
     pandas = pytest.importorskip("pandas")
     rows = [{**CLEAN, "mixed": "a"}, {**BROKEN, "mixed": [1]}, {**CLEAN, "mixed": {"b": None}, "step": 3}, CLEAN]
     frame = pandas.DataFrame(rows, index=[7, 7, 9, 1])
-    read = [raw.value for raw in open_log(given(frame).names[0])]  # type: ignore[arg-type]
+    read = [raw.value for raw in open_log(passed_logs(frame).names[0])]  # type: ignore[arg-type]
     assert read == rows
     assert scanned(frame, Settings()) == scanned(rows, Settings())
     repaired = repair_rollouts(frame, None, Settings()).repaired
@@ -403,7 +403,7 @@ def test_whole_numbers_stay_whole_where_a_frame_lacks_some() -> None:
     pandas = pytest.importorskip("pandas")
     for more in ({}, {"turn": {"id": 2}}):
         frame = pandas.DataFrame([{"text": "a", "step": 3, **more}, {"text": "b", "part": 0.5}])
-        rows = [raw.value or {} for raw in open_log(given(frame).names[0])]  # type: ignore[arg-type]
+        rows = [raw.value or {} for raw in open_log(passed_logs(frame).names[0])]  # type: ignore[arg-type]
         assert (type(rows[0]["step"]), rows[1].get("step"), rows[1]["part"]) == (int, None, 0.5)
 
 
@@ -412,7 +412,7 @@ def test_a_value_that_does_not_fit_the_type_of_a_column_is_one_clear_line() -> N
     from tito_audit.storage import MemoryOutput
 
     frame = pandas.DataFrame([{"messages": [], "step": 3}])
-    path = given(frame).names[0]
+    path = passed_logs(frame).names[0]
     log = open_log(path)  # type: ignore[arg-type]
     output = MemoryOutput(path, (), None, stack=ExitStack(), overwrite=False)  # type: ignore[arg-type]
     output.replace(next(iter(log)), [{"messages": [], "step": "three"}])

@@ -23,7 +23,7 @@ from tests.world import CLEAN
 from tito_audit.errors import RecordError, in_words
 from tito_audit.formats import all_formats, pick_format
 from tito_audit.formats.tinker import FORMAT as TINKER
-from tito_audit.inspect.decoys import _differ
+from tito_audit.inspect.roles import _differ
 from tito_audit.record.column import MaskEncoding, mask_encoding
 from tito_audit.record.nesting import DEEPEST, TooDeep, is_too_deep, parsed_by_python, parsed_json
 from tito_audit.record.rollout import Place

@@ -24,7 +24,7 @@ from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.storage import RowsInMemory, given
+from tito_audit.storage import RowsInMemory, passed_logs
 from tito_audit.tables import FindingsBuilder
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _of_rows(settings: Settings) -> Settings:
 
 
 def _path(batch: pyarrow.Table) -> RowsInMemory:
-    (path,) = given({_NAME: batch}).names
+    (path,) = passed_logs({_NAME: batch}).names
     assert isinstance(path, RowsInMemory)
     return path
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tito_audit.inspect.columns import Column, Look, NumberFacts
+from tito_audit.inspect.columns import Column, Look, NumberFacts, Relation, RelationKind
 from tito_audit.inspect.logprobs import Author, LogprobChoice, LogprobColumn
 from tito_audit.inspect.look import Inspection, MaskNote, Sentinel, TakenFor, inspect_log
 from tito_audit.inspect.mapping import PackedColumn, Scanned, Trial, as_flags, as_toml, by_their_names
-from tito_audit.inspect.relations import Relation, RelationKind
 from tito_audit.inspect.roles import Role, RoleGuess
 
 __all__ = [

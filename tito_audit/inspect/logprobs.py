@@ -182,9 +182,9 @@ class _Compared:
         return bool(self._pairs(column, other))
 
     def _rank(self, column: Column) -> tuple[int, ...]:
-        known = LOGPROBS.index(column.name) if column.name in LOGPROBS else len(LOGPROBS)
+        place = LOGPROBS.index(column.name) if column.name in LOGPROBS else len(LOGPROBS)
         takes = self.roles[column.path].role is Role.LOGPROBS
-        return (_RANK[author_of(column.name)], not takes, known, len(column.keys))
+        return (_RANK[author_of(column.name)], not takes, place, len(column.keys))
 
     def _farthest(self, alike: Sequence[Column]) -> Column | None:
         """The one of three or more that is far from all others, which are close to each other."""

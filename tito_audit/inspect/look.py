@@ -13,8 +13,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import Near, all_formats, format_named, map_columns, near_formats, pick_format, told_by
-from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, facts_of
-from tito_audit.inspect.decoys import characters
+from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, facts_of, relations_of
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
 from tito_audit.inspect.mapping import (
     PackedColumn,
@@ -26,8 +25,7 @@ from tito_audit.inspect.mapping import (
     scanned,
     tried,
 )
-from tito_audit.inspect.relations import Relation, relations_of
-from tito_audit.inspect.roles import Role, Roles, roles_of
+from tito_audit.inspect.roles import Role, Roles, characters, roles_of
 from tito_audit.join import CallsSeen, calls_seen
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
 from tito_audit.run.auditor import Loader
@@ -180,7 +178,7 @@ def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
     result.columns = list(seen.by_path.values())
     result.more_columns, result.deeper = seen.more, seen.deeper
     result.items = seen.items
-    known = vocabulary.known if vocabulary is not None else None
+    in_vocabulary = vocabulary.known if vocabulary is not None else None
     texts = [characters(row) for _, row in rows]
     for column in result.columns:
         if column.arrays and (facts := facts_of(column.arrays)) is not None:
@@ -189,7 +187,7 @@ def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
         items = seen.items.get(scope, [])
         about = {column.path: result.facts[column.path] for column in columns if column.path in result.facts}
         relations = relations_of(items, about) if about else []
-        result.roles.update(roles_of(columns, items, about, relations, () if scope else texts, known))
+        result.roles.update(roles_of(columns, items, about, relations, () if scope else texts, in_vocabulary))
         # Lists without tokens may match only because their lengths never vary.
         result.relations[scope] = [
             relation

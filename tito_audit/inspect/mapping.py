@@ -59,13 +59,13 @@ def proposed(
     there = [column for column in columns if of_ids and column.top and column.present >= max(of_ids)]
 
     def best(role: Role) -> Column | None:
-        known = _KNOWN.get(role, ())
+        names = _KNOWN.get(role, ())
         fits = [column for column in there if roles[column.path].role is role and column.path not in without]
         # Prefer known names, then columns aligned with the tokens, then columns nearer to the top.
         fits.sort(
             key=lambda c: (
                 c.path != sampler,
-                known.index(c.name) if c.name in known else len(known),
+                names.index(c.name) if c.name in names else len(names),
                 not roles[c.path].alignment,
                 len(c.keys),
             )

@@ -50,10 +50,10 @@ from tito_audit.storage import (
     RawRow,
     RowsInMemory,
     find_logs,
-    given,
     make_folder,
     open_output,
     output_path,
+    passed_logs,
     write_dataset_metadata,
 )
 from tito_audit.storage.journal import Journal
@@ -394,7 +394,7 @@ def repair_rollouts(
     outcomes are the same; their rollouts keep only place and format.
     """
     settings, repairs = Settings.given(settings), repairs or RepairSettings()
-    found = given(logs)
+    found = passed_logs(logs)
     run = Repairs(found.names, out, settings, repairs, progress, resume=resume)
     run.in_memory.together = found.together
     return run

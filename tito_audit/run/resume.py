@@ -401,7 +401,7 @@ def refuse_model(repairs: RepairSettings) -> None:
 def kept_log(journal: Journal, finished: Finished, file: Path) -> KeptLog:
     """What was recorded of a finished log besides its rows."""
     with journal.reading(finished):
-        log = unpacked(finished.said["kept"], KeptLog)
+        log = unpacked(finished.more["kept"], KeptLog)
         for finding in log.told:
             _check_rows(finding.place)
             if finding.place.file != str(file):
@@ -486,7 +486,7 @@ def _still_there(finished: FinishedLogs, targets: Mapping[Path, Path]) -> dict[P
     """
     kept, flow = {}, finished.flow
     for file, log in finished.found.items():
-        target, was = targets.get(file), log.said.get("target")
+        target, was = targets.get(file), log.more.get("target")
         if (target is None and was is None) or (
             target is not None and str(target) == was and finished.journal.holds(target, log)
         ):

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from tito_audit.storage.atomic import allow_open_files, make_folder, refuse_taken, same_place, target_paths
-from tito_audit.storage.datasets import dataset_metadata, write_dataset_metadata
-from tito_audit.storage.find import LOG_SUFFIXES, few, find_logs, skipped_files
-from tito_audit.storage.given import Given, Logs, Name, given, names_of, paths_of
+from tito_audit.storage.find import (
+    LOG_SUFFIXES,
+    dataset_metadata,
+    few,
+    find_logs,
+    skipped_files,
+    write_dataset_metadata,
+)
 from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
-from tito_audit.storage.memory_output import MemoryOutput, memory_targets, open_memory_output
 from tito_audit.storage.output import Output, Quarantine, open_output
+from tito_audit.storage.passed import (
+    Logs,
+    MemoryOutput,
+    Name,
+    PassedLogs,
+    memory_targets,
+    names_of,
+    open_memory_output,
+    passed_logs,
+    paths_of,
+)
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.remote_output import output_path, place_key
 from tito_audit.storage.row import RawRow
@@ -18,12 +33,12 @@ from tito_audit.storage.watch import path_of
 __all__ = [
     "LOG_SUFFIXES",
     "MAX_ROW_BYTES",
-    "Given",
     "Log",
     "Logs",
     "MemoryOutput",
     "Name",
     "Output",
+    "PassedLogs",
     "Quarantine",
     "RawRow",
     "RemoteFile",
@@ -32,7 +47,6 @@ __all__ = [
     "dataset_metadata",
     "few",
     "find_logs",
-    "given",
     "is_in_memory",
     "make_folder",
     "memory_targets",
@@ -41,6 +55,7 @@ __all__ = [
     "open_memory_output",
     "open_output",
     "output_path",
+    "passed_logs",
     "path_of",
     "paths_of",
     "place_key",

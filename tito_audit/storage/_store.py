@@ -12,7 +12,6 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -76,8 +75,15 @@ def dropped() -> Passing:
 class Store:
     """The files of one service. `url` is exactly what was asked for, a folder without a slash at its end.
 
-    Every operation raises Refused with a reason free of secrets; Passing where another try may help.
+    Every operation raises Refused with a reason free of secrets, Passing where another try may help; or what its
+    driver raises, of which `refusal` makes one.
     """
+
+    advice: Advice
+
+    def refusal(self, error: Exception, url: str) -> Refused:
+        """What an exception of the driver says of the store."""
+        return refusal(error, self.advice)
 
     def status(self, url: str) -> RemoteStatus:
         """What the store says of a file; Missing if there is none."""
@@ -170,10 +176,7 @@ _CHANGED = {"PreconditionFailed", "ConditionNotMet", "FileExpired"}
 
 def refusal(error: BaseException, advice: Advice) -> Refused:
     """What a driver's exception says of the store, as a Refused of the right kind."""
-    errors = [error]
-    while (cause := errors[-1].__cause__ or errors[-1].__context__) is not None and cause not in errors:
-        errors.append(cause)
-    codes = {code for error in errors for code in _codes(error)}
+    errors, codes = _chain(error), codes_of(error)
     if codes & _UNTRUSTED:
         return Refused("the server's certificate cannot be verified. Look at SSL_CERT_FILE and the proxy.")
     if any(isinstance(error, ssl.SSLError) for error in errors):
@@ -221,15 +224,26 @@ def of_status(status: int, advice: Advice, after: float = 0.0) -> Refused:
     return Refused(f"the server answers with status {status}. {advice.place}")
 
 
-def _codes(error: BaseException) -> Iterator[str]:
-    """What an exception is called: its classes, and the code that the service gave."""
-    yield from (kind.__name__ for kind in type(error).__mro__[:-3])
-    response: Any = getattr(error, "response", None)
-    if isinstance(response, dict):
-        yield str(response.get("Error", {}).get("Code", ""))
-    code = getattr(error, "error_code", None)
-    if code is not None:
-        yield str(getattr(code, "value", code))
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and those that led to it."""
+    errors = [error]
+    while (cause := errors[-1].__cause__ or errors[-1].__context__) is not None and cause not in errors:
+        errors.append(cause)
+    return errors
+
+
+def codes_of(error: BaseException) -> set[str]:
+    """What an exception and those that led to it are called: their classes, and the codes that a service gave."""
+    codes: set[str] = set()
+    for cause in _chain(error):
+        codes.update(kind.__name__ for kind in type(cause).__mro__[:-3])
+        response: Any = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            codes.add(str(response.get("Error", {}).get("Code", "")))
+        code = getattr(cause, "error_code", None)
+        if code is not None:
+            codes.add(str(getattr(code, "value", code)))
+    return codes
 
 
 def _status(error: BaseException) -> int | None:
@@ -257,7 +271,6 @@ class BucketStore(Store):
 
     module = ""
     extra = ""
-    advice = Advice("", "")
 
     def __init__(self) -> None:
         try:
@@ -267,47 +280,45 @@ class BucketStore(Store):
                 f"{self.extra}:// needs {self.module}, which is not installed. Install it: "
                 f"pip install 'tito-audit[{self.extra}]'"
             ) from None
-        with self._refusals():
+        try:
             self.filesystem = self._connect(driver)
+        except Refused:
+            raise
+        except Exception as error:  # drivers raise exceptions of many kinds
+            raise refusal(error, self.advice) from None
 
     def _connect(self, driver: Any) -> Any:
         """The filesystem of the driver's module."""
         raise NotImplementedError
 
     def status(self, url: str) -> RemoteStatus:
-        """What the driver says of a file."""
-        with self._refusals():
-            about = self._about(url)
+        about = self._about(url)
         if about.get("type") == "directory":
             raise Missing(f"this is a folder. {self.advice.place}")
         return self._status(about)
 
     def is_folder(self, url: str) -> bool:
-        """Whether any key begins with this one and a slash."""
-        try:
-            with self._refusals():
-                return bool(self._about(url).get("type") == "directory")
-        except Missing:
-            return False
+        return bool(self._about(url).get("type") == "directory")
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
         """All files below, a thousand or more a request."""
-        with self._refusals():
-            below = self.filesystem.find(_key(url), detail=True)
+        below = self.filesystem.find(_key(url), detail=True)
         for key, about in below.items():
             if about.get("type") == "file":
                 yield self._url(url, key), self._status(about)
 
     def entries(self, url: str) -> list[str]:
-        """What is in a folder."""
-        with self._refusals():
-            return [self._url(url, key) for key in islice(self.filesystem.ls(_key(url), detail=False), _FEW)]
+        return [self._url(url, key) for key in islice(self.filesystem.ls(_key(url), detail=False), _FEW)]
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of the file."""
-        with self._refusals():
-            data: bytes = self.filesystem.cat_file(status.key, start=start, end=stop)
+        import fsspec
+
+        data: bytes = fsspec.asyn.sync(self.filesystem.loop, self._read, start, stop, status)
         return data
+
+    async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
+        """Bytes of the file, which must still have its etag."""
+        raise NotImplementedError
 
     def _about(self, url: str) -> dict[str, Any]:
         about: dict[str, Any] = self.filesystem.info(_key(url))
@@ -318,16 +329,6 @@ class BucketStore(Store):
 
     def _status(self, about: dict[str, Any]) -> RemoteStatus:
         return status_of(about)
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Exceptions of the driver as Refused."""
-        try:
-            yield
-        except (StorageError, Refused, KeyboardInterrupt):
-            raise
-        except Exception as error:  # drivers raise exceptions of many kinds
-            raise refusal(error, self.advice) from None
 
 
 class S3Store(BucketStore):
@@ -367,14 +368,6 @@ class S3Store(BucketStore):
             self.filesystem.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
             raise
 
-    def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of the object, which must still have its etag."""
-        import fsspec
-
-        with self._refusals():
-            data: bytes = fsspec.asyn.sync(self.filesystem.loop, self._read, start, stop, status)
-        return data
-
     async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         bucket, _, key = status.key.partition("/")
         same = {"IfMatch": status.etag} if status.etag else {}
@@ -399,10 +392,9 @@ class S3Store(BucketStore):
         """What is in a folder, in one request."""
         bucket, _, key = _key(url).partition("/")
         prefix = f"{key}/" if key else ""
-        with self._refusals():
-            listing = self.filesystem.call_s3(
-                "list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", MaxKeys=_FEW
-            )
+        listing = self.filesystem.call_s3(
+            "list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", MaxKeys=_FEW
+        )
         names = [entry["Key"] for entry in listing.get("Contents", ())]
         names += [entry["Prefix"].rstrip("/") for entry in listing.get("CommonPrefixes", ())]
         return [self._url(url, f"{bucket}/{name}") for name in names]
@@ -432,10 +424,10 @@ class GoogleStore(BucketStore):
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         """Bytes of the object in its generation; a generation that is gone was overwritten."""
         try:
-            with self._refusals():
-                data: bytes = self.filesystem.cat_file(status.key, start=start, end=stop, generation=status.etag)
-        except Missing:
-            raise Changed from None
+            data: bytes = self.filesystem.cat_file(status.key, start=start, end=stop, generation=status.etag)
+        except Exception as error:
+            refused = self.refusal(error, url)
+            raise Changed() if isinstance(refused, Missing) else refused from None
         return data
 
 
@@ -459,14 +451,6 @@ class AzureStore(BucketStore):
             connection_timeout=CONNECT_SECONDS,
             read_timeout=READ_SECONDS,
         )
-
-    def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of the blob, which must still have its etag."""
-        import fsspec
-
-        with self._refusals():
-            data: bytes = fsspec.asyn.sync(self.filesystem.loop, self._read, start, stop, status)
-        return data
 
     async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         azure: Any = importlib.import_module("azure.core")

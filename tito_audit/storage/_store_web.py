@@ -55,6 +55,8 @@ _LEAST = 1 << 16
 class WebStore(Store):
     """Files on web servers: one at a time, by URL."""
 
+    advice = ADVICE
+
     def status(self, url: str) -> RemoteStatus:
         """What the headers of the file's first byte say: some servers and most signed URLs allow no HEAD."""
         answer = _ask(url, {"Range": "bytes=0-0"})
@@ -84,15 +86,12 @@ class WebStore(Store):
         return False
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
-        """Nothing: a web server lists no files."""
         return iter(())
 
     def entries(self, url: str) -> list[str]:
-        """Nothing: a web server lists no files."""
         return []
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of the file."""
         answer = _ask(url, {"Range": f"bytes={start}-{stop - 1}"} if status.ranges else {})
         with answer:
             if answer.status not in (200, 206):
@@ -152,7 +151,6 @@ class _Answer:
             self.response.read()  # tells it that its end was read
 
     def refusal(self) -> Refused:
-        """The refusal that the status means."""
         return of_status(self.status, ADVICE, float(_number(self.headers.get("Retry-After", "")) or 0))
 
     def __enter__(self) -> _Answer:
@@ -317,6 +315,10 @@ class HubStore(Store):
 
         self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
 
+    def refusal(self, error: Exception, url: str) -> Refused:
+        """What an exception of the hub's client says: of requests or httpx, whichever it uses."""
+        return hub_refusal(error, hub_place(url))
+
     def status(self, url: str) -> RemoteStatus:
         """Its size and hash at the commit that its revision is now."""
         place = hub_place(url)
@@ -344,7 +346,6 @@ class HubStore(Store):
                 yield f"{place.root}/{entry['path']}", _hub_status(entry, place, commit)
 
     def entries(self, url: str) -> list[str]:
-        """What is in a folder."""
         place = hub_place(url)
         return [
             f"{place.root}/{entry['path']}" for entry in self._tree(place, self._commit(place), recursive=False)
@@ -361,22 +362,16 @@ class HubStore(Store):
         address = hf_hub_url(name, path, repo_type=kind, revision=commit, endpoint=self._api.endpoint)
         headers = {**hub.build_hf_headers(token=self._api.token), "Range": f"bytes={start}-{stop - 1}"}
         headers["Accept-Encoding"] = "identity"
-        try:
-            answer = hub.get_session().get(address, headers=headers, timeout=READ_SECONDS)
-        except Exception as error:  # of requests or httpx, whichever the hub's client uses
-            raise refusal(error, HUB_ADVICE) from None
+        answer = hub.get_session().get(address, headers=headers, timeout=READ_SECONDS)
         if answer.status_code not in (200, 206):
             raise of_status(answer.status_code, HUB_ADVICE)
         data: bytes = answer.content
         return data[start:stop] if answer.status_code == 200 else data[: stop - start]
 
     def _commit(self, place: HubPlace) -> str:
-        try:
-            about = self._api.repo_info(
-                place.name, revision=place.revision, repo_type=place.kind, timeout=READ_SECONDS
-            )
-        except Exception as error:
-            raise hub_refusal(error, place) from None
+        about = self._api.repo_info(
+            place.name, revision=place.revision, repo_type=place.kind, timeout=READ_SECONDS
+        )
         return str(about.sha)
 
     def _entry(self, place: HubPlace, commit: str) -> Mapping[str, Any] | None:
@@ -402,11 +397,8 @@ class HubStore(Store):
         headers = hub.build_hf_headers(token=self._api.token)
         if "://" not in address:
             address = f"{self._api.endpoint}/api/{place.kind}s/{place.name}/{address}"
-        try:
-            answer = hub.get_session().request(method, address, headers=headers, timeout=READ_SECONDS, **body)
-            hub.hf_raise_for_status(answer)
-        except Exception as error:  # of requests or httpx, whichever the hub's client uses
-            raise hub_refusal(error, place) from None
+        answer = hub.get_session().request(method, address, headers=headers, timeout=READ_SECONDS, **body)
+        hub.hf_raise_for_status(answer)
         return answer
 
 

@@ -84,7 +84,6 @@ class Pieces(Chunk):
     """The number of the last row, left out or not; -1 if there is none."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """The rows, parsed."""
         for number, data, size, complete, left_out in self.pieces:
             if reading.sample is not None:
                 reading.sample.left_out = left_out
@@ -104,7 +103,6 @@ class Broken(Chunk):
     damage: str
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """Raises Damaged."""
         raise Damaged(self.damage)
         yield
 
@@ -158,7 +156,6 @@ class _Lines(Chunk):
     parse: ParseRow
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """The lines that are not blank."""
         stop = self.stop if self.stop is not None else _UNLIMITED
         with self.path.open("rb", buffering=0) as file:
             if isinstance(file, RangedFile):
@@ -300,7 +297,6 @@ class _Rows(Chunk):
     """The numbers of the sampled rows; None: all rows."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """The rows."""
         numbers = range(self.size) if self.numbers is None else self.numbers
         for passed, row in enumerate(self.part.rows(numbers, self.limit)):
             if reading.sample is not None:
@@ -330,7 +326,6 @@ class _Torch(Chunk):
     """A Torch file: one pickle, so one chunk."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """Its samples."""
         for row, _ in rows_of_torch(self.path, reading.sample):
             yield row
             reading.size = row.index + 1
@@ -468,7 +463,6 @@ class _Groups(Chunk):
     quick: bool
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """Their rows, batch by batch."""
         with open_parquet(self.path, quick=self.quick) as file:
             for group in self.groups:
                 if reading.sample is not None:

@@ -314,7 +314,6 @@ class TableRows(MemoryPart):
         return StreamedRows, (streamed(self.batch).to_pybytes(),)
 
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        """The rows as they are read from an Arrow file."""
         return rows_of_batch(self.batch, numbers, limit)
 
 
@@ -325,7 +324,6 @@ class StreamedRows(MemoryPart):
     data: bytes
 
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        """The rows of its record batches."""
         passed = 0
         with pa.ipc.open_stream(self.data) as stream:
             for batch in stream:
@@ -354,7 +352,6 @@ class ArrowRows(MemoryContent):
         return self._count
 
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        """The rows as one record batch."""
         batch = batch_of(self.table(start, stop))
         return TableRows(batch if sampled is None else take_rows(batch, sampled))
 
@@ -390,11 +387,9 @@ class OnceRead(MemoryContent):
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
         return self.rows.size
 
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        """The rows from the file."""
         return self.rows.part(start, stop, sampled)
 
 
@@ -486,7 +481,6 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
 
     @classmethod
     def of(cls, name: str, content: MemoryContent, value: Any) -> RowsInMemory:
-        """The path of some rows."""
         path: RowsInMemory = cls(name)
         path._content, path.value = content, value
         _names.add(str(path))
@@ -503,11 +497,9 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
         return self._content
 
     def stat(self, *, follow_symlinks: bool = True) -> StatusInMemory:
-        """About how many bytes the rows are."""
         return StatusInMemory(self.content.size)
 
     def exists(self) -> bool:
-        """True."""
         return True
 
     def is_file(self) -> bool:
@@ -515,7 +507,6 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
         return True
 
     def is_dir(self) -> bool:
-        """False."""
         return False
 
     def open(self, mode: str = "rb", buffering: int = -1, *_: Any) -> BinaryIO:

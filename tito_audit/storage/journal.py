@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -56,7 +57,7 @@ class Finished:
     """What the log was: its size and times."""
     decided: Mapping[str, str]
     """What decided the result besides the log, by name, as hashes."""
-    said: Mapping[str, Any]
+    more: Mapping[str, Any]
     """What else was recorded when it was finished."""
     start: int
     end: int
@@ -120,12 +121,12 @@ class Journal:
         """Start on a log: the parts that follow are its own."""
         self._start = self._end
 
-    def finish(self, kind: str, log: str, state: Any, decided: Mapping[str, str], **said: Any) -> None:
+    def finish(self, kind: str, log: str, state: Any, decided: Mapping[str, str], **more: Any) -> None:
         """Record that the log is finished, with the parts added since `begin`."""
         end = self._end
-        record = {"done": kind, "log": log, "state": state, "decided": decided, "said": said, "start": self._start}
+        record = {"done": kind, "log": log, "state": state, "decided": decided, "said": more, "start": self._start}
         self._append(record)
-        self._finished[kind, log] = Finished(state, decided, said, self._start, end)
+        self._finished[kind, log] = Finished(state, decided, more, self._start, end)
         self._start = self._end
         if time.monotonic() - self._synced > _SYNCED:
             self.sync()
@@ -143,11 +144,11 @@ class Journal:
     def is_ours(self, target: Path) -> bool:
         """Whether the file is unchanged since a run with this journal wrote it."""
         stamps = [stamp for stamp, _ in self._written.get(str(target), ())]
-        found = _stamp_of(target) if stamps else None
-        if found is None or found in stamps:
-            return found is not None
+        now = _stamp_of(target) if stamps else None
+        if now is None or now in stamps:
+            return now is not None
         # A run that was killed when the store had just taken the file has recorded only its content.
-        contents = [one for one in stamps if one[0] == found[0] and str(one[2]).startswith(CONTENT)]
+        contents = [stamp for stamp in stamps if stamp[0] == now[0] and str(stamp[2]).startswith(CONTENT)]
         return bool(contents) and _stamp(content_status(target)) in contents
 
     def holds(self, target: Path, finished: Finished) -> bool:
@@ -221,8 +222,8 @@ class Journal:
         start = record["start"]
         if type(start) is not int or not len(_HEAD) <= start <= at:
             raise ValueError(start)
-        found = Finished(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
-        self._finished[_text(record["done"]), _text(record["log"])] = found
+        finished = Finished(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
+        self._finished[_text(record["done"]), _text(record["log"])] = finished
 
     def _refuse_other(self, head: bytes) -> None:
         """SetupError unless the file is empty or a kill cut off its first line."""
@@ -245,7 +246,8 @@ class Journal:
         )
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        text = json.dumps(record, separators=(",", ":"), default=_plain).encode("ascii")
+        # Numpy's scalars as plain numbers.
+        text = json.dumps(record, separators=(",", ":"), default=methodcaller("item")).encode("ascii")
         self._write(_checksum(text) + text + b"\n")
 
     def _write(self, line: bytes) -> None:
@@ -264,7 +266,7 @@ def is_open(path: Path) -> bool:
     if isinstance(path, RemoteFile):
         return False
     with suppress(OSError):
-        return any(os.path.samestat(os.fstat(one.fileno()), path.stat()) for one in _opened)
+        return any(os.path.samestat(os.fstat(file.fileno()), path.stat()) for file in _opened)
     return False
 
 
@@ -291,11 +293,6 @@ def _text(value: object) -> str:
 
 def _checksum(text: bytes) -> bytes:
     return b"%08x " % zlib.crc32(text)
-
-
-def _plain(value: Any) -> Any:
-    """The plain number of a numpy scalar."""
-    return value.item()
 
 
 def _stamp(about: Status) -> Stamp:

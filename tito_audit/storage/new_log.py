@@ -85,7 +85,6 @@ class _Text:
         self._rows = 0
 
     def add(self, row: Row) -> None:
-        """Write one row."""
         if self._array:
             self._out.write(b",\n" if self._rows else b"[\n")
         self._out.write(dump_row(row))
@@ -94,14 +93,12 @@ class _Text:
         self._rows += 1
 
     def finish(self) -> Path:
-        """Write the end."""
         if self._array:
             self._out.write(b"\n]\n" if self._rows else b"[]\n")
         self._out.finish()
         return draft_of(self._file)
 
     def abandon(self) -> None:
-        """Close the compressor."""
         self._out.abandon()
 
 
@@ -184,7 +181,6 @@ class _Table:
             self._write()
 
     def finish(self) -> Path:
-        """Write the buffered rows and the end."""
         self._write()
         self._writer.close()
         return draft_of(self._file)

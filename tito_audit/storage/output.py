@@ -282,7 +282,6 @@ class TextOutput:
         """Bytes of the log's text so far; None past a row that was not read."""
 
     def keep(self, raw: RawRow) -> None:
-        """Write the row as it was, byte for byte."""
         self._count(raw)
         self._put(raw.lead, _text_of(raw))
 
@@ -379,11 +378,9 @@ class Compressor:
             self._stream = pa.CompressedOutputStream(pa.PythonFile(self._sink, "w"), "zstd")
 
     def write(self, data: bytes) -> None:
-        """Write bytes."""
         self._stream.write(data)
 
     def finish(self) -> None:
-        """Write the end of the compressed data."""
         if self._compression is not None and not self._stream.closed:
             self._stream.close()
 
@@ -434,17 +431,14 @@ class _InsideOutput:
         self._changes: list[_Change] = []
 
     def keep(self, raw: RawRow) -> None:
-        """Keep the row as it is."""
         self._go_to(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows instead of one: none drops it, several are a fork."""
         self._go_to(raw)
         if raw.within is not None:
             self._changes.append((raw.within.path, rows))
 
     def finish(self, log: Log) -> None:
-        """Write the remaining rows."""
         self._write()
         for empty in log.passed:
             self._out.keep(empty)
@@ -538,7 +532,15 @@ class Quarantine:
         (column, about), *_ = columns.items()
         about = {**about, "file": place.file, "row": place.row}
         if raw.value is None:
-            line = orjson.dumps({column: {**about, **_as_text(raw.text or b"")}})
+            data = raw.text or b""
+            try:
+                about["text"] = data.decode("utf-8")
+            except UnicodeDecodeError:
+                about |= {
+                    "text": data.decode("utf-8", "backslashreplace"),
+                    "base64": b64encode(data).decode("ascii"),
+                }
+            line = orjson.dumps({column: about})
         elif raw.text is not None:
             # A row of a document may span lines; here each row is one line.
             text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
@@ -555,11 +557,3 @@ class Quarantine:
         """Write a row as `add` returned it."""
         self._out.write(line + b"\n")
         self.rows += 1
-
-
-def _as_text(data: bytes) -> dict[str, str]:
-    """The text of a row that is no object; with its bytes in base64 if it is not UTF-8."""
-    try:
-        return {"text": data.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"text": data.decode("utf-8", "backslashreplace"), "base64": b64encode(data).decode("ascii")}

@@ -316,7 +316,6 @@ class ParquetOutput(TableOutput):
         """The footer of the written file, once it is complete."""
 
     def abandon(self) -> None:
-        """Close the source."""
         if self._file is not None:
             self._file.close(force=True)
 

@@ -138,7 +138,9 @@ class RandomAccess:
                 start = stop
 
     def _packed(self, size: int) -> Iterator[SpooledRows]:
-        self._log.keep_text, self._log.parse = self._log.kind == "lines", _unparsed
+        self._log.keep_text = self._log.kind == "lines"
+        # The text is parsed later.
+        self._log.parse = lambda index, data, cut_off=False: RawRow(index, CUT_OFF if cut_off else {})
         rows: list[bytes] = []
         total = 0
         for raw in self._log:
@@ -160,11 +162,6 @@ def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_
     if len(line) > limit:
         return too_long(index, len(line), limit)
     return replace(parse(index, line, cut_off=line is data), text=line.strip())
-
-
-def _unparsed(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
-    """A row whose text is parsed later."""
-    return RawRow(index, CUT_OFF if cut_off else {})
 
 
 def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:

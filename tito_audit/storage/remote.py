@@ -140,7 +140,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
             status = self._status = getattr(listed, "_status", None)
         if status is None:
             try:
-                status = self._status = self.ask(lambda: self.store.status(self.url))
+                status = self._status = self.ask(lambda store: store.status(self.url))
             except Missing as error:
                 raise FileNotFoundError(2, str(error), str(self)) from None
         return status
@@ -156,17 +156,10 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         _by_name.pop(str(self), None)
         return self.stat()
 
-    @property
-    def etag(self) -> str | None:
-        """What the store says changes with the content; None if it does not say."""
-        return self.stat().etag
-
     def exists(self, **_: Any) -> bool:
-        """Whether there is such a file or folder."""
         return self.is_file() or self.is_dir()
 
     def is_file(self, **_: Any) -> bool:
-        """Whether it is a file."""
         try:
             self.stat()
         except FileNotFoundError:
@@ -174,22 +167,17 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return True
 
     def is_dir(self, **_: Any) -> bool:
-        """Whether files are below it."""
         if self.below is not None or getattr(self, "_status", None) is not None:
             return bool(self.below)
         try:
-            return self.ask(lambda: self.store.is_folder(self.url))
+            return self.ask(lambda store: store.is_folder(self.url))
         except Missing:
             return False
-
-    def is_symlink(self) -> bool:
-        """False."""
-        return False
 
     def files(self) -> Iterator[RemoteFile]:
         """The files below it at any depth, with their status."""
         try:
-            files = self.ask(lambda: list(self.store.files(self.url)))
+            files = self.ask(lambda store: list(store.files(self.url)))
         except Missing:
             return
         for url, status in files:
@@ -198,18 +186,29 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
     def entries(self) -> list[str]:
         """The names of what is directly in it, the first thousand or so; [] if it cannot be listed."""
         try:
-            return [url.rstrip("/").rpartition("/")[2] for url in retried(lambda: self.store.entries(self.url))]
-        except Refused:
+            urls = self.ask(lambda store: store.entries(self.url))
+        except (Missing, StorageError):
             return []
+        return [url.rstrip("/").rpartition("/")[2] for url in urls]
 
-    def ask(self, question: Callable[[], T]) -> T:
+    def ask(self, question: Callable[[Store], T]) -> T:
         """The store's answer, asked again where that may help; StorageError if it refuses, or Missing."""
         try:
-            return retried(question)
+            return retried(lambda: self._answer(question))
         except Missing:
             raise
         except Refused as error:
             raise StorageError(f"{self}: {error}") from None
+
+    def _answer(self, question: Callable[[Store], T]) -> T:
+        """The store's answer to one try, or a Refused."""
+        store = self.store
+        try:
+            return question(store)
+        except (StorageError, Refused):
+            raise
+        except Exception as error:  # drivers raise exceptions of many kinds
+            raise store.refusal(error, self.url) from None
 
     def open(self, mode: str = "rb", buffering: int = -1, *_: Any, **__: Any) -> BinaryIO:
         """The file for reading bytes, from any place in it; FileNotFoundError if there is none."""
@@ -221,29 +220,17 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return cast(BinaryIO, raw if buffering == 0 else io.BufferedReader(raw, FIRST))
 
     def _read(self, start: int, stop: int) -> bytes:
+        status = self.stat()
         try:
-            return self.store.read(self.url, start, stop, self.stat())
+            return self._answer(lambda store: store.read(self.url, start, stop, status))
         except Passing:
             raise
         except Refused as error:
             raise StorageError(f"{self}: {error}") from None
 
     def read_bytes(self) -> bytes:
-        """All its bytes."""
         with self.open() as file:
             return file.read()
-
-    def resolve(self, strict: bool = False) -> RemoteFile:
-        """Itself."""
-        return self
-
-    def absolute(self) -> RemoteFile:
-        """Itself."""
-        return self
-
-    def expanduser(self) -> RemoteFile:
-        """Itself."""
-        return self
 
 
 def remote_file(name: str) -> RemoteFile:
@@ -282,7 +269,7 @@ class _Copy:
         self._file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as this
         weakref.finalize(self, self._file.close)
         status = path.stat()
-        data = path.ask(lambda: path.store.read(path.url, 0, status.st_size, status))
+        data = path.ask(lambda store: store.read(path.url, 0, status.st_size, status))
         if len(data) < status.st_size:
             raise StorageError(
                 f"{path}: the connection was dropped, and the server sends no ranges to go on from there. "
@@ -377,15 +364,12 @@ class RangedFile(io.RawIOBase):
         self._expected: list[tuple[int, int]] = []
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:
-        """The place of the next byte."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -421,7 +405,6 @@ class RangedFile(io.RawIOBase):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readall(self) -> bytes:
-        """All that is left."""
         return self.read()
 
     def _next(self, wanted: int, *, exact: bool) -> bytes:

@@ -23,6 +23,7 @@ from tito_audit.storage._store import (
     Passing,
     Refused,
     RemoteStatus,
+    codes_of,
     refusal,
     retried,
 )
@@ -151,11 +152,9 @@ def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
     while not all(target.is_relative_to(above) for target in wanted):
         above = above.parent
     try:
-        present = {same_key(url) for url, _ in above.store.files(above.url)}
+        present = {same_key(url) for url, _ in above.ask(lambda store: list(store.files(above.url)))}
     except Missing:  # an empty folder is none
         return
-    except Refused as error:
-        raise StorageError(f"{above}: {error}") from None
     for target in wanted:
         if same_key(target.url) in present:
             raise exists_error(target)
@@ -235,7 +234,7 @@ def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> Non
     except FileExistsError:
         raise Taken from None
     except Exception as error:  # drivers raise exceptions of many kinds
-        if not overwrite and _codes(error) & {"NotImplemented", "501"}:
+        if not overwrite and codes_of(error) & {"NotImplemented", "501"}:
             # A server that knows no conditions: the name was free a moment ago.
             return _to_bucket(store, file, url, True)
         raise _refusal(error, store, overwrite) from None
@@ -243,7 +242,7 @@ def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> Non
 
 def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> Refused:
     """Why the store did not take a file."""
-    codes = _codes(error)
+    codes = codes_of(error)
     if codes & _FULL:
         return Refused("the store has no room for it. Free some, or write elsewhere.")
     if codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
@@ -259,17 +258,6 @@ def _of_writing(refused: Refused) -> Refused:
     words = str(refused).replace("may not read it", "may not write it").replace("may read it", "may write to it")
     refused.args = (words,)
     return refused
-
-
-def _codes(error: BaseException | None) -> set[str]:
-    """The codes of a service in an exception and its causes."""
-    codes: set[str] = set()
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            codes.add(str(response.get("Error", {}).get("Code", "")))
-        error = error.__cause__
-    return codes
 
 
 def _to_hub(store: HubStore, file: Path, url: str, overwrite: bool) -> None:

@@ -467,7 +467,6 @@ class TableOutput(ABC):
             self._write_batches_before(raw.index)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows instead of one: none drops it, several are a fork."""
         copies = [changes_between(raw.value, row) for row in rows]
         if len(copies) == 1 and not copies[0]:
             self.keep(raw)

@@ -194,12 +194,10 @@ class TorchOutput:
         """Keep the row as it is."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows instead of one: none drops it, several are a fork."""
         self.changed = True
         self._rows[raw.index] = raw, rows
 
     def finish(self, log: object) -> None:
-        """Write the file; if no row changed, copy the source."""
         if not self.changed:
             with self._source.open("rb") as source:
                 shutil.copyfileobj(source, self._out)
