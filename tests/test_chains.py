@@ -118,12 +118,15 @@ def test_nothing_is_close_where_nothing_came_before() -> None:
     assert len(Histories()) == 0
 
 
-def test_a_history_with_the_hash_of_another_is_compared() -> None:
-    every = histories(history(0, [1], [2]), history(1, [3], [4]))
-    every.longest_prefix(ids(9))
-    every._hashes[0] = every._hashes[1]
-    assert every.longest_prefix(ids(3, 4, 5)) is not None
-    assert every.longest_prefix(ids(1, 2, 5)) is None, "a hash only chooses what is compared"
+@pytest.mark.parametrize("at", range(40))
+def test_a_prompt_with_one_other_id_does_not_start_with_a_history(at: int) -> None:
+    seen = [k % 3 for k in range(40)]
+    every = histories(history(0, seen[:30], seen[30:]), history(1, [7], [8] * 60))
+    assert every.longest_prefix(ids(*seen, 5)) is not None
+    changed = [*seen[:at], 3 + seen[at], *seen[at + 1 :], 5]
+    assert every.longest_prefix(ids(*changed)) is None
+    swapped = [*seen[:at], *seen[at : at + 2][::-1], *seen[at + 2 :], 5]
+    assert (every.longest_prefix(ids(*swapped)) is None) is (swapped[:40] != seen)
 
 
 def test_ids_alone_tell_what_continues_and_what_is_asked_again() -> None:

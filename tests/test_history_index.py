@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
+from tito_audit.chains.links import components
 from tito_audit.join.history import CallTraits, Conversations, HistoryIndex, JoinedBy
-from tito_audit.join.history._holders import components
 from tito_audit.join.history._trie import Numbers
 from tito_audit.record.message import Message, as_message
 from tito_audit.tokens.load import load_tokenizer

@@ -23,9 +23,8 @@ from tests import toy
 from tests.command import written
 from tests.tiers import examples, some
 from tito_audit import RepairSettings, Result, Settings, SetupError, repair_rollouts, scan_rollouts
-from tito_audit.chains.doubles import merged
 from tito_audit.chains.ledger import Ledger
-from tito_audit.chains.trained_once import settle
+from tito_audit.chains.trained_once import merged, settle
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow

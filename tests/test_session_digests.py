@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
+from tito_audit.chains.histories import key_of
 from tito_audit.record.message import as_message
-from tito_audit.sessions.index import Beginnings, digest, key_of, message_keys
+from tito_audit.sessions.index import Beginnings, digest, message_keys
 from tito_audit.sessions.model import Branch, ChatCall, Node, Prompt
 from tito_audit.sessions.texts import Texts
 

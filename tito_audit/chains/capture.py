@@ -11,10 +11,10 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tito_audit.chains.histories import History, closest
 from tito_audit.chains.links import Chain
+from tito_audit.record.arrays import Ids
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Turn
 
 _HISTORY = 4
@@ -35,9 +35,9 @@ class _Call:
     def number(self) -> int:
         return self.history.turn
 
-    def has_prompt_of(self, other: _Call) -> bool:
-        """Whether both have the same prompt."""
-        return np.array_equal(self.history.prompt, other.history.prompt)
+    @property
+    def prompt(self) -> Ids:
+        return self.history.prompt
 
 
 def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
@@ -52,7 +52,7 @@ def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[in
         for number, (turn, time) in enumerate(zip(turns, times, strict=True))
         if turn.prompt_ids is not None and (seen := turn.seen_ids) is not None
     ]
-    calls.sort(key=lambda call: (len(call.history.prompt), call.time, call.number))
+    calls.sort(key=lambda call: (len(call.prompt), call.time, call.number))
     order, main = _walked(_trees(calls))
     placed = set(order)
     rest = [number for number in range(len(turns)) if number not in placed]
@@ -70,9 +70,8 @@ def _trees(calls: Sequence[_Call]) -> list[_Call]:
     longest_first: list[History] = []
     for call in calls:
         # The call whose prompt and answer this prompt shares the most with; None where it shares too little.
-        prompt = call.history.prompt
-        shorter = (history for history in longest_first if len(history.prompt) < len(prompt))
-        best, call.common = closest(prompt, shorter, longest_first=True)
+        shorter = (history for history in longest_first if len(history.prompt) < len(call.prompt))
+        best, call.common = closest(call.prompt, shorter, longest_first=True)
         parent = best if best is not None and 0 < call.common >= len(best.prompt) // _HISTORY else None
         (by_turn[parent.turn].children if parent is not None else roots).append(call)
         insort(longest_first, call.history, key=lambda history: -len(history.seen))
@@ -86,7 +85,7 @@ def _walked(roots: Sequence[_Call]) -> tuple[list[int], list[int]]:
     order: list[int] = []
     main: list[int] = []
     first = min(roots, key=lambda call: (call.time, call.number), default=None)
-    alike = [call for call in roots if first is not None and call.has_prompt_of(first)]
+    alike = [call for call in roots if first is not None and same_ids(call.prompt, first.prompt)]
     # Not by recursion: a rollout may have more calls than Python has frames.
     waiting: list[tuple[Sequence[_Call], bool]] = [
         ([call], False) for call in reversed(roots) if call not in alike
@@ -100,7 +99,7 @@ def _walked(roots: Sequence[_Call]) -> tuple[list[int], list[int]]:
         retries = [
             call
             for call in siblings
-            if call is not main_call and not call.children and call.has_prompt_of(main_call)
+            if call is not main_call and not call.children and same_ids(call.prompt, main_call.prompt)
         ]
         others = [call for call in siblings if call is not main_call and call not in retries]
         order += [call.number for call in (*retries, main_call)]

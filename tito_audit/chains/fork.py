@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.chains.histories import Histories, History
-from tito_audit.chains.links import chain_to, last_calls
+from tito_audit.chains.links import chain_to
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, as_ids
 
 Numbers: TypeAlias = Sequence[Any] | NDArray[Any]
@@ -82,10 +82,26 @@ def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None]
     sampled_calls = [
         _as_call(call, mask, number) for number, (call, mask) in enumerate(zip(calls, masks, strict=True))
     ]
-    parents = _parents(sampled_calls)
+    earlier = Histories()
+    parents = {}
+    for k, call in enumerate(sampled_calls):
+        prompt = call.seen[: call.start]
+        history = earlier.longest_prefix(prompt)
+        if history is not None:
+            parents[k] = history.turn
+        if len(call.seen):
+            earlier.add(History(k, prompt, call.seen))
+    leaves: list[int] = []
+    continued: set[int] = set()  # by a call that sampled something, directly or not
+    for k in reversed(range(len(calls))):
+        samples = bool(sampled_calls[k].sampled.any())
+        if samples and k not in continued:
+            leaves.append(k)
+        if (samples or k in continued) and k in parents:
+            continued.add(parents[k])
     trained: set[int] = set()
     rows = []
-    for leaf in _leaves(sampled_calls, parents):
+    for leaf in reversed(leaves):
         chain = chain_to(leaf, parents)
         fresh = tuple(k for k in chain if k not in trained and sampled_calls[k].sampled.any())
         trained.update(fresh)
@@ -112,10 +128,9 @@ def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
         raise ValueError(f"call {number} is not (prompt_ids, completion_ids) or (…, logprobs)")
     prompt = as_ids(call[0], f"calls[{number}] prompt_ids")
     completion = as_ids(call[1], f"calls[{number}] completion_ids")
-    given = call[2] if len(call) == 3 else None
     logprobs = np.full(len(completion), np.nan)
-    if given is not None:
-        logprobs = as_floats(given, f"calls[{number}] logprobs")
+    if len(call) == 3 and call[2] is not None:
+        logprobs = as_floats(call[2], f"calls[{number}] logprobs")
     if len(logprobs) != len(completion):
         raise ValueError(
             f"call {number} has {len(logprobs)} logprobs and {len(completion)} completion tokens: "
@@ -134,30 +149,6 @@ def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
         sampled = np.asarray(values == 1)
     logprobs = np.where(sampled, logprobs, np.nan)
     return _Call(np.concatenate((prompt, completion)), len(prompt), logprobs, sampled)
-
-
-def _parents(calls: Sequence[_Call]) -> dict[int, int]:
-    """Each call that continues an earlier one, with that call."""
-    earlier = Histories()
-    parents = {}
-    for k, call in enumerate(calls):
-        prompt = call.seen[: call.start]
-        history = earlier.longest_prefix(prompt)
-        if history is not None:
-            parents[k] = history.turn
-        if len(call.seen):
-            earlier.add(History(k, prompt, call.seen))
-    return parents
-
-
-def _leaves(calls: Sequence[_Call], parents: Mapping[int, int]) -> list[int]:
-    """The calls that sampled something and are continued, directly or indirectly, by no other such call."""
-    sampled = [k for k, call in enumerate(calls) if call.sampled.any()]
-    leaves = set(sampled)
-    for k in reversed(range(len(calls))):
-        if k in leaves and k in parents:
-            leaves.add(parents[k])
-    return last_calls(sampled, {k: parents[k] for k in leaves if k in parents})
 
 
 def _row(calls: Sequence[_Call], chain: Sequence[int], trained: Sequence[int]) -> ForkedRow:

@@ -2,16 +2,65 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Generic, TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tito_audit.align.runs import HASH_BASE
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import common_prefix, starts_with
+
+T = TypeVar("T")
+Key: TypeAlias = tuple[int, bytes]
+"""The length and the digest of a byte string: equal where the strings are."""
+
+
+def running(data: bytes = b"") -> blake2b:
+    """A digest of these bytes, to be updated with what follows."""
+    return blake2b(data, digest_size=16)
+
+
+def key_of(data: bytes) -> Key:
+    """The key of a byte string."""
+    return len(data), running(data).digest()
+
+
+class Prefixes(Generic[T]):
+    """Values by byte string; finds those whose string is a prefix of another one."""
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, dict[bytes, list[T]]] = {}
+        self._lengths: list[int] = []
+
+    def add(self, key: Key, value: T) -> None:
+        """Add a value by the key of its string; with both it can be removed."""
+        length, digest = key
+        if length not in self._by_length:
+            insort(self._lengths, length)
+        self._by_length.setdefault(length, {}).setdefault(digest, []).append(value)
+
+    def remove(self, key: Key, value: T) -> None:
+        """Remove a value."""
+        length, digest = key
+        of_length = self._by_length[length]
+        of_length[digest].remove(value)
+        if not of_length[digest]:
+            del of_length[digest]
+        if not of_length:
+            del self._by_length[length]
+            self._lengths.remove(length)
+
+    def matches(self, data: bytes) -> Iterator[tuple[int, Sequence[T]]]:
+        """The values whose string this one starts with, with its length: the longest first."""
+        state, at, matching = running(), 0, []
+        for length in self._lengths[: bisect_right(self._lengths, len(data))]:
+            state.update(data[at:length])
+            at = length
+            values = self._by_length[length].get(state.digest())
+            if values:
+                matching.append((length, values))
+        yield from reversed(matching)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +79,10 @@ class Histories:
 
     def __init__(self) -> None:
         self._all: list[History] = []
-        self._lengths = array("q")
-        self._hashes = array("Q")
-        """Hashes of the first histories, computed on demand: calls that all continue the last one need none."""
-        self._powers: NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._longest: History | None = None
+        self._by_start: Prefixes[History] = Prefixes()
+        self._indexed = 0
+        """How many histories it holds: calls that all continue the last one need none."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -49,25 +98,19 @@ class Histories:
     def add(self, history: History) -> None:
         """Add the history of the next call."""
         self._all.append(history)
+        if self._longest is None or len(history.seen) >= len(self._longest.seen):
+            self._longest = history
 
     def longest_prefix(self, prompt: Ids) -> History | None:
         """The longest history that a prompt starts with, the latest of several equal ones; None if it starts with
-        none.
-
-        All prefixes of the prompt are looked up by hash among all histories at once, then compared.
-        """
-        if not self._all:
-            return None
-        for history in self._all[len(self._hashes) :]:
-            self._lengths.append(len(history.seen))
-            self._hashes.append(int(self._hash_at(history.seen)[-1]))
-        lengths, hashes = np.frombuffer(self._lengths, np.int64), np.frombuffer(self._hashes, np.uint64)
-        fits = lengths <= len(prompt)
-        fits &= self._hash_at(prompt)[np.minimum(lengths, len(prompt))] == hashes
-        places = fits.nonzero()[0]
-        longest_first = places[np.argsort(lengths[places], kind="stable")][::-1]
-        candidates = (self._all[at] for at in longest_first.tolist())
-        return next((candidate for candidate in candidates if starts_with(prompt, candidate.seen)), None)
+        none."""
+        if self._longest is not None and starts_with(prompt, self._longest.seen):
+            return self._longest
+        for history in self._all[self._indexed :]:
+            self._by_start.add(key_of(history.seen.tobytes()), history)
+        self._indexed = len(self._all)
+        match = next(self._by_start.matches(prompt.tobytes()), None)
+        return None if match is None else match[1][-1]
 
     def longest_prefix_or_closest(self, prompt: Ids) -> History:
         """The longest history that a prompt starts with, else the one that it shares the most with.
@@ -81,14 +124,6 @@ class Histories:
         best, _ = closest(prompt, reversed(self._all))
         assert best is not None, "no call came before"
         return best
-
-    def _hash_at(self, ids: Ids) -> NDArray[np.uint64]:
-        """`[N+1]` uint64: the hash of each prefix."""
-        if len(self._powers) < len(ids):
-            self._powers = np.cumprod(np.full(2 * len(ids), HASH_BASE), dtype=np.uint64)
-        hash_at = np.zeros(len(ids) + 1, np.uint64)
-        np.cumsum(ids.astype(np.uint64) * self._powers[: len(ids)], out=hash_at[1:])
-        return hash_at
 
 
 def closest(

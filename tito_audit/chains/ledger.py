@@ -199,12 +199,8 @@ class Ledger:
 
     def shared(self) -> Numbers:
         """`[K]` the spans whose context and tokens another sequence shares, in order."""
-        places = [np.empty(0, np.int64), *self._shared()]
-        return np.sort(np.concatenate(places))
-
-    def _shared(self) -> Iterator[Numbers]:
-        """The same, one part of the hashes after another."""
-        hashes = self.spans["hash"]
+        hashes, places = self.spans["hash"], [np.empty(0, np.int64)]
+        # One part of the hashes after another.
         bits = (len(hashes) // BLOCK).bit_length()
         part = np.empty(len(hashes), np.uint16)
         for at in range(0, len(hashes), BLOCK):
@@ -218,4 +214,5 @@ class Ledger:
             twice = np.zeros(len(own_hashes), np.bool_)
             twice[1:] |= same
             twice[:-1] |= same
-            yield own_places[order[twice]]
+            places.append(own_places[order[twice]])
+        return np.sort(np.concatenate(places))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.chains.histories import Histories, History
 from tito_audit.record.arrays import Ids
@@ -15,6 +16,9 @@ from tito_audit.record.prefix import common_prefix, starts_with
 
 Chain: TypeAlias = tuple[int, ...]
 """Numbers of calls, each continuing the one before."""
+Numbers: TypeAlias = NDArray[np.int64]
+AT_ONCE = 1 << 17
+"""How many are processed at once where arrays of all would double the memory."""
 
 
 class LinkKind(StrEnum):
@@ -133,3 +137,22 @@ def last_calls(calls: Iterable[int], parents: Mapping[int, int]) -> list[int]:
     """The calls that no call continues: each ends a chain."""
     continued = set(parents.values())
     return [call for call in calls if call not in continued]
+
+
+def components(count: int, *links: Numbers) -> Numbers:
+    """`[N]` The lowest number linked to each, directly or not; each of `links` is `[N]`, -1 for no link."""
+    label: NDArray[Any] = np.arange(count, dtype=np.uint32 if count < 1 << 32 else np.int64)
+    while True:
+        before = label.copy()
+        for link in links:
+            for start in range(0, count, AT_ONCE):
+                calls = start + np.flatnonzero(link[start : start + AT_ONCE] >= 0)
+                other = link[calls]
+                low = np.minimum(label[calls], label[other])
+                # The labels themselves are lowered too, so a whole component follows.
+                for ends in (calls, other, before[calls], before[other]):
+                    np.minimum.at(label, ends, low)
+        label = label[label]
+        if np.array_equal(label, before):
+            labels: Numbers = label.astype(np.int64)
+            return labels

@@ -75,7 +75,12 @@ def splice_prefix(
     seen = as_ids(seen_ids, "seen_ids")
     prefix = as_ids(template_prefix_ids, "template_prefix_ids")
     template = as_ids(template_ids, "template_ids")
-    stops = _stops(stop_ids)
+    stops = frozenset(map(int, [stop_ids] if isinstance(stop_ids, int | np.integer) else stop_ids))
+    if not stops:
+        raise SpliceError(
+            "stop_ids is empty.\nWithout the ids that end a turn, it is unknown where one ends.\n"
+            "Pass the end tokens of the model's generation settings."
+        )
     if starts_with(template, seen):
         return list(template.tolist())
     old, new = _cut(prefix, stops), _cut(template, stops)
@@ -85,17 +90,6 @@ def splice_prefix(
         old = _Turns(old.ids, [*old.ends, len(old.ids)])
     rest = _turn_end(old, new, agreed, stops, ended)
     return [*seen.tolist(), *new.ids[rest:].tolist()]
-
-
-def _stops(stop_ids: int | Collection[int]) -> frozenset[int]:
-    ids = [stop_ids] if isinstance(stop_ids, int | np.integer) else stop_ids
-    stops = frozenset(int(stop) for stop in ids)
-    if not stops:
-        raise SpliceError(
-            "stop_ids is empty.\nWithout the ids that end a turn, it is unknown where one ends.\n"
-            "Pass the end tokens of the model's generation settings."
-        )
-    return stops
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.chains.doubles import Cause, Double, Doubles, merged
 from tito_audit.chains.ledger import BLOCK, Ledger, Numbers
+from tito_audit.chains.links import components
 
 PROOF = -30.0
 """Tokens whose logprobs add up to this or less are never sampled twice by chance."""
@@ -28,6 +30,99 @@ _STEPS = 3
 """The fewest rows that continue the row before them in a log with one row per step."""
 _LEADERS = 8
 """How many events of the same tokens a row is compared with."""
+
+
+Runs = tuple[tuple[int, int], ...]
+
+
+class Cause(StrEnum):
+    """How tokens come to be trained more than once."""
+
+    HISTORY = "history trained again"
+    PREFIX = "shared prefix"
+    ROW = "duplicated row"
+    CALL = "duplicated call"
+
+
+_CAUSES = tuple(Cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    """A sequence that trains tokens already trained by another sequence."""
+
+    sequence: int
+    runs: Runs
+    first: int
+    """The sequence that trains the last of these tokens first."""
+    others: int
+    """How many other sequences train some of them first."""
+    cause: Cause
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are trained again."""
+        return sum(end - start for start, end in self.runs)
+
+
+@dataclass(slots=True)
+class Doubles:
+    """Doubles in a few arrays; iterated in the order of their sequences."""
+
+    tokens: int = 0
+    calls: int = 0
+    """How many of them are calls, which have no mask."""
+    _fixed: array[int] = field(default_factory=lambda: array("q"))
+    """For each: sequence, first, others, cause, and where its runs start."""
+    _runs: array[int] = field(default_factory=lambda: array("I"))
+    _order: Numbers | None = None
+
+    def __len__(self) -> int:
+        return len(self._fixed) // 5
+
+    def add(self, double: Double) -> None:
+        """Keep one more."""
+        cause = _CAUSES.index(double.cause)
+        self._fixed.extend((double.sequence, double.first, double.others, cause, len(self._runs)))
+        for run in double.runs:
+            self._runs.extend(run)
+        self.tokens += double.tokens
+        self.calls += double.cause is Cause.CALL
+
+    def __iter__(self) -> Iterator[Double]:
+        return map(self._at, self._in_order().tolist())
+
+    def of(self, sequence: int) -> Double | None:
+        """The double of a sequence; None if it trains nothing again."""
+        if self._order is None:
+            self._order = self._in_order()
+        at = int(np.searchsorted(self._sequences(), sequence, sorter=self._order))
+        double = None if at == len(self) else self._at(int(self._order[at]))
+        return double if double is not None and double.sequence == sequence else None
+
+    def _at(self, number: int) -> Double:
+        sequence, first, others, cause, at = self._fixed[5 * number : 5 * number + 5]
+        end = self._fixed[5 * number + 9] if number + 1 < len(self) else len(self._runs)
+        bounds = self._runs[at:end]
+        runs = tuple(zip(bounds[::2], bounds[1::2], strict=True))
+        return Double(sequence, runs, first, others, _CAUSES[cause])
+
+    def _sequences(self) -> Numbers:
+        return np.frombuffer(self._fixed, np.int64)[::5]
+
+    def _in_order(self) -> Numbers:
+        return np.argsort(self._sequences(), kind="stable")
+
+
+def merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The union of half-open runs, in order."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(runs):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(end, out[-1][1])
+        else:
+            out.append((start, end))
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +148,9 @@ def settle(ledger: Ledger) -> Settled:
     evidence, never = _calls_of_rows(ledger, of, nodes)
     unproven = ~evidence[of]
     unproven &= (np.bincount(nodes[unproven], minlength=len(nodes)) > 1)[nodes]
-    families = _Families(ledger, shared[unproven], of[unproven], nodes[unproven])
     doubles, undecided = Doubles(), array("q")
-    for family in families:
-        family.settle(doubles, undecided)
+    for members in _families(ledger, shared[unproven], of[unproven], nodes[unproven]):
+        _settle(members, doubles, undecided)
     return Settled(ledger.trained(evidence), doubles, never, np.sort(np.array(undecided, np.int64)))
 
 
@@ -80,82 +174,54 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
 
 def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
     """`[F]` which logs have one row per step: most rows with several spans continue the whole row before them."""
-    counts = [_links(ledger, start, end) for start, end in ledger.file_ranges()]
-    return np.array([links >= _STEPS and 2 * links > several for links, several in counts], np.bool_)
+    hashes, stepwise = ledger.spans["hash"], []
+    for start, end in ledger.file_ranges():
+        links = rows = 0
+        for at in range(start, end, BLOCK):
+            last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
+            later = several[1:].nonzero()[0] + 1
+            before, whole = last[later], hashes[last[later - 1]]
+            # The end of the span before, or the token after it.
+            links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
+            rows += int(np.count_nonzero(several[int(at > start) :]))
+        stepwise.append(links >= _STEPS and 2 * links > rows)
+    return np.array(stepwise, np.bool_)
 
 
-def _links(ledger: Ledger, start: int, end: int) -> tuple[int, int]:
-    """How many of these sequences continue the whole sequence before them, and how many have several spans."""
-    hashes, links, total = ledger.spans["hash"], 0, 0
-    for at in range(start, end, BLOCK):
-        last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
-        later = several[1:].nonzero()[0] + 1
-        before, whole = last[later], hashes[last[later - 1]]
-        # The end of the span before, or the token after it.
-        links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
-        total += int(np.count_nonzero(several[int(at > start) :]))
-    return links, total
-
-
-class _Families:
-    """Sequences in groups that share spans, one group after the other."""
-
-    def __init__(self, ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> None:
-        self._ledger, self._first = ledger, ledger.first_spans
-        self._stepwise = _stepwise(ledger)
-        self._shared, self._nodes = shared, nodes
-        numbers, place = np.unique(of, return_inverse=True)
-        labels = _labels(len(numbers), place, nodes)
-        self._numbers = numbers[np.argsort(labels, kind="stable")]
-        self._cuts = np.diff(np.sort(labels), prepend=-1, append=len(numbers)).nonzero()[0]
-
-    def __iter__(self) -> Iterator[_Family]:
-        for start, end in zip(self._cuts[:-1].tolist(), self._cuts[1:].tolist(), strict=True):
-            yield _Family([self._member(number) for number in self._numbers[start:end].tolist()])
-
-    def _member(self, number: int) -> _Member:
-        first, end = int(self._first[number]), int(self._first[number + 1])
-        low, high = self._shared.searchsorted((first, end)).tolist()
-        nodes = dict(zip((self._shared[low:high] - first).tolist(), self._nodes[low:high].tolist(), strict=True))
-        spans = self._ledger.spans[first:end]
-        file = int(self._ledger.file_starts.searchsorted(number, "right")) - 1
-        tokens = spans["tokens"].tolist()
-        return _Member(
-            number,
-            file if self._stepwise[file] else -1,
-            spans["end"].tolist(),
-            tokens,
-            _totals(spans["logprob"]),
-            nodes,
-            max(span for span, count in enumerate(tokens) if count),
-            self._ledger.turn(number) is not None,
-            self._ledger.answer_id(number),
-            self._ledger.order(number),
-        )
-
-
-def _labels(count: int, place: Numbers, nodes: Numbers) -> Numbers:
-    """`[count]` one number for all sequences that are linked by nodes: the lowest of them."""
-    labels = np.arange(count)
-    lowest = np.empty(int(nodes.max()) + 1 if len(nodes) else 0, np.int64)
-    while True:
-        lowest[:] = count
-        np.minimum.at(lowest, nodes, labels[place])
-        new = labels.copy()
-        np.minimum.at(new, place, lowest[nodes])
-        new = np.minimum(new, new[new])
-        if np.array_equal(new, labels):
-            return labels
-        labels = new
-
-
-def _totals(logprobs: NDArray[np.float32]) -> list[float]:
-    """The logprob of each span and all before it; unknown logprobs count as certain, and NaN means that none is
-    known."""
-    unknown = np.isnan(logprobs)
-    sums = np.cumsum(np.where(unknown, 0.0, logprobs), dtype=np.float64)
-    sums[np.logical_and.accumulate(unknown)] = np.nan
-    return list(sums.tolist())
+def _families(ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> Iterator[list[_Member]]:
+    """Sequences in groups that share spans, directly or through others, one group after the other."""
+    stepwise = _stepwise(ledger)
+    numbers, first_visit, place = np.unique(of, return_index=True, return_inverse=True)
+    _, first_of_node, node = np.unique(nodes, return_index=True, return_inverse=True)
+    labels = components(len(of), first_visit[place], first_of_node[node])[first_visit]
+    numbers = numbers[np.argsort(labels, kind="stable")]
+    cuts = np.diff(np.sort(labels), prepend=-1, append=len(of)).nonzero()[0]
+    for start, end in pairwise(cuts.tolist()):
+        members = []
+        for number in numbers[start:end].tolist():
+            first, after = ledger.first_spans[number : number + 2].tolist()
+            low, high = shared.searchsorted((first, after)).tolist()
+            spans = ledger.spans[first:after]
+            file = int(ledger.file_starts.searchsorted(number, "right")) - 1
+            # Unknown logprobs count as certain; NaN means that none is known so far.
+            unknown = np.isnan(spans["logprob"])
+            totals = np.cumsum(np.where(unknown, 0.0, spans["logprob"]), dtype=np.float64)
+            totals[np.logical_and.accumulate(unknown)] = np.nan
+            members.append(
+                _Member(
+                    number,
+                    file if stepwise[file] else -1,
+                    spans["end"].tolist(),
+                    spans["tokens"].tolist(),
+                    totals.tolist(),
+                    dict(zip((shared[low:high] - first).tolist(), nodes[low:high].tolist(), strict=True)),
+                    int(spans["tokens"].nonzero()[0][-1]),
+                    ledger.turn(number) is not None,
+                    ledger.answer_id(number),
+                    ledger.order(number),
+                )
+            )
+        yield members
 
 
 @dataclass(slots=True, eq=False)
@@ -196,56 +262,51 @@ class _Member:
         return [(end - tokens, end) for end, tokens in spans if tokens]
 
 
-_Held = tuple[_Member, int]
+_Visit = tuple[_Member, int]
 """A sequence and which of its spans ends at a node."""
 
 
-class _Family:
-    """Sequences that share spans, directly or through others."""
-
-    def __init__(self, members: Sequence[_Member]) -> None:
-        self.members = sorted(members, key=attrgetter("order"))
-        self._nodes: dict[int, list[_Held]] = {}
-        for member in self.members:
-            for span, node in member.nodes.items():
-                self._nodes.setdefault(node, []).append((member, span))
-
-    def settle(self, doubles: Doubles, undecided: array[int]) -> None:
-        """Add what the sequences train more than once, and those of which nothing shows it."""
-        events, open_ = 0, set[int]()
-        for visits in sorted(self._nodes.values(), key=lambda visits: visits[0][0].ends[visits[0][1]]):
-            for event in _events(visits):
-                events += 1
-                _count(event, events)
-            open_ |= _open(visits)
-        for member in self.members:
-            if member.again:
-                runs = merged(member.again)
-                *others, first = member.leaders
-                if sum(end - start for start, end in runs) == sum(member.tokens):
-                    cause = Cause.CALL if member.call else Cause.ROW
-                else:
-                    cause = Cause.HISTORY if member.history else Cause.PREFIX
-                doubles.add(Double(member.number, tuple(runs), first, len(others), cause))
-        undecided.extend(sorted(open_ - {member.number for member in self.members if member.again}))
+def _settle(members: list[_Member], doubles: Doubles, undecided: array[int]) -> None:
+    """Add what the sequences of a family train more than once, and those of which nothing shows it."""
+    members.sort(key=attrgetter("order"))
+    by_node: dict[int, list[_Visit]] = {}
+    for member in members:
+        for span, node in member.nodes.items():
+            by_node.setdefault(node, []).append((member, span))
+    events, open_ = 0, set[int]()
+    for visits in sorted(by_node.values(), key=lambda visits: visits[0][0].ends[visits[0][1]]):
+        for event in _events(visits):
+            events += 1
+            _count(event, events)
+        open_ |= _open(visits)
+    for member in members:
+        if member.again:
+            runs = merged(member.again)
+            *others, first = member.leaders
+            if sum(end - start for start, end in runs) == sum(member.tokens):
+                cause = Cause.CALL if member.call else Cause.ROW
+            else:
+                cause = Cause.HISTORY if member.history else Cause.PREFIX
+            doubles.add(Double(member.number, tuple(runs), first, len(others), cause))
+    undecided.extend(sorted(open_ - {member.number for member in members if member.again}))
 
 
-def _events(held: Sequence[_Held]) -> list[list[_Held]]:
+def _events(visits: Sequence[_Visit]) -> list[list[_Visit]]:
     """Groups of these sequences that share one sampling event, each led by the one that trains the tokens
     first."""
-    if any(member.totals[span] <= PROOF for member, span in held):
-        return _grouped(held, ())
-    answers: dict[int, list[_Held]] = {}
-    for one in held:
-        if one[0].answer_id:
-            answers.setdefault(one[0].answer_id, []).append(one)
+    if any(member.totals[span] <= PROOF for member, span in visits):
+        return _grouped(visits, ())
+    answers: dict[int, list[_Visit]] = {}
+    for visit in visits:
+        if visit[0].answer_id:
+            answers.setdefault(visit[0].answer_id, []).append(visit)
     same = [event for same in answers.values() for event in _grouped(same, ())]
-    whole = [one for one in held if one[0].last <= one[1] and one[0].steps >= 0]
-    passing = [one for one in held if one[0].last > one[1] and one[0].steps >= 0]
+    whole = [visit for visit in visits if visit[0].last <= visit[1] and visit[0].steps >= 0]
+    passing = [visit for visit in visits if visit[0].last > visit[1] and visit[0].steps >= 0]
     return [*same, *(_grouped(passing, whole[:_LEADERS]) if whole else ())]
 
 
-def _grouped(visits: Sequence[_Held], leaders: Sequence[_Held]) -> list[list[_Held]]:
+def _grouped(visits: Sequence[_Visit], leaders: Sequence[_Visit]) -> list[list[_Visit]]:
     """Events of several sequences: each joins the first one that it agrees with; without `leaders` it may lead."""
     events = [[leader] for leader in leaders]
     for visit in visits:
@@ -257,7 +318,7 @@ def _grouped(visits: Sequence[_Held], leaders: Sequence[_Held]) -> list[list[_He
     return [event for event in events if len(event) > 1]
 
 
-def _agree(visit: _Held, other: _Held) -> bool:
+def _agree(visit: _Visit, other: _Visit) -> bool:
     """Whether they may be one sampling event: no different server ids, no clearly different logprobs."""
     (a, at), (b, bt) = visit, other
     if a.answer_id and b.answer_id and a.answer_id != b.answer_id:
@@ -268,7 +329,7 @@ def _agree(visit: _Held, other: _Held) -> bool:
     return abs(total - other_total) <= 1 + abs(total + other_total) / 20
 
 
-def _count(event: Sequence[_Held], number: int) -> None:
+def _count(event: Sequence[_Visit], number: int) -> None:
     """Note for each sequence of an event which of its tokens earlier sequences train."""
     before = {(span, member.event.get(span - 1)) for member, span in event}
     # Up to the span before, these sequences were compared as one event already.
@@ -288,11 +349,12 @@ def _count(event: Sequence[_Held], number: int) -> None:
         member.event[span] = number
 
 
-def _open(visits: Sequence[_Held]) -> set[int]:
+def _open(visits: Sequence[_Visit]) -> set[int]:
     """The sequences after the first for which it is unknown whether the tokens were sampled twice."""
-    ids = {member.answer_id for member, _ in visits}
-    told_apart = 0 not in ids and len(ids) == len(visits)
-    if told_apart or not all(math.isnan(member.totals[span]) for member, span in visits):
+    if not all(math.isnan(member.totals[span]) for member, span in visits):
+        return set()
+    ids = [member.answer_id for member, _ in visits]
+    if all(ids) and len(set(ids)) == len(ids):
         return set()
     return {member.number for member, span in visits[1:] if span not in member.event}
 

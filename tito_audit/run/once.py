@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
 
-from tito_audit.chains.doubles import Cause, Double
 from tito_audit.chains.ledger import Ledger
-from tito_audit.chains.trained_once import Settled, settle
+from tito_audit.chains.trained_once import Cause, Double, Settled, settle
 from tito_audit.evidence.trainings import hit_again
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place

@@ -9,15 +9,15 @@ Reasoning is compared separately, because clients leave it out.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from hashlib import blake2b
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from tito_audit.chains.histories import Key, Prefixes, running
 from tito_audit.record.message import Message, ToolCall
 from tito_audit.sessions.model import Fork, Node
 
@@ -25,7 +25,6 @@ START = b""
 """The key of an empty history."""
 _COMPARED = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 _OF_ANSWERS = frozenset({"assistant"})
-_SIZE = 16
 _LONG = 500
 """Characters of a text that is compared by its digest."""
 
@@ -34,7 +33,7 @@ def history_keys(keys: Sequence[bytes]) -> list[bytes]:
     """A key for each beginning of a history, `[L + 1]`: equal where all messages up to there are the same."""
     history = [START]
     for key in keys:
-        history.append(blake2b(history[-1] + key, digest_size=_SIZE).digest())
+        history.append(running(history[-1] + key).digest())
     return history
 
 
@@ -99,7 +98,7 @@ def _short(text: str) -> object:
     """A text, or the digest of a long one, which is cheaper than its repr."""
     if len(text) <= _LONG:
         return text
-    return "long", len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
+    return "long", len(text), digest(text)
 
 
 def _is_text(part: Mapping[str, Any]) -> bool:
@@ -171,29 +170,14 @@ def _exact(number: str) -> object:
 # Texts and ids recognized by a digest of their beginning
 
 
-T = TypeVar("T")
-Key: TypeAlias = tuple[int, bytes]
-"""The length and the digest of a byte string."""
-
-
 def text_bytes(text: str) -> bytes:
     """The bytes of a text; lone surrogates too."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def running(data: bytes = b"") -> blake2b:
-    """A digest of these bytes, to be updated with what follows."""
-    return blake2b(data, digest_size=_SIZE)
-
-
 def digest(text: str) -> bytes:
     """The digest of a text."""
     return running(text_bytes(text)).digest()
-
-
-def key_of(data: bytes) -> Key:
-    """The key of a byte string."""
-    return len(data), running(data).digest()
 
 
 class Beginnings:
@@ -215,43 +199,6 @@ class Beginnings:
             self._lengths.insert(place, length)
             self._states.insert(place, state)
         return state.digest()
-
-
-class Prefixes(Generic[T]):
-    """Values by byte string; finds those whose string is a prefix of a given one."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, dict[bytes, list[T]]] = {}
-        self._lengths: list[int] = []
-
-    def add(self, key: Key, value: T) -> None:
-        """Hold a value by the key of its string; with both it can be removed."""
-        length, digest_of_string = key
-        if length not in self._held:
-            insort(self._lengths, length)
-        self._held.setdefault(length, {}).setdefault(digest_of_string, []).append(value)
-
-    def remove(self, key: Key, value: T) -> None:
-        """Remove a value."""
-        length, wanted = key
-        of_length = self._held[length]
-        of_length[wanted].remove(value)
-        if not of_length[wanted]:
-            del of_length[wanted]
-        if not of_length:
-            del self._held[length]
-            self._lengths.remove(length)
-
-    def matches(self, data: bytes) -> Iterator[tuple[int, Sequence[T]]]:
-        """The values whose string this one starts with, with its length: the longest first."""
-        state, at, matching = running(), 0, []
-        for length in self._lengths[: bisect_right(self._lengths, len(data))]:
-            state.update(data[at:length])
-            at = length
-            values = self._held[length].get(state.digest())
-            if values:
-                matching.append((length, values))
-        yield from reversed(matching)
 
 
 # The answers of a session by the history that leads to them

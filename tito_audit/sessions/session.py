@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tito_audit.chains.histories import Key
 from tito_audit.provider import GenerationResult
 from tito_audit.record.arrays import as_floats, as_ids, empty_ids
 from tito_audit.record.message import Message, as_message
@@ -16,7 +17,6 @@ from tito_audit.sessions.index import (
     Held,
     Histories,
     Index,
-    Key,
     Match,
     TurnEnd,
     history_keys,

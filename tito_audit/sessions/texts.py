@@ -8,8 +8,9 @@ from hashlib import blake2b
 
 import numpy as np
 
+from tito_audit.chains.histories import Key, Prefixes, key_of, running
 from tito_audit.record.arrays import Ids, as_ids
-from tito_audit.sessions.index import Key, Prefixes, key_of, running, text_bytes
+from tito_audit.sessions.index import text_bytes
 from tito_audit.sessions.model import Branch, Fork, ForkReason, Node, Prompt, Proof
 from tito_audit.sessions.next_prompt import Writer
 

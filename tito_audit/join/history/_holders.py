@@ -1,4 +1,4 @@
-"""Calls by a value, and connected components of linked calls."""
+"""Calls by a value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.join.history._trie import AT_ONCE
+from tito_audit.chains.links import AT_ONCE
 
 Array = NDArray[Any]
 Calls = NDArray[np.int64]
@@ -64,22 +64,3 @@ def nearest(parents: Array, marked: NDArray[np.bool_]) -> Array:
             changed |= not np.array_equal(further, part)
             part[:] = further
     return top
-
-
-def components(count: int, *links: Calls) -> Calls:
-    """`[N]` The lowest number linked to each, directly or not; each of `links` is `[N]`, -1 for no link."""
-    label: Array = np.arange(count, dtype=np.uint32 if count < 1 << 32 else np.int64)
-    while True:
-        before = label.copy()
-        for link in links:
-            for start in range(0, count, AT_ONCE):
-                calls = start + np.flatnonzero(link[start : start + AT_ONCE] >= 0)
-                other = link[calls]
-                low = np.minimum(label[calls], label[other])
-                # The labels themselves are lowered too, so a whole component follows.
-                for ends in (calls, other, before[calls], before[other]):
-                    np.minimum.at(label, ends, low)
-        label = label[label]
-        if np.array_equal(label, before):
-            labels: Calls = label.astype(np.int64)
-            return labels

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.runs import HASH_BASE, gaps, paired_runs
+from tito_audit.chains.links import AT_ONCE, components
 from tito_audit.join.history._columns import Columns
-from tito_audit.join.history._holders import Array, Calls, Holders, components
+from tito_audit.join.history._holders import Array, Calls, Holders
 from tito_audit.join.history._links import ExactLinks
 from tito_audit.join.history._said import said, without_reasoning
 from tito_audit.join.history._trace import Has, Trace, Tracer, as_bytes, salt
 from tito_audit.join.history._traits import CallTraits, Conversations, Decode, JoinedBy, Reread
-from tito_audit.join.history._trie import AT_ONCE, Hashes
+from tito_audit.join.history._trie import Hashes
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import starts_with
 

@@ -7,11 +7,11 @@ from itertools import chain
 
 import numpy as np
 
+from tito_audit.chains.links import AT_ONCE
 from tito_audit.join.history._columns import Columns
 from tito_audit.join.history._holders import Array, Calls, Holders, nearest
 from tito_audit.join.history._trace import Has
 from tito_audit.join.history._traits import JoinedBy
-from tito_audit.join.history._trie import AT_ONCE
 
 _COMPARED = 4096
 """How many calls that saw and sampled the same are searched for those with the same key or answer."""

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.runs import HASH_BASE
+from tito_audit.chains.links import AT_ONCE
 
 Hashes = NDArray[np.uint64]
 MASK = (1 << 64) - 1
 _OFFSET = np.uint64(0xD1B54A32D192ED03)
 _FULL = 0.7
 _GROWTH = 1.5
-AT_ONCE = 1 << 17
-"""How many are processed at once where arrays of all would double the memory."""
 
 
 class Rolling:
