@@ -20,7 +20,7 @@ BLOCK = 1 << 20
 """Roughly how many spans or sequences are processed at once."""
 
 
-class _Sparse:
+class Sparse:
     """A column that is 0 in most rows: it takes memory only from its first other value on."""
 
     def __init__(self, code: str) -> None:
@@ -59,13 +59,13 @@ class Ledger:
         self._counts = array("I")
         """How many spans each sequence has."""
         self._rows = array("I")
-        self._turns = _Sparse("i")
+        self._turns = Sparse("i")
         """Turns from 1 on: 0 is the training row."""
-        self._items = _Sparse("I")
-        self._ids = _Sparse("Q")
-        self._call_rows = _Sparse("I")
+        self._items = Sparse("I")
+        self._ids = Sparse("Q")
+        self._call_rows = Sparse("I")
         """The rows of calls that were joined, from 1 on."""
-        self._call_files = _Sparse("I")
+        self._call_files = Sparse("I")
         """Their files, from 1 on, where these are not the rollout's."""
         self._named: dict[str, int] = {}
 

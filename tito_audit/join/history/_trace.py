@@ -2,20 +2,199 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import NamedTuple
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.join.history._said import digest, exact_digest
-from tito_audit.join.history._traits import CallTraits
-from tito_audit.join.history._trie import MASK, Hashes, Rolling, hash_of
+from tito_audit.align.runs import HASH_BASE
 from tito_audit.record.arrays import Ids, Offsets
-from tito_audit.record.message import Message
+from tito_audit.record.message import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallTraits:
+    """One call, as its row has it; an index keeps only hashes of it."""
+
+    context: int
+    """Calls with different numbers (another format, model or tools) never share a conversation; unsigned, 64
+    bits."""
+    prompt: Ids | None
+    """`[P]`"""
+    completion: Ids | None
+    """`[C]`"""
+    ended: bool
+    """Whether the model ended its turn itself, which makes the last completion id an end token."""
+    request: Sequence[Message] | None
+    """The messages it was sent; None where they are not recorded."""
+    answer: Message | None
+    prompt_text: str | None = None
+    completion_text: str | None = None
+    key: bytes | None = None
+    """The stated key of its conversation; None where the log has none."""
+
+
+Decode: TypeAlias = Callable[[Ids], bytes]
+Reread: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[int, CallTraits]]]
+"""The calls with these numbers (ascending), read again, each with its number."""
+
+
+# What a message says
+
+
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_THOUGHT_END = "</think>"
+_ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?<\|end\|>(?:<\|start\|>assistant)?", re.DOTALL)
+_CALL = re.compile(r'\{\s*"(?:name|arguments|parameters|function|type|id)"\s*:')
+_MARKERS = re.compile(
+    r"</?tool_calls?>|```(?:json)?|<\|/?tool_calls?(?:_begin|_end|s_begin|s_end)?\|>|\[/?TOOL_CALLS?\]|<\|python_tag\|>"
+)
+_MOST_CALLS = 64
+_DECODER = json.JSONDecoder()
+
+
+def digest(message: Message) -> int:
+    """A 64-bit hash of what a message says: the same for two spellings of one answer."""
+    text = message.text
+    if message.sampled:
+        text, calls = text_and_calls(text, message.tool_calls)
+    else:
+        text, calls = text.strip(), [_spelled(call) for call in message.tool_calls]
+    # What a message holds besides text, such as images.
+    parts = () if message.content is None or isinstance(message.content, str) else message.content
+    others = [_canonical(dict(part)) for part in parts if not isinstance(part.get("text"), str)]
+    return hash_of("\0".join([message.speaker, text, *calls, *others]).encode("utf-8", "surrogatepass"))
+
+
+def exact_digest(message: Message) -> int:
+    """A 32-bit hash, never 0, that distinguishes an answer from others that say the same.
+
+    It covers the ids of its tool calls or, if there are none, its exact text and reasoning.
+    """
+    ids = [call.id for call in message.tool_calls if call.id]
+    spelled = "\0".join(ids) if ids else f"{message.reasoning or ''}\0{message.text}"
+    return crc32(spelled.encode("utf-8", "surrogatepass")) or 1
+
+
+def text_and_calls(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, list[str]]:
+    """The text of an answer without reasoning and tool calls, and the tool calls in one spelling."""
+    text = without_reasoning(text)
+    spelled, at = [_spelled(call) for call in calls], 0
+    rest: list[str] = []
+    for match in _CALL.finditer(text):
+        if match.start() < at or len(rest) == _MOST_CALLS:
+            continue
+        call, end = _call_at(text, match.start())
+        if call is not None:
+            spelled.append(call)
+            rest.append(text[at : match.start()])
+            at = end
+    text = "".join([*rest, text[at:]])
+    return ("".join(_MARKERS.sub("", text).split()) if spelled else text.strip()), spelled
+
+
+def without_reasoning(text: str) -> str:
+    """Text without `<think>…</think>`, even if the prompt opened it, and without analysis messages."""
+    if "<|channel|>analysis" in text:
+        text = _ANALYSIS.sub("", text)
+    if _THOUGHT_END not in text:
+        return text
+    thought, end, rest = text.rpartition(_THOUGHT_END)
+    text = _THOUGHT.sub("", thought + end) + rest
+    return text.rpartition(_THOUGHT_END)[2]
+
+
+def _call_at(text: str, at: int) -> tuple[str | None, int]:
+    """The tool call at a place of a text, and where it ends."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, at
+    inner = value.get("function")
+    call = inner if isinstance(inner, dict) else value
+    name = call.get("name")
+    if not isinstance(name, str) or not ("arguments" in call or "parameters" in call):
+        return None, at
+    return _spelled(ToolCall(name, call.get("arguments", call.get("parameters")))), end
+
+
+def _spelled(call: ToolCall) -> str:
+    return f"{call.name}({_canonical(call.arguments)})"
+
+
+def _canonical(value: Any) -> str:
+    """Arguments as JSON with one spacing and one key order; text that is not JSON unchanged."""
+    try:
+        if isinstance(value, str):
+            value = json.loads(value) if value.strip() else {}
+        value = value if value is not None else {}
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
+    except (ValueError, RecursionError, TypeError):
+        return str(value).strip() if isinstance(value, str) else type(value).__name__
+
+
+# Hashes
+
+
+Hashes: TypeAlias = NDArray[np.uint64]
+MASK = (1 << 64) - 1
+_OFFSET = np.uint64(0xD1B54A32D192ED03)
+
+
+class Rolling:
+    """Hashes of all prefixes of a sequence of integers.
+
+    Each position has its own factor, so no pattern of ids makes two sequences collide.
+    """
+
+    def __init__(self) -> None:
+        self._factors = _factors(1 << 12)
+
+    def prefixes(self, values: NDArray[np.integer], salt: int) -> Hashes:
+        """`[N+1]` The hash of the first n values, for each n."""
+        hash_at = np.empty(len(values) + 1, np.uint64)
+        hash_at[0] = salt
+        terms = self._terms(values, 0)
+        terms[:1] += np.uint64(salt)
+        np.cumsum(terms, out=hash_at[1:])
+        return hash_at
+
+    def extended(self, hash_: int, length: int, values: NDArray[np.integer]) -> int:
+        """The hash of a sequence with this hash and length, followed by these values."""
+        return (hash_ + int(self._terms(values, length).sum())) & MASK
+
+    def _terms(self, values: NDArray[np.integer], at: int) -> Hashes:
+        end = at + len(values)
+        if end > len(self._factors):
+            self._factors = _factors(2 * end)
+        terms = values.astype(np.uint64)
+        terms += _OFFSET
+        terms *= HASH_BASE
+        terms ^= terms >> np.uint64(32)
+        terms *= self._factors[at:end]
+        return terms
+
+
+def _factors(count: int) -> Hashes:
+    """`[count]` Odd factors that look random (splitmix64)."""
+    state = np.arange(1, count + 1, dtype=np.uint64) * HASH_BASE
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (state ^ (state >> np.uint64(31))) | np.uint64(1)
+
+
+def hash_of(data: bytes) -> int:
+    """A 64-bit hash of bytes."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
 
 # Which token ids end a turn, learned from completions that end themselves
 
@@ -56,23 +235,17 @@ class TurnEnds:
                 self._last[last] += 1
                 changed |= last not in self.ids
         if changed or self._ended & (self._ended - 1) == 0:
-            self._choose()
-
-    def _choose(self) -> None:
-        surest = sorted(self._last.items(), key=lambda each: (-each[1], each[0]))
-        often = _OFTEN * self._ended
-        self.ids = tuple(
-            id_
-            for id_, count in surest
-            if count >= often and self._inside[id_] <= _INSIDE * (count + self._inside[id_])
-        )[:_MOST]
+            surest = sorted(self._last.items(), key=lambda each: (-each[1], each[0]))
+            self.ids = tuple(
+                id_
+                for id_, count in surest
+                if count >= _OFTEN * self._ended and self._inside[id_] <= _INSIDE * (count + self._inside[id_])
+            )[:_MOST]
 
     def after(self, ids: Ids) -> Offsets:
         """The positions after each turn end in a sequence, ascending; `[E]` int64."""
-        if not self.ids or not len(ids):
+        if not self.ids:
             return np.empty(0, np.int64)
-        if len(self.ids) == 1:
-            return np.flatnonzero(ids == self.ids[0]) + 1
         at = ids == self.ids[0]
         for id_ in self.ids[1:]:
             at |= ids == id_
@@ -105,7 +278,7 @@ class MessageTrace(NamedTuple):
 
     answers: Sequence[int]
     """After each answer among them, last one first."""
-    told: int
+    dialogue: int
     """Of its messages and its answer; 0 if it has none."""
     exact: int
     """What distinguishes its answer from others that say the same."""
@@ -131,12 +304,8 @@ class Trace(NamedTuple):
     """None where they are not recorded."""
 
 
-@dataclass(slots=True)
 class Tracer:
     """Hashes calls. Processes with the same `ends` get the same hashes."""
-
-    ends: TurnEnds
-    rolling: Rolling
 
     def __init__(self) -> None:
         self.ends, self.rolling = TurnEnds(), Rolling()
@@ -151,15 +320,15 @@ class Tracer:
         has, length, prompt, seen, turns, messages = Has(0), 0, 0, 0, _NO_TURNS, None
         if call.prompt is not None:
             has, length = Has.IDS, len(call.prompt)
-            prompt, seen, turns = self._ids(call.prompt, call)
+            hash_at = self.rolling.prefixes(call.prompt, salt("ids", call.context))
+            prompt, turns = int(hash_at[-1]), hash_at[self.ends.after(call.prompt)[::-1]]
+            if call.completion is not None and len(call.completion):
+                seen = self.rolling.extended(prompt, length, call.completion)
         elif call.request is None and call.prompt_text is not None:
             has, values = Has.TEXT, as_bytes(call.prompt_text)
-            length = len(values)
-            # The hashes of a prompt, and of prompt and completion.
-            completion = as_bytes(call.completion_text or "")
-            salted = salt("text", call.context)
-            whole = self.rolling.extended(salted, 0, values)
-            prompt, seen = (whole, self.rolling.extended(whole, len(values), completion) if len(completion) else 0)
+            length, prompt = len(values), self.rolling.extended(salt("text", call.context), 0, values)
+            if call.completion_text:
+                seen = self.rolling.extended(prompt, length, as_bytes(call.completion_text))
         if call.request is not None:
             request, messages = _messages(call.request, call.answer, call.context)
             has |= Has.MESSAGES
@@ -170,14 +339,6 @@ class Tracer:
                 length, prompt = len(call.request), request
         key = 0 if call.key is None else hash_of(call.key) ^ salt("key", call.context)
         return Trace(int(has), length, prompt, turns, seen, key, messages)
-
-    def _ids(self, prompt: Ids, call: CallTraits) -> tuple[int, int, Hashes]:
-        """The hashes of a prompt, of prompt and completion, and of the prompt up to each turn end."""
-        hash_at = self.rolling.prefixes(prompt, salt("ids", call.context))
-        whole, turns = int(hash_at[-1]), hash_at[self.ends.after(prompt)[::-1]]
-        if call.completion is None or not len(call.completion):
-            return whole, 0, turns
-        return whole, self.rolling.extended(whole, len(prompt), call.completion), turns
 
 
 def salt(kind: str, context: int) -> int:
