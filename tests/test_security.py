@@ -30,7 +30,7 @@ from tools.audit import said_of
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 OWN_PICKLES = {
-    "join/_gathering.py": "rows in a temporary file without a name",
+    "join/_call_rows.py": "rows in a temporary file without a name",
     "run/parallel.py": "answers of this run's own processes",
     "run/ray_tasks.py": "answers of this run's own cluster",
     "run/ray_worker.py": "work of this run, from its own cluster",

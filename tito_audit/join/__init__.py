@@ -2,224 +2,41 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from tito_audit.errors import RecordError, SetupError, StorageError
+from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format
-from tito_audit.join._call_rows import Decode
+from tito_audit.join._call_rows import Answers, Mapped, Work, one_by_one
 from tito_audit.join._calls import CallsOfRollout, gathered
-from tito_audit.join._conversations import (
-    Conversation,
-    conversations,
-    has_messages,
-    shared_tools,
-    with_conversation,
-)
-from tito_audit.join._first_pass import Answers, Batch, Mapped, Work, one_by_one
 from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
-from tito_audit.join._keys import Keys, first_row, keys_for
+from tito_audit.join._keys import (
+    EMPTY,
+    MISFIT,
+    NO_ANSWER,
+    NO_ID,
+    NO_ROW,
+    NO_TOOLS,
+    OWN,
+    UNREADABLE,
+    Partners,
+    Tally,
+    first_row,
+    keys_for,
+    readable_id,
+)
 from tito_audit.join._sessions import CallsJoined, CallsSeen, KeySeen, calls_seen, refuse_unknown
-from tito_audit.join.history import hash_of
+from tito_audit.join.history import Decode
 from tito_audit.record.finding import Result
-from tito_audit.record.message import ToolSpec
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Log, Output, RawRow, find_logs
-from tito_audit.storage.chunks import Chunk, chunks_of
-from tito_audit.storage.random_access import RandomAccess
-from tito_audit.storage.spool import Spool
-from tito_audit.terminal.cut import elided
-
-# Partners: the rows of other files, found by id.
-
-
-class Partners:
-    """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
-
-    For each row its place and 64 bits of its id are kept, some 30 bytes; rows of files that are not plain JSONL go
-    into a temporary file. Processes forked afterwards share it.
-    """
-
-    def __init__(self, option: str, name: str, files: Sequence[Path], keys: Keys, max_row_bytes: int) -> None:
-        self.option = option
-        self.name = name
-        self.files = files
-        self.keys = keys
-        self.rows = 0
-        self.without_id = 0
-        self.unreadable = 0
-        self.first_bad: Place | None = None
-        """The first row that has no id or cannot be read."""
-        self.first_id: str | None = None
-        spool = Spool()
-        self._readers = [RandomAccess(file, max_row_bytes=max_row_bytes, spool=spool) for file in files]
-        hashes, file_of, index_of, at = array("Q"), array("I"), array("Q"), array("Q")
-        for number, reader in enumerate(self._readers):
-            for ticket, raw in reader:
-                self.rows += 1
-                key = keys.of_other(raw.value, reader.path) if raw.value is not None else None
-                if key is None:
-                    self.unreadable += raw.value is None
-                    self.without_id += raw.value is not None
-                    self.first_bad = self.first_bad or Place(str(reader.path), raw.index)
-                    continue
-                self.first_id = self.first_id or readable_id(key)
-                hashes.append(_hash(key))
-                file_of.append(number)
-                index_of.append(ticket[0])
-                at.append(ticket[1])
-        order = np.argsort(np.frombuffer(hashes, np.uint64), kind="stable")
-        self._hashes = np.frombuffer(hashes, np.uint64)[order]
-        self._file_of = np.frombuffer(file_of, np.uint32)[order]
-        self._index_of = np.frombuffer(index_of, np.uint64)[order]
-        self._at = np.frombuffer(at, np.uint64)[order]
-        self._refuse_doubles()
-
-    def __len__(self) -> int:
-        """How many rows have an id."""
-        return len(self._hashes)
-
-    def find(self, key: str) -> tuple[int, Place, Row] | None:
-        """The row with this id: its number here, its place and its value; None when there is none."""
-        wanted = np.uint64(_hash(key))
-        number = int(np.searchsorted(self._hashes, wanted))
-        while number < len(self._hashes) and self._hashes[number] == wanted:
-            place, row, own_key = self._row(number)
-            if own_key == key:
-                return number, place, row
-            number += 1
-        return None
-
-    def _row(self, number: int) -> tuple[Place, Row, str]:
-        """A row with its place and id; StorageError when the file has changed."""
-        reader = self._readers[int(self._file_of[number])]
-        index = int(self._index_of[number])
-        raw = reader.row((index, int(self._at[number])))
-        key = self.keys.of_other(raw.value, reader.path) if raw.value is not None else None
-        if raw.value is None or key is None or _hash(key) != int(self._hashes[number]):
-            raise StorageError(f"{self.option} {reader.path}: row {index} has changed since the run started.")
-        return Place(str(reader.path), index), raw.value, key
-
-    def _refuse_doubles(self) -> None:
-        alike = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
-        for number in alike.tolist():
-            (place, _, key), (other, _, again) = self._row(number), self._row(number + 1)
-            if key != again:
-                continue
-            columns = ", ".join(self.keys.theirs)
-            raise SetupError(
-                f"{self.option}: {place} and {other} have the same id ({columns}: {readable_id(key)}), so which "
-                "one belongs to a rollout is unknown.\n"
-                "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
-            )
-
-
-def readable_id(key: str) -> str:
-    """An id for people, short enough for a line."""
-    return elided(" + ".join(key.split("\x1f")), 60)
-
-
-def _hash(key: str) -> int:
-    return hash_of(key.encode("utf-8", "surrogatepass"))
-
-
-# Counts of what a join found, and the notices about them
-
-
-NO_ROW, NO_ID, OWN, EMPTY, MISFIT, UNREADABLE, NO_TOOLS, NO_ANSWER = -1, -2, -3, -4, -5, -6, -7, -8
-
-_WHY = {
-    NO_ROW: "found no row with their id",
-    NO_ID: "without an id",
-    OWN: "with {word} of their own, which were kept",
-    EMPTY: "found a row without {word}",
-    MISFIT: "share a row of the log, and the row found for it has another number of conversations",
-    UNREADABLE: "found a row that cannot be read",
-    NO_ANSWER: "found {word} without the answer that is trained",
-    NO_TOOLS: "found {word} that call tools listed nowhere, so no template was applied; pass --tools FILE",
-}
-
-
-class Tally:
-    """Counts rollouts by what was found for them in one file."""
-
-    def __init__(self, word: str, partners: Partners, first_id: str | None) -> None:
-        self.word = word
-        self._partners = partners
-        self._first_id = first_id
-        self._found = 0
-        self._missed: dict[int, tuple[int, Place]] = {}
-        self._user = np.zeros(len(partners), np.int64)
-        """For each row, the number (from 1) of the log's row that used it; 0 if none did."""
-        self._row: tuple[str, int] | None = None
-        self._rows = 0
-        self._twice = 0
-        self._first_twice: Place | None = None
-
-    def add(self, place: Place, counts: Mapping[str, int]) -> None:
-        """Count a rollout by what its counts say about the join."""
-        code, row = counts.get(f"{self.word}_from"), counts.get(f"{self.word}_row", NO_ROW)
-        if code is None:
-            return
-        if code < 0:
-            count, first = self._missed.get(code, (0, place))
-            self._missed[code] = count + 1, first
-        else:
-            self._found += 1
-        if row < 0:
-            return
-        if self._row != (place.file, place.row):
-            self._row = (place.file, place.row)
-            self._rows += 1
-        if self._user[row] not in (0, self._rows):
-            self._twice += 1
-            self._first_twice = self._first_twice or place
-        self._user[row] = self._user[row] or self._rows
-
-    def notices(self, *, whole: bool) -> Iterator[str]:
-        """The notices, most important first; `whole` if the whole log was read."""
-        partners = self._partners
-        everything = self._found + sum(count for count, _ in self._missed.values())
-        parts = [
-            f"{count} {_WHY[code].format(word=self.word)} (first {first})"
-            for code, (count, first) in sorted(self._missed.items(), reverse=True)
-        ]
-        missed = f"; {'; '.join(parts)}" if parts else ""
-        yield (
-            f"{partners.option} {partners.name}, joined on {partners.keys}: {self._found} of {everything} "
-            f"rollouts found their {self.word}{missed}."
-        )
-        if not self._found and NO_ROW in self._missed and self._first_id and partners.first_id:
-            yield (
-                f"{partners.option}: no id of the log is in {partners.name}: the log's first is {self._first_id}, "
-                f"the file's {partners.first_id}. Name other columns with --on."
-            )
-        if self._twice:
-            yield (
-                f"{partners.option}: rows of {partners.name} found for more than one row of the log: "
-                f"{self._twice} times (first {self._first_twice}). If they are not one conversation, name "
-                "columns that tell them apart with --on."
-            )
-        unused = len(partners) - int(np.count_nonzero(self._user))
-        bad = [
-            f"{count} {what}"
-            for count, what in (
-                (unused if whole else 0, "that match no rollout of the log"),
-                (partners.without_id, "without an id"),
-                (partners.unreadable, "that cannot be read"),
-            )
-            if count
-        ]
-        if bad:
-            first = f" (first {partners.first_bad})" if partners.first_bad is not None else ""
-            yield f"{partners.option} {partners.name}: {'; '.join(bad)}, of its {partners.rows} rows{first}."
-
+from tito_audit.storage import Log, Output, RawRow, find_logs, open_log
+from tito_audit.storage.chunk import Chunk
+from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.random_access import Batch
 
 __all__ = [
     "Answers",
@@ -293,7 +110,8 @@ class Join:
         self._settings = settings
         self._captures = Captures(settings) if settings.messages is not None else None
         self._calls = calls
-        self._held: tuple[tuple[str, int], tuple[Conversation, ...] | str] | None = None
+        self._latest: tuple[tuple[str, int], tuple[Conversation, ...] | None] | None = None
+        """The row found last, and its conversations; None if they cannot be read."""
         self._messages = self._partners("--messages", settings.messages, logs)
         self._list: tuple[ToolSpec, ...] | None = None
         self._tools: Partners | None = None
@@ -358,10 +176,8 @@ class Join:
 
     def output(self, out: Output, log: Log) -> Output:
         """An output for the rows that `rows` yields."""
-        for calls in (self._captures, self._calls):
-            if calls is not None and calls.gathering(log) is not None:
-                return calls.output(out, log)
-        return out
+        gathering = self._gathering(log)
+        return out if gathering is None else gathering.output(out)
 
     def joins_logs(self, log: Path) -> bool:
         """Whether rows of a log are joined, or numbered, with those of other logs."""
@@ -415,8 +231,8 @@ class Join:
             own = (
                 f"; {self._with_own_tools} had tools of their own, which were kept" if self._with_own_tools else ""
             )
-            count = self._rollouts - self._with_own_tools
-            yield f"--tools {self._settings.tools}: {_tools(len(self._list))} for {count} rollouts{own}."
+            count, tools = self._rollouts - self._with_own_tools, len(self._list)
+            yield f"--tools {self._settings.tools}: {tools} tool{'s' * (tools != 1)} for {count} rollouts{own}."
 
     def _partners(self, option: str, named: str | None, logs: Sequence[Path]) -> Partners | None:
         if named is None:
@@ -440,8 +256,8 @@ class Join:
     def _gathering(self, log: Log) -> Gathering | None:
         """The conversations of a log whose rows are single calls; None for any other log."""
         for calls in (self._captures, self._calls):
-            if calls is not None and (gathering := calls.gathering(log)) is not None:
-                return gathering
+            if calls is not None and (rows := calls.rows(log)) is not None:
+                return Gathering(rows, log)
         return None
 
     def _apply(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
@@ -449,14 +265,14 @@ class Join:
         joined: dict[str, int] = {}
         tools, conversation = rollout.tools, None
         if self._messages is not None:
-            joined["messages_row"], code, conversation = self._found(self._messages, place, number, of, row)
+            joined["messages_row"], code, conversation = self._partner(self._messages, place, number, of, row)
             joined["messages_from"] = code
             tools = tools or (conversation.tools if conversation is not None else ())
         if self._list is not None:
             joined["tools_from"] = OWN if tools else 0
             tools = tools or self._list
         elif self._tools is not None:
-            joined["tools_row"], code, other = self._found(self._tools, place, number, of, row)
+            joined["tools_row"], code, other = self._partner(self._tools, place, number, of, row)
             joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
             tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
         rollout = replace(rollout, tools=tools)
@@ -476,7 +292,7 @@ class Join:
             rollout = with_conversation(rollout, conversation)
         return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
-    def _found(
+    def _partner(
         self, partners: Partners, place: Place, number: int, of: int, row: Row
     ) -> tuple[int, int, Conversation | None]:
         """For a rollout: the row found, the row its conversation is taken from, and the conversation.
@@ -491,10 +307,13 @@ class Join:
             return NO_ROW, NO_ROW, None
         at, where, other = partner
         cached = (partners.option, at)
-        if self._held is None or self._held[0] != cached:
-            self._held = cached, _conversations(other, where)
-        conversations_of_row = self._held[1]
-        if isinstance(conversations_of_row, str):
+        if self._latest is None or self._latest[0] != cached:
+            try:
+                self._latest = cached, conversations(other, where)
+            except RecordError:
+                self._latest = cached, None
+        conversations_of_row = self._latest[1]
+        if conversations_of_row is None:
             return at, UNREADABLE, None
         if not conversations_of_row:
             return at, EMPTY, None
@@ -509,8 +328,8 @@ def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> N
     """SetupError if rows cannot be joined by session, or no row names one."""
     if not settings.join:
         raise SetupError(f"--session {session}: nothing is joined with --no-join; leave one of the two out.")
-    for flag, given in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
-        if given:
+    for flag, value in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
+        if value:
             raise SetupError(
                 f"--session {session}: it cannot be combined with {flag}.\n"
                 "Only whole rows with known column names are joined; leave one of the two out."
@@ -518,12 +337,190 @@ def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> N
     refuse_unknown(session, logs, settings.max_row_bytes)
 
 
-def _tools(count: int) -> str:
-    return "1 tool" if count == 1 else f"{count} tools"
+# Conversations of rows of other files
 
 
-def _conversations(row: Row, place: Place) -> tuple[Conversation, ...] | str:
+_PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The text side of a rollout."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    template_kwargs: Mapping[str, object] | None = None
+    calls: tuple[tuple[int | None, tuple[Message, ...] | None], ...] = ()
+    """For each call in the row, the index of its message and what it was sent; None where unknown."""
+
+
+def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
+    """The conversations of a row of any format, or of its columns `messages` and `tools`; () when it has none.
+
+    RecordError when it has messages that cannot be read.
+    """
+    plain = {name: row[name] for name in _PLAIN if row.get(name) is not None}
     try:
-        return conversations(row, place)
+        form = pick_format(row)
+    except RecordError:
+        return _plain(plain, place) if plain else ()
+    try:
+        return tuple(_conversation_of(rollout) for rollout in form.read(row, place))
+    except RecordError:
+        # A row with bad ids may have good messages.
+        if not plain:
+            raise
+        return _plain(plain, place)
+
+
+def has_messages(rollout: Rollout) -> bool:
+    """Whether a rollout has messages of its own."""
+    return bool(rollout.messages) or any(turn.prompt_messages is not None for turn in rollout.turns)
+
+
+def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
+    """The rollout with these messages, and each call with its own if calls and answers can be paired."""
+    members = rollout.stated.chain
+    chain = list(range(len(rollout.turns)) if members is None else members)
+    paired = _paired([rollout.turns[number] for number in chain], conversation)
+    if members is not None and paired is not None and _is_another_agent(rollout, chain, paired, conversation):
+        paired = None
+    turns = list(rollout.turns)
+    if paired is not None:
+        for number, (index, sent) in zip(chain, paired, strict=True):
+            turns[number] = replace(turns[number], message_index=index, prompt_messages=sent)
+        _mark_retries(turns, chain, conversation.messages)
+    arguments = rollout.template_kwargs or conversation.template_kwargs or {}
+    return replace(rollout, messages=conversation.messages, turns=tuple(turns), template_kwargs=arguments)
+
+
+def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
+    """The conversations in these columns; several where `messages` is a list of lists."""
+    form, messages = format_named("generic"), columns.get("messages")
+    each = [columns]
+    if (
+        isinstance(messages, list | tuple)
+        and messages
+        and all(isinstance(message_list, list | tuple) for message_list in messages)
+    ):
+        each = [{**columns, "messages": message_list} for message_list in messages]
+    return tuple(_conversation_of(rollout) for message_list in each for rollout in form.read(message_list, place))
+
+
+def _conversation_of(rollout: Rollout) -> Conversation:
+    calls = tuple((turn.message_index, turn.prompt_messages) for turn in rollout.turns)
+    return Conversation(rollout.messages, rollout.tools, rollout.template_kwargs, calls)
+
+
+def _paired(
+    turns: Sequence[Turn], conversation: Conversation
+) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
+    """Each call's message index and what it was sent; None if calls and answers cannot be paired."""
+    if not turns:
+        return None
+    if len(conversation.calls) == len(turns) and any(
+        index is not None or sent for index, sent in conversation.calls
+    ):
+        return conversation.calls
+    answers = [i for i, message in enumerate(conversation.messages) if message.sampled]
+    last = answers[-len(turns) :]
+    if len(turns) == 1 and conversation.messages and not conversation.messages[-1].sampled:
+        if last and _wrote(turns, conversation.messages, last):
+            return [(last[0], None)]
+        # What the only call was sent; after a tool message, this is certain only if the call wrote other text.
+        sure = conversation.messages[-1].speaker != "tool" or turns[0].completion_text is not None
+        return [(None, conversation.messages)] if sure else None
+    # More answers than calls: the first ones are examples, not sampled, or the log holds only some of the calls.
+    if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, conversation.messages, last)):
+        return None
+    return [(index, None) for index in last]
+
+
+def _wrote(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
+    """Whether these messages have the texts that the calls are known to have written."""
+    pairs = [
+        (turn.completion_text, messages[index].text)
+        for turn, index in zip(turns, indices, strict=True)
+        if turn.completion_text is not None
+    ]
+    return bool(pairs) and all(ours == theirs for ours, theirs in pairs)
+
+
+def _is_another_agent(
+    rollout: Rollout,
+    chain: Sequence[int],
+    paired: Sequence[tuple[int | None, tuple[Message, ...] | None]],
+    conversation: Conversation,
+) -> bool:
+    """Whether the messages are another agent's: none of them has a text that the chain is known to have
+    written."""
+    pairs = [
+        (rollout.turns[number].completion_text, conversation.messages[index].text)
+        for number, (index, _) in zip(chain, paired, strict=True)
+        if index is not None and rollout.turns[number].completion_text is not None
+    ]
+    return bool(pairs) and not any((own or "").strip() == theirs.strip() for own, theirs in pairs)
+
+
+def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
+    """Set what each retry (a call outside the chain with the prompt of a call in it) was sent."""
+    for number, turn in enumerate(turns):
+        if number in chain or turn.prompt_ids is None:
+            continue
+        for other in (turns[k] for k in chain):
+            prompt = other.prompt_ids
+            if prompt is not None and len(prompt) == len(turn.prompt_ids) and (prompt == turn.prompt_ids).all():
+                sent = (
+                    messages[: other.message_index] if other.message_index is not None else other.prompt_messages
+                )
+                turns[number] = replace(turn, prompt_messages=sent)
+                break
+
+
+# Files of tools: one list for all rollouts, or rows with an id and tools
+
+
+_SHAPES = ("parameters", "input_schema", "description")
+"""Keys that show that an object with a name describes a tool."""
+
+
+def shared_tools(named: str, settings: Settings) -> tuple[ToolSpec, ...] | None:
+    """The list of tools in a file; None if the file has rows with tools instead. SetupError if it has neither."""
+    (file, *more) = find_logs([named])
+    rows: list[Row] = []
+    for raw in open_log(file, max_row_bytes=settings.max_row_bytes):
+        if raw.value is None:
+            raise SetupError(f"--tools {file}: row {raw.index} cannot be read: {raw.error}")
+        rows.append(raw.value)
+        if not _is_tool(raw.value):
+            break
+    if not rows:
+        raise SetupError(
+            f"--tools {file}: it holds no tools. Write a JSON array of them, or rows with an id and `tools`."
+        )
+    if all(map(_is_tool, rows)) and not more:
+        return _listed(rows, file.name)
+    if "tools" not in rows[-1]:
+        raise SetupError(
+            f"--tools {file}: row {len(rows) - 1} is neither a tool (an object with `function`) nor a "
+            f"row with `tools`; it has {', '.join(map(str, list(rows[-1])[:12]))}."
+        )
+    if rows[-1].keys() <= {"tools", "tool_choice", "parallel_tool_calls"} and not more:
+        return _listed(rows[-1]["tools"], file.name)
+    return None
+
+
+def _listed(tools: object, where: str) -> tuple[ToolSpec, ...]:
+    try:
+        specs = chat_tools(tools, f"--tools {where}")
     except RecordError as error:
-        return str(error)
+        raise SetupError(f"{error}.") from None
+    if not specs:
+        raise SetupError(f"--tools {where}: the list of tools is empty.")
+    return specs
+
+
+def _is_tool(row: Row) -> bool:
+    if isinstance(row.get("function"), Mapping):
+        return True
+    return isinstance(row.get("name"), str) and "tools" not in row and any(name in row for name in _SHAPES)

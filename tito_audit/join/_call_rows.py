@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import pickle
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
-from tito_audit.join._first_pass import BATCH_BYTES, Mapped, ReadBatch, one_by_one
-from tito_audit.join._reader import ReadCall
-from tito_audit.join.history import CallTraits, Conversations, HistoryIndex, JoinedBy
-from tito_audit.record.arrays import Ids
-from tito_audit.storage import Log, RawRow
+from tito_audit.join._reader import NO_CALL, ReadCall
+from tito_audit.join.history import (
+    CallTraits,
+    Conversations,
+    Decode,
+    HistoryIndex,
+    JoinedBy,
+    Trace,
+    Tracer,
+)
+from tito_audit.storage import Log, Output, RawRow
+from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import Batch, RandomAccess, Ticket
-from tito_audit.storage.spool import Spool
-from tito_audit.storage.streams import ParseRow
+from tito_audit.storage.spool import Spool, unpacked
 
-Decode = Callable[[Ids], bytes]
 Rows = NDArray[np.uint32]
 
 
@@ -73,6 +81,115 @@ class Traced:
         )
 
 
+BATCH_BYTES = 1 << 20
+"""About how many bytes of rows are read at once."""
+
+
+@dataclass(slots=True)
+class BatchRead:
+    """What the rows of a batch say about themselves."""
+
+    lines: int = 0
+    """How many lines it has; 0 if its rows are already numbered."""
+    index: array[int] = field(default_factory=lambda: array("I"))
+    places: list[int | bytes] = field(default_factory=list)
+    """Where each row is: the byte offset of its line, or an entry for the spool."""
+    calls: list[tuple[str, int | None, int, Trace | None] | None] = field(default_factory=list)
+    """Format, key, name and trace of each row that is a call; None for any other."""
+    unnamed: int = 0
+    """Rows without the key that reliably names a conversation."""
+    others: int = 0
+    """Rows with it that are not a single call."""
+    several: int = 0
+    """Rows without it that hold several calls or choices."""
+
+
+Work: TypeAlias = Callable[[Batch], BatchRead]
+Answers: TypeAlias = Generator[tuple[int, BatchRead | None], None, None]
+Mapped: TypeAlias = Callable[[Work, Iterable[tuple[int, Batch]]], Answers]
+"""Runs work on batches of files, given by number, in one process or several; answers come in order."""
+
+
+def one_by_one(work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
+    """The work done in this process."""
+    for number, batch in batches:
+        yield number, work(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """Reads the rows of a batch and keeps what they say about themselves."""
+
+    read: ReadCall
+    tracer: Tracer
+    parse: ParseRow
+
+    def __call__(self, batch: Batch) -> BatchRead:
+        """What its rows say."""
+        rows = BatchRead()
+        for place, raw in batch.rows(self.parse):
+            rows.lines += isinstance(place, int)
+            if raw is None:
+                continue
+            rows.index.append(raw.index)
+            rows.places.append(place)
+            row = NO_CALL if raw.value is None else self.read(raw.value)
+            if raw.value is not None:
+                rows.unnamed += not row.named
+                rows.others += row.named and not row.form
+                rows.several += row.several and not row.named
+            trace = None if row.traits is None else self.tracer.trace(row.traits)
+            rows.calls.append((row.form, row.key, row.name, trace) if row.form else None)
+        return rows
+
+
+# What to write for each row
+
+
+_OPEN, _KEEP, _DROP, _CHANGED = 0, 1, 2, 3
+"""What to do with a row; values from `_CHANGED` on say where its new rows begin in the spool."""
+
+
+class CallEdits:
+    """What to write for each row of some logs, as far as known; changed rows wait in a temporary file."""
+
+    def __init__(self, rows: int) -> None:
+        self._done = array("q", bytes(8 * rows))
+        self._spool = Spool()
+
+    def keep(self, row: int) -> None:
+        """Write a row as it is."""
+        self._done[row] = _KEEP
+
+    def write(self, row: int, old: Row, new: Sequence[Row]) -> None:
+        """Write `new` instead of a row; [] leaves it out."""
+        # Pickled together, so shared objects stay the same objects.
+        packed = pickle.dumps((old, new), pickle.HIGHEST_PROTOCOL) if new else b""
+        self._done[row] = _CHANGED + self._spool.add(packed) if new else _DROP
+
+    def is_known(self, row: int) -> bool:
+        """Whether what to write for a row is known."""
+        return self._done[row] != _OPEN
+
+    def dropped(self, row: int) -> bool:
+        """Whether a row is left out."""
+        return self._done[row] == _DROP
+
+    def put(self, row: int, line: RawRow, out: Output) -> None:
+        """Write a row for which this is known."""
+        edits = self._done[row]
+        if edits == _KEEP:
+            out.keep(line)
+        elif edits == _DROP:
+            out.replace(line, [])
+        else:
+            old, new = pickle.loads(unpacked(self._spool.packed(edits - _CHANGED)))  # written by this run
+            out.replace(replace(line, value=old), new)
+
+
+# All rows of some logs
+
+
 class CallRows:
     """All rows of some logs, each with its conversation.
 
@@ -115,7 +232,7 @@ class CallRows:
         """Why files could not be read to their end."""
         self._starts = [0]
         history = HistoryIndex()
-        history.learn(call.traits for row in heads if (call := read(row).call) is not None and call.traits)
+        history.learn(traits for row in heads if (traits := read(row).traits) is not None)
         self._pass(history, most, mapped)
         self._spool.flush()
         self.root = self._settled(history, decode)
@@ -198,9 +315,19 @@ class CallRows:
         """What these calls, given by their numbers in the history, say about themselves."""
         for number in calls:
             raw = self.raw(self._traced[number])
-            call = self._read(raw.value).call if raw.value is not None else None
-            if call is not None and call.traits is not None:
-                yield number, call.traits
+            traits = self._read(raw.value).traits if raw.value is not None else None
+            if traits is not None:
+                yield number, traits
+
+    @property
+    def by_key(self) -> bool:
+        """False for the lines of a token capture, which are gathered even if a rollout has only one."""
+        return self._read.by_key
+
+    @cached_property
+    def edits(self) -> CallEdits:
+        """What to write for each row."""
+        return CallEdits(len(self))
 
     # What was found
 

@@ -71,9 +71,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     first = calls.each[calls.order[0]].stated
     # The id is that of one call.
     facts = {name: value for name, value in first.facts.items() if name != "id"}
-    copies = next(
-        (each_call.stated.copies_disagree for each_call in calls.each if each_call.stated.copies_disagree), ""
-    )
+    copies = (call.stated.copies_disagree for call in calls.each if call.stated.copies_disagree)
     stated = replace(
         first,
         chain=calls.chain,
@@ -81,10 +79,15 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         calls_at=tuple((row.files[k], row.raws[k].index) for k in calls.order) if row.by_key else (),
         answer_ids=tuple(calls.each[k].stated.facts.get("id") for k in calls.order),
         facts=facts,
-        copies_disagree=copies,
-        ids_wanted=any(each_call.stated.ids_wanted for each_call in calls.each),
+        copies_disagree=next(copies, ""),
+        ids_wanted=any(call.stated.ids_wanted for call in calls.each),
     )
-    logged = [_logged(calls.each[number]) for number in calls.order]
+    logged = []
+    for number in calls.order:
+        call = calls.each[number]
+        turn = replace(call.turns[0], message_index=None, prompt_messages=None)
+        sent, answer = request_and_answer(call)
+        logged.append(LoggedCall(turn, CallSource, sent, answer, call.tools, call.template_kwargs, call.stated))
     main = part_of([logged[k] for k in calls.chain], place, row.form, NOTHING_STATED).rollout
     turns_of_chain = dict(zip(calls.chain, main.turns, strict=True))
     turns = tuple(
@@ -102,27 +105,12 @@ def _calls(row: CallsOfRollout, place: Place) -> _Calls:
         if raw.value is None:
             raise RecordError(f"{where}: {raw.error}")
         try:
-            (one,) = form.read(raw.value, replace(place, file=file, row=raw.index))
+            (call,) = form.read(raw.value, replace(place, file=file, row=raw.index))
         except RecordError as error:
             raise RecordError(f"{where}: {error}" if len(row.raws) > 1 else str(error)) from None
-        each.append(one)
-    order, chain = order_calls([one.turns[0] for one in each], _times(row))
+        each.append(call)
+    order, chain = order_calls([call.turns[0] for call in each], _times(row))
     return _Calls(each, order, chain)
-
-
-def _logged(rollout: Rollout) -> LoggedCall:
-    """A rollout's only call, with what it was sent and what it wrote."""
-    (turn,) = rollout.turns
-    sent, answer = request_and_answer(rollout)
-    return LoggedCall(
-        replace(turn, message_index=None, prompt_messages=None),
-        CallSource,
-        sent,
-        answer,
-        rollout.tools,
-        rollout.template_kwargs,
-        rollout.stated,
-    )
 
 
 def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | None]:

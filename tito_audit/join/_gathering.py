@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -14,19 +12,19 @@ from typing import BinaryIO
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.formats import format_named, number_columns
-from tito_audit.join._call_rows import CallRows, Decode
+from tito_audit.join._call_rows import CallRows, Mapped, one_by_one
 from tito_audit.join._calls import CALLS, CAPTURE, CallsOfRollout
-from tito_audit.join._first_pass import Mapped, one_by_one
 from tito_audit.join._reader import CallReader, CaptureKey, is_capture, key_in, may_join
 from tito_audit.join._sessions import joined_notices
+from tito_audit.join.history import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
-from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.chunk import Chunk, Reading
+from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.log import TABLES
 from tito_audit.storage.random_access import Ticket, line_at
 from tito_audit.storage.sampling import Sample
-from tito_audit.storage.spool import Spool, row_of, unpacked
-from tito_audit.storage.streams import ParseRow
+from tito_audit.storage.spool import row_of, unpacked
 
 
 class Gathering:
@@ -36,10 +34,9 @@ class Gathering:
     Rows whose conversation began in an earlier log are left out: they are read there.
     """
 
-    def __init__(self, rows: CallRows, log: Log, *, by_key: bool) -> None:
+    def __init__(self, rows: CallRows, log: Log) -> None:
         self._rows = rows
         self._log = log
-        self._by_key = by_key
 
     def __iter__(self) -> Iterator[RawRow]:
         rows, log = self._rows, self._log
@@ -49,7 +46,7 @@ class Gathering:
             members = rows.members(row)
             raws = [rows.raw(member, log.parse) for member in members]
             files = [str(rows.paths[rows.of_call(member).file]) for member in members]
-            yield _gathered_row(raws, files, rows.form(row), log.max_row_bytes, by_key=self._by_key)
+            yield _gathered_row(raws, files, rows.form(row), log.max_row_bytes, by_key=rows.by_key)
             log.position = log.size * (row - every.start) // len(every)
         log.left_out = self._left_out
 
@@ -88,6 +85,10 @@ class Gathering:
         if failed is not None:
             raise failed
 
+    def output(self, out: Output) -> GatheredOutput:
+        """An output for these rows."""
+        return GatheredOutput(out, self._log, self._rows)
+
     def _wanted(self) -> Iterator[tuple[int, int]]:
         """The first row of each wanted conversation, by number, and how many were left out before it."""
         rows, log = self._rows, self._log
@@ -112,7 +113,14 @@ class Gathering:
     def _chunk(self, part: Sequence[_Packed], left_out: Sequence[int], done: int) -> Chunk:
         log = self._log
         chunk = _Gathered(
-            log.path, log.max_row_bytes, done, self._rows.paths, part, log.parse, self._by_key, share=log.share
+            log.path,
+            log.max_row_bytes,
+            done,
+            self._rows.paths,
+            part,
+            log.parse,
+            self._rows.by_key,
+            share=log.share,
         )
         if log.share is not None:
             chunk.left_out = left_out
@@ -180,48 +188,6 @@ def _gathered_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit
 # Conversations written back: each call in its own row, in its own file
 
 
-_OPEN, _KEEP, _DROP, _CHANGED = 0, 1, 2, 3
-"""What to do with a row; values from `_CHANGED` on say where its new rows begin in the spool."""
-
-
-class CallEdits:
-    """What to write for each row of some logs, as far as known; changed rows wait in a temporary file."""
-
-    def __init__(self, rows: CallRows) -> None:
-        self._rows = rows
-        self._said = array("q", bytes(8 * len(rows)))
-        self._spool = Spool()
-
-    def keep(self, row: int) -> None:
-        """Write a row as it is."""
-        self._said[row] = _KEEP
-
-    def write(self, row: int, old: Row, new: Sequence[Row]) -> None:
-        """Write `new` instead of a row; [] leaves it out."""
-        # Pickled together, so shared objects stay the same objects.
-        packed = pickle.dumps((old, new), pickle.HIGHEST_PROTOCOL) if new else b""
-        self._said[row] = _CHANGED + self._spool.add(packed) if new else _DROP
-
-    def known(self, row: int) -> bool:
-        """Whether what to write for a row is known."""
-        return self._said[row] != _OPEN
-
-    def dropped(self, row: int) -> bool:
-        """Whether a row is left out."""
-        return self._said[row] == _DROP
-
-    def put(self, row: int, line: RawRow, out: Output) -> None:
-        """Write a row for which this is known."""
-        edits = self._said[row]
-        if edits == _KEEP:
-            out.keep(line)
-        elif edits == _DROP:
-            out.replace(line, [])
-        else:
-            old, new = pickle.loads(unpacked(self._spool.packed(edits - _CHANGED)))  # written by this run
-            out.replace(replace(line, value=old), new)
-
-
 class GatheredOutput:
     """An output that takes conversations and writes their calls in their old places.
 
@@ -229,14 +195,14 @@ class GatheredOutput:
     for it.
     """
 
-    def __init__(self, out: Output, log: Log, rows: CallRows, edits: CallEdits) -> None:
+    def __init__(self, out: Output, log: Log, rows: CallRows) -> None:
         self.changed = False
         self._out = out
         self._lines = zip(log, rows.rows_of(log.path), strict=False)
         self._waiting: tuple[RawRow, int] | None = None
         self._rows = rows
         self._path = log.path
-        self._edits = edits
+        self._edits = rows.edits
 
     def keep(self, raw: RawRow) -> None:
         """Write the rows of a conversation as they were."""
@@ -274,7 +240,7 @@ class GatheredOutput:
         """Write the rows for which it is known what to write."""
         while (waiting := self._waiting or next(self._lines, None)) is not None:
             line, row = waiting
-            if not self._edits.known(row):
+            if not self._edits.is_known(row):
                 self._waiting = waiting
                 return
             self._waiting = None
@@ -319,24 +285,10 @@ class JoinedCalls:
                 room -= len(self.heads[log])
         self._joined: dict[Path | None, CallRows] = {}
         """By file if each is joined by itself; None: all together."""
-        self._edits: dict[int, CallEdits] = {}
         stated = self._settings.session
         rows = [row for head in self.heads.values() for row in head]
         self._reader = CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
         self._cut = 0
-
-    def gathering(self, log: Log) -> Gathering | None:
-        """A log as conversations; None if it holds no calls."""
-        rows = self._rows(log.path)
-        return None if rows is None else Gathering(rows, log, by_key=True)
-
-    def output(self, out: Output, log: Log) -> Output:
-        """An output for the rows of `gathering`."""
-        rows = self._rows(log.path)
-        if rows is None:
-            return out
-        edits = self._edits.setdefault(id(rows), CallEdits(rows))
-        return GatheredOutput(out, log, rows, edits)
 
     def notices(self) -> Iterator[str]:
         """What was joined, for the summary."""
@@ -345,7 +297,9 @@ class JoinedCalls:
         if self._cut:
             yield f"Only the first {self._cut:,} rows were read, because of --limit."
 
-    def _rows(self, path: Path) -> CallRows | None:
+    def rows(self, log: Log) -> CallRows | None:
+        """The rows of a log, with those joined to them; None if it holds no calls."""
+        path = log.path
         if path not in self.heads:
             return None
         # A single row is given by its place in one file.
@@ -402,34 +356,22 @@ class Captures:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._held: dict[Path, CallRows | None] = {}
-        self._edits: dict[Path, CallEdits] = {}
-
-    def gathering(self, log: Log) -> Gathering | None:
-        """A capture as rollouts; None for any other log."""
-        rows = self._rows(log)
-        return None if rows is None else Gathering(rows, log, by_key=False)
-
-    def output(self, out: Output, log: Log) -> Output:
-        """An output for the rows of `gathering`."""
-        rows = self._rows(log)
-        if rows is None:
-            return out
-        return GatheredOutput(out, log, rows, self._edits.setdefault(log.path, CallEdits(rows)))
+        self._joined: dict[Path, CallRows | None] = {}
 
     def notices(self) -> Iterator[str]:
         """How many lines became how many rollouts."""
-        captures = {path: rows for path, rows in self._held.items() if rows is not None}
+        captures = {path: rows for path, rows in self._joined.items() if rows is not None}
         if captures:
             lines = sum(rows.named for rows in captures.values())
             rollouts = sum(rows.conversations_named for rows in captures.values())
             where = f"{len(captures)} token captures" if len(captures) > 1 else str(next(iter(captures)))
             yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
 
-    def _rows(self, log: Log) -> CallRows | None:
-        if log.path not in self._held:
-            self._held[log.path] = CallRows([log], CaptureKey()) if self._is_capture(log) else None
-        return self._held[log.path]
+    def rows(self, log: Log) -> CallRows | None:
+        """The lines of a capture; None for any other log."""
+        if log.path not in self._joined:
+            self._joined[log.path] = CallRows([log], CaptureKey()) if self._is_capture(log) else None
+        return self._joined[log.path]
 
     def _is_capture(self, log: Log) -> bool:
         settings = self._settings

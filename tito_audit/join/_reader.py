@@ -12,7 +12,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import CALL_LISTS, format_named, pick_format
 from tito_audit.join._calls import CAPTURE, request_and_answer
 from tito_audit.join._keys import id_text, value_at
-from tito_audit.join.history import CallTraits, hash_of
+from tito_audit.join.history import CallTraits, digest
 from tito_audit.record.rollout import Place, Rollout
 
 SEEN = 16
@@ -35,29 +35,24 @@ _CUT = frozenset(("length", "max_tokens", "max_output_tokens"))
 
 
 @dataclass(frozen=True, slots=True)
-class SingleCall:
-    """A row that is one call."""
+class RowOfLog:
+    """What a row says about its conversation."""
 
-    form: str
-    """The name of its format."""
+    named: bool
+    """Whether it has the key that reliably names one."""
+    form: str = ""
+    """The name of its format if it is a single call; "" for a row that is left as it is."""
     key: int | None = None
     """A digest of the name at a key that reliably names its conversation; None: joined by history."""
     name: int = 0
     """A digest of everything that reliably names its conversation, if there is such a key."""
     traits: CallTraits | None = None
     """What its history says; None if it is named."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowSaid:
-    """What a row says about its conversation."""
-
-    named: bool
-    """Whether it has the key that reliably names one."""
-    call: SingleCall | None
-    """None for a row that is left as it is."""
     several: bool = False
     """Whether it holds several calls or choices, as rows of calls may."""
+
+
+NO_CALL = RowOfLog(named=False)
 
 
 class ReadCall(Protocol):
@@ -67,7 +62,7 @@ class ReadCall(Protocol):
     def by_key(self) -> bool:
         """False for the lines of a token capture, which are gathered even if a rollout has only one."""
 
-    def __call__(self, row: Row) -> RowSaid:
+    def __call__(self, row: Row) -> RowOfLog:
         """What a row says."""
 
 
@@ -77,12 +72,12 @@ class CaptureKey:
 
     by_key: bool = False
 
-    def __call__(self, row: Row) -> RowSaid:
+    def __call__(self, row: Row) -> RowOfLog:
         """The rollout of a line."""
         name = _rollout_id(row)
         if name is None or not is_capture(row):
-            return RowSaid(name is not None, None)
-        return RowSaid(True, SingleCall(CAPTURE, digest(name), digest(name)))
+            return RowOfLog(name is not None)
+        return RowOfLog(True, CAPTURE, digest(name), digest(name))
 
 
 def is_capture(row: Row) -> bool:
@@ -106,23 +101,23 @@ class CallReader:
     """The format of all rows; None: detected row by row."""
     stated: str | None = None
     """Where rows name their conversation according to the user; None: the user does not say."""
-    found: str | None = None
+    in_log: str | None = None
     """Where rows may name it according to the log itself; None: nowhere."""
     by_key: bool = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reader_of, (None if self.named is None else self.named.name, self.stated, self.found, self.by_key)
+        return _reader_of, (None if self.named is None else self.named.name, self.stated, self.in_log, self.by_key)
 
-    def __call__(self, row: Row) -> RowSaid:
-        """What a row says; its call is None unless the row is a single call."""
+    def __call__(self, row: Row) -> RowOfLog:
+        """What a row says."""
         name = name_of(value_at(row, self.stated)) if self.stated is not None else None
         form, rollouts = _read(row, self.named)
         if self.stated is None and form is not None and form.conversation:
             name = name_of(row.get(form.conversation))
         if form is None or (name is None and not is_row_of_call(row, form)):
-            return RowSaid(name is not None, None)
+            return RowOfLog(name is not None)
         if not _are_calls(rollouts) or len(rollouts) > 1:
-            return RowSaid(name is not None, None, several=_are_calls(rollouts))
+            return RowOfLog(name is not None, several=_are_calls(rollouts))
         (rollout,) = rollouts
         # A number that differs for calls of another format or model, or with other tools or template arguments.
         stated = rollout.stated
@@ -131,40 +126,27 @@ class CallReader:
         )
         context = digest(text)
         if name is not None:
-            return RowSaid(True, SingleCall(form.name, digest(name), digest(f"{context} {name}")))
-        key = name_of(value_at(row, self.found)) if self.found is not None else None
+            return RowOfLog(True, form.name, digest(name), digest(f"{context} {name}"))
+        key = name_of(value_at(row, self.in_log)) if self.in_log is not None else None
         (turn,) = rollout.turns
         request, answer = request_and_answer(rollout)
-        return RowSaid(
-            False,
-            SingleCall(
-                form.name,
-                traits=(
-                    CallTraits(
-                        context=context,
-                        prompt=turn.prompt_ids,
-                        completion=turn.completion_ids,
-                        ended=turn.finish_reason not in _CUT,
-                        request=request or None,
-                        answer=answer,
-                        prompt_text=turn.prompt_text,
-                        completion_text=turn.completion_text,
-                        key=None if key is None else digest(key).to_bytes(8, "little"),
-                    )
-                ),
-            ),
+        traits = CallTraits(
+            context=context,
+            prompt=turn.prompt_ids,
+            completion=turn.completion_ids,
+            ended=turn.finish_reason not in _CUT,
+            request=request or None,
+            answer=answer,
+            prompt_text=turn.prompt_text,
+            completion_text=turn.completion_text,
+            key=None if key is None else digest(key).to_bytes(8, "little"),
         )
+        return RowOfLog(False, form.name, traits=traits)
 
 
 def _reader_of(named: str | None, *others: Any) -> CallReader:
     """A pickled reader: a format pickles as its name."""
     return CallReader(None if named is None else format_named(named), *others)
-
-
-def single_call(row: Row, named: Format | None) -> tuple[Format, Rollout] | None:
-    """The format and the call of a row that is a single call and nothing else; None for any other row."""
-    form, rollouts = _read(row, named)
-    return (form, rollouts[0]) if form is not None and len(rollouts) == 1 and _are_calls(rollouts) else None
 
 
 def _read(row: Row, named: Format | None) -> tuple[Format | None, Sequence[Rollout]]:
@@ -191,9 +173,9 @@ def may_join(row: Row, named: Format | None, *, stated: bool) -> bool | None:
 
     None for a row that is not one but may occur among such rows: of a format of calls, or of no format.
     """
-    read = single_call(row, named)
-    if read is not None:
-        return stated or is_row_of_call(row, read[0])
+    form, rollouts = _read(row, named)
+    if form is not None and len(rollouts) == 1 and _are_calls(rollouts):
+        return stated or is_row_of_call(row, form)
     try:
         form = named or pick_format(row)
     except RecordError:
@@ -212,11 +194,6 @@ def name_of(value: object) -> str | None:
     """A text or a whole number as JSON; None if it names nothing."""
     text = id_text(value)
     return json.dumps(text) if isinstance(value, str) and text is not None else text
-
-
-def digest(text: str) -> int:
-    """A number below 2**64 that identifies a text."""
-    return hash_of(text.encode("utf-8", "surrogatepass"))
 
 
 def keys_of(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator[str]:

@@ -13,10 +13,10 @@ import numpy as np
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
 from tito_audit.formats import format_named
-from tito_audit.join._call_rows import CallRows, Decode
+from tito_audit.join._call_rows import CallRows
 from tito_audit.join._keys import value_at
 from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, may_join, name_of
-from tito_audit.join.history import JoinedBy
+from tito_audit.join.history import Decode, JoinedBy
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 from tito_audit.terminal.words import listed
@@ -29,7 +29,9 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
     where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
     path = read.stated or own_key(rows)
     by_name = [_named(rows, path, stated=read.stated is not None)] if path is not None else []
-    notices = [*by_name, [*_traced(rows, read), *_several(rows)]]
+    stay = "stays as it is" if rows.several == 1 else "stay as they are"
+    several = f"{_rows(rows.several, 'holds', 'hold')} several calls or choices and {stay}"
+    notices = [*by_name, [*_traced(rows, read), *([several] if rows.several else [])]]
     return [f"{where}: {'; '.join(each)}." for each in notices if each]
 
 
@@ -75,7 +77,7 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
         worth_saying = alone > 1 and (traced.unsure or rows.forms[1:] != ["generic"])
         return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if worth_saying else []
     ways = [
-        (traced.by[JoinedBy.KEY] or traced.keys_believed, f"`{read.found}`"),
+        (traced.by[JoinedBy.KEY] or traced.keys_believed, f"`{read.in_log}`"),
         (traced.by[JoinedBy.IDS], "token ids"),
         (traced.by[JoinedBy.MESSAGES], "messages"),
         (traced.by[JoinedBy.TEXT], "text"),
@@ -91,12 +93,6 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
         where = f"{rows.paths[first.file]}:{first.ticket[0]}"
         parts.append(f"{traced.unsure:,} could continue more than one call (first {where})")
     return parts
-
-
-def _several(rows: CallRows) -> list[str]:
-    count = rows.several
-    stay = "stays as it is" if count == 1 else "stay as they are"
-    return [f"{_rows(count, 'holds', 'hold')} several calls or choices and {stay}"] if count else []
 
 
 def _rows(count: int, singular: str = "was", plural: str = "were") -> str:
@@ -207,36 +203,29 @@ def calls_seen(
     reader = CallReader(named, stated, key_in(calls[:SEEN]) if stated is None else None)
     log = open_log(path, max_row_bytes=settings.max_row_bytes)
     joined = CallRows([log], reader, decode, count, calls[:SEEN])
-    used = stated or own_key(joined) or (reader.found if _believed(joined) else None)
-    return CallsSeen(len(calls), tuple(_keys(calls, used)), _joined(joined, reader))
-
-
-def _believed(rows: CallRows) -> bool:
-    """Whether the key found in the log itself joins calls."""
-    traced = rows.traced
-    return traced is not None and (traced.keys_believed or bool(traced.by[JoinedBy.KEY]))
-
-
-def _joined(rows: CallRows, reader: CallReader) -> CallsJoined:
-    sizes = np.bincount(rows.root, minlength=len(rows.root))
+    traced = joined.traced
+    by_key = traced is not None and (traced.keys_believed or bool(traced.by[JoinedBy.KEY]))
+    used = stated or own_key(joined) or (reader.in_log if by_key else None)
+    sizes = np.bincount(joined.root, minlength=len(joined.root))
     several = sizes > 1
-    calls = rows.named + (0 if rows.traced is None else rows.traced.joined + rows.traced.alone)
     together = int(sizes[several].sum())
-    return CallsJoined(together, int(several.sum()), calls - together, tuple(joined_notices(rows, reader)))
+    alone = joined.named + (0 if traced is None else traced.joined + traced.alone) - together
+    return CallsSeen(
+        len(calls),
+        tuple(_keys(calls, used)),
+        CallsJoined(together, int(several.sum()), alone, tuple(joined_notices(joined, reader))),
+    )
 
 
 def _keys(calls: Sequence[Row], used: str | None) -> Iterator[KeySeen]:
     """Paths that could name the conversations of calls: the one in use first, then the usual ones."""
     paths = dict.fromkeys(path for row in calls for path in keys_of(row))
     usual = [path for path in paths if path.rpartition(".")[2] in NAMES]
-    for path in dict.fromkeys([*([used] if used else []), *usual, *filter(_is_like_a_key, paths)]):
+    own_names = {path: _BEFORE_A_CAPITAL.sub("_", path.rpartition(".")[2]).lower() for path in paths}
+    alike = [path for path, name in own_names.items() if _LIKE_A_KEY.search(name)]
+    for path in dict.fromkeys([*([used] if used else []), *usual, *alike]):
         names = [name for row in calls if (name := name_of(value_at(row, path))) is not None]
         values = len(set(names))
         # A value that no two calls share joins nothing.
         if path == used or path in usual or 1 < values < len(names):
             yield KeySeen(path, len(names), values, path == used and values > 0)
-
-
-def _is_like_a_key(path: str) -> bool:
-    name = _BEFORE_A_CAPITAL.sub("_", path.rpartition(".")[2]).lower()
-    return _LIKE_A_KEY.search(name) is not None

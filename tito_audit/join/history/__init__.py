@@ -10,20 +10,21 @@ from numpy.typing import NDArray
 
 from tito_audit.align.runs import HASH_BASE
 from tito_audit.chains.links import components
-from tito_audit.join.history._columns import Array, Calls, Columns, ExactLinks, JoinedBy
+from tito_audit.join.history._columns import Array, Calls, Columns, ExactLinks, Holders, JoinedBy
 from tito_audit.join.history._search import Search, decide
-from tito_audit.join.history._trace import CallTraits, Decode, Has, Reread, Trace, Tracer, hash_of
+from tito_audit.join.history._trace import CallTraits, Decode, Has, Reread, Trace, Tracer, digest
 
 __all__ = [
     "CallTraits",
     "Conversations",
     "Decode",
     "HistoryIndex",
+    "Holders",
     "JoinedBy",
     "Reread",
     "Trace",
     "Tracer",
-    "hash_of",
+    "digest",
 ]
 
 

@@ -61,7 +61,7 @@ _MOST_CALLS = 64
 _DECODER = json.JSONDecoder()
 
 
-def digest(message: Message) -> int:
+def message_digest(message: Message) -> int:
     """A 64-bit hash of what a message says: the same for two spellings of one answer."""
     text = message.text
     if message.sampled:
@@ -71,7 +71,7 @@ def digest(message: Message) -> int:
     # What a message holds besides text, such as images.
     parts = () if message.content is None or isinstance(message.content, str) else message.content
     others = [_canonical(dict(part)) for part in parts if not isinstance(part.get("text"), str)]
-    return hash_of("\0".join([message.speaker, text, *calls, *others]).encode("utf-8", "surrogatepass"))
+    return digest("\0".join([message.speaker, text, *calls, *others]))
 
 
 def exact_digest(message: Message) -> int:
@@ -194,6 +194,11 @@ def _factors(count: int) -> Hashes:
 def hash_of(data: bytes) -> int:
     """A 64-bit hash of bytes."""
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def digest(text: str) -> int:
+    """A number below 2**64 that identifies a text."""
+    return hash_of(text.encode("utf-8", "surrogatepass"))
 
 
 # Which token ids end a turn, learned from completions that end themselves
@@ -369,5 +374,5 @@ def _messages(request: Sequence[Message], answer: Message | None, context: int) 
 
 def _then(hash_: int, message: Message) -> int:
     """The hash of messages with this hash, followed by one more."""
-    mixed = ((hash_ ^ digest(message)) * _FACTOR) & MASK
+    mixed = ((hash_ ^ message_digest(message)) * _FACTOR) & MASK
     return (mixed ^ (mixed >> 29)) * _FACTOR & MASK
