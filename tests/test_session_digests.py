@@ -11,7 +11,7 @@ from tito_audit.chains.histories import key_of
 from tito_audit.record.message import as_message
 from tito_audit.sessions.index import Beginnings, digest, message_keys
 from tito_audit.sessions.model import Branch, ChatCall, Node, Prompt
-from tito_audit.sessions.texts import Texts
+from tito_audit.sessions.session import Texts
 
 END = 9
 

@@ -70,8 +70,12 @@ if TYPE_CHECKING:
     from tito_audit.run.write import write_rollouts as write_rollouts
     from tito_audit.sessions.delimiters import Delimiter as Delimiter
     from tito_audit.sessions.delimiters import Delimiters as Delimiters
+    from tito_audit.sessions.delimiters import StoredTurn as StoredTurn
+    from tito_audit.sessions.delimiters import build_multi_turn_ids as build_multi_turn_ids
     from tito_audit.sessions.delimiters import delimiters as delimiters
     from tito_audit.sessions.managed import ManagedServer as ManagedServer
+    from tito_audit.sessions.managed import SequenceNode as SequenceNode
+    from tito_audit.sessions.managed import as_group as as_group
     from tito_audit.sessions.managed import managed_server as managed_server
     from tito_audit.sessions.marin import MarinRollout as MarinRollout
     from tito_audit.sessions.marin import (
@@ -81,10 +85,6 @@ if TYPE_CHECKING:
     from tito_audit.sessions.marin import (
         tokenize_prompt_with_chat_template as tokenize_prompt_with_chat_template,
     )
-    from tito_audit.sessions.multi_turn import StoredTurn as StoredTurn
-    from tito_audit.sessions.multi_turn import build_multi_turn_ids as build_multi_turn_ids
-    from tito_audit.sessions.sequences import SequenceNode as SequenceNode
-    from tito_audit.sessions.sequences import as_group as as_group
     from tito_audit.settings.model import GateSettings as GateSettings
     from tito_audit.settings.model import MaxRate as MaxRate
     from tito_audit.settings.model import Override as Override
@@ -149,16 +149,14 @@ _HOMES = {
     "record.message": ("Message", "ToolCall"),
     "record.outcome": ("Outcome",),
     "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),
-    "sessions.delimiters": ("Delimiter", "Delimiters", "delimiters"),
-    "sessions.managed": ("ManagedServer", "managed_server"),
+    "sessions.delimiters": ("Delimiter", "Delimiters", "StoredTurn", "build_multi_turn_ids", "delimiters"),
+    "sessions.managed": ("ManagedServer", "SequenceNode", "as_group", "managed_server"),
     "sessions.marin": (
         "MarinRollout",
         "extract_tokens_and_logprobs_from_choice",
         "rollout_from_choice",
         "tokenize_prompt_with_chat_template",
     ),
-    "sessions.multi_turn": ("StoredTurn", "build_multi_turn_ids"),
-    "sessions.sequences": ("SequenceNode", "as_group"),
     "run.repair": ("Repairs", "repair_rollouts"),
     "summary": ("CoverageCount", "Fixed", "Gate", "RateCount", "Summary"),
     "tables.findings": ("findings_schema", "findings_table"),

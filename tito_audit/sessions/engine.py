@@ -15,7 +15,7 @@ from tito_audit.sessions.index import Fit, Index
 from tito_audit.sessions.model import ChatCall
 from tito_audit.sessions.next_prompt import Writer
 from tito_audit.sessions.session import Session as Session
-from tito_audit.sessions.texts import TextPrompt, prompt_data
+from tito_audit.sessions.session import TextPrompt, prompt_data
 from tito_audit.tokens.tokenizer import Tokenizer
 
 _REMEMBERED = 100_000

@@ -19,7 +19,8 @@ import numpy as np
 
 from tito_audit.chains.histories import Key, Prefixes, running
 from tito_audit.record.message import Message, ToolCall
-from tito_audit.sessions.model import Fork, Node
+from tito_audit.render.span_builder import common_start
+from tito_audit.sessions.model import Fork, ForkReason, Node
 
 START = b""
 """The key of an empty history."""
@@ -74,24 +75,17 @@ def message_keys(messages: Sequence[Message]) -> list[bytes]:
     return keys
 
 
-def reasoning_agrees(sent: Message, stored: Message) -> bool:
-    """Whether the client left the reasoning out, or sent it as it was."""
-    return not sent.reasoning or sent.reasoning == stored.reasoning
-
-
-def call_ids(message: Message) -> tuple[str | None, ...]:
-    """The ids of its tool calls."""
-    return tuple(call.id for call in message.tool_calls)
-
-
 def _content(message: Message) -> object:
     """The text of a message; its parts where they are more than one text."""
     content = message.content
     if content is None or isinstance(content, str):
         return _short(content or "")
-    if all(_is_text(part) for part in content) and (len(content) < 2 or message.role in _OF_ANSWERS):
-        return _short(message.text)
-    return plain(content)
+    filled = ({key: value for key, value in part.items() if value is not None} for part in content)
+    texts = all(
+        part.keys() == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+        for part in filled
+    )
+    return _short(message.text) if texts and (len(content) < 2 or message.role in _OF_ANSWERS) else plain(content)
 
 
 def _short(text: str) -> object:
@@ -99,11 +93,6 @@ def _short(text: str) -> object:
     if len(text) <= _LONG:
         return text
     return "long", len(text), digest(text)
-
-
-def _is_text(part: Mapping[str, Any]) -> bool:
-    fields = {key for key, value in part.items() if value is not None}
-    return fields == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
 
 
 def arguments_of(call: ToolCall) -> object:
@@ -225,7 +214,7 @@ class TurnEnd:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class StoredAnswer:
     """An answer, and what the session knows about it."""
 
     node: Node
@@ -249,9 +238,9 @@ class Held:
 class _Place:
     """A beginning of a history."""
 
-    answers: list[Held] = field(default_factory=list)
+    answers: list[StoredAnswer] = field(default_factory=list)
     """The answers whose message is the last one here, in the order of their commits."""
-    passing: Held | None = None
+    passing: StoredAnswer | None = None
     """The latest answer with a longer history that begins like this."""
 
 
@@ -259,7 +248,7 @@ class _Place:
 class Match:
     """An answer that a history holds."""
 
-    held: Held
+    answer: StoredAnswer
     depth: int
     """Messages of the call up to and including it."""
     alike: int
@@ -272,7 +261,7 @@ class Departure:
 
     at: int
     """The first message that differs."""
-    held: Held
+    answer: StoredAnswer
     """An answer from whose history it departs there."""
     reasoning: bool = False
     """Whether it is the reasoning that differs."""
@@ -285,8 +274,8 @@ class Histories:
         self._places: dict[bytes, _Place] = {}
         self._answered: set[bytes] = set()
 
-    def add(self, answer: Held, history_keys: Sequence[bytes]) -> None:
-        """Hold an answer; the keys are those of `held.sent`, the empty history first."""
+    def add(self, answer: StoredAnswer, history_keys: Sequence[bytes]) -> None:
+        """Hold an answer; the keys are those of its `sent`, the empty history first."""
         for key in history_keys[:-1]:
             self._places.setdefault(key, _Place()).passing = answer
         self._places.setdefault(history_keys[-1], _Place()).answers.append(answer)
@@ -298,19 +287,17 @@ class Histories:
 
     def matches(self, messages: Sequence[Message], history_keys: Sequence[bytes]) -> Iterator[Match]:
         """The answer at each place of a history where there is one, the last place first."""
-        for depth in range(self.known(history_keys), 0, -1):
-            answers = [
-                answer for answer in self._at(history_keys[depth]) if _differing(messages, answer, depth) is None
-            ]
+        for depth in range(self.shared(history_keys), 0, -1):
+            answers = self._at(messages, history_keys[depth], depth)
             if answers:
                 yield _pick(messages, answers, depth)
 
     def fit(self, messages: Sequence[Message], key: bytes, depth: int) -> Fit | None:
         """How well the best answer at this place of a history fits; None if none does."""
-        answers = [answer for answer in self._at(key) if _differing(messages, answer, depth) is None]
+        answers = self._at(messages, key, depth)
         return max((_fit(messages, answer, depth) for answer in answers), default=None)
 
-    def known(self, history_keys: Sequence[bytes]) -> int:
+    def shared(self, history_keys: Sequence[bytes]) -> int:
         """How many messages the history shares with one that the session holds."""
         return next((n for n in range(len(history_keys) - 1, 0, -1) if history_keys[n] in self._places), 0)
 
@@ -320,7 +307,7 @@ class Histories:
         """Where a history departs from the stored one that it shares the most with; None if it only continues. Its
         first `agreed` messages are those of a stored answer.
         """
-        shared = self.known(history_keys)
+        shared = self.shared(history_keys)
         place = self._places.get(history_keys[shared])
         if place is None:
             return None
@@ -330,27 +317,31 @@ class Histories:
                 return Departure(at, answer, reasoning=True)
         return Departure(shared, place.passing) if place.passing is not None and shared < len(messages) else None
 
-    def _at(self, key: bytes) -> Sequence[Held]:
+    def _at(self, messages: Sequence[Message], key: bytes, depth: int) -> list[StoredAnswer]:
+        """The answers at a place of a history that has no other reasoning than theirs."""
         place = self._places.get(key)
-        return place.answers if place is not None else ()
+        answers = place.answers if place is not None else ()
+        return [answer for answer in answers if _differing(messages, answer, depth) is None]
 
 
-def _differing(messages: Sequence[Message], answer: Held, depth: int) -> int | None:
+def _differing(messages: Sequence[Message], answer: StoredAnswer, depth: int) -> int | None:
     """The first of `depth` messages whose reasoning differs from what the session holds."""
     for index, (sent, stored) in enumerate(zip(messages[:depth], answer.sent, strict=False)):
-        if sent.reasoning and not reasoning_agrees(sent, stored):
+        if sent.reasoning and sent.reasoning != stored.reasoning:
             return index
     return None
 
 
-def _fit(messages: Sequence[Message], answer: Held, depth: int) -> Fit:
+def _fit(messages: Sequence[Message], answer: StoredAnswer, depth: int) -> Fit:
     """How well an answer fits a history whose messages are the same."""
-    pairs = list(zip(messages[:depth], answer.sent, strict=False))
-    ids = sum(call_ids(sent) == call_ids(stored) for sent, stored in pairs)
-    return ids, sum((sent.reasoning or None) == (stored.reasoning or None) for sent, stored in pairs)
+    ids = reasonings = 0
+    for sent, stored in zip(messages[:depth], answer.sent, strict=False):
+        ids += [call.id for call in sent.tool_calls] == [call.id for call in stored.tool_calls]
+        reasonings += (sent.reasoning or None) == (stored.reasoning or None)
+    return ids, reasonings
 
 
-def _pick(messages: Sequence[Message], answers: Sequence[Held], depth: int) -> Match:
+def _pick(messages: Sequence[Message], answers: Sequence[StoredAnswer], depth: int) -> Match:
     """The answer that the client most likely continues: the best fit, of several the latest."""
     if len(answers) == 1:
         return Match(answers[0], depth, 0)
@@ -359,7 +350,7 @@ def _pick(messages: Sequence[Message], answers: Sequence[Held], depth: int) -> M
     return Match(best[-1], depth, sum(not _same_ids(answer, best[-1]) for answer in best))
 
 
-def _same_ids(a: Held, b: Held) -> bool:
+def _same_ids(a: StoredAnswer, b: StoredAnswer) -> bool:
     return a is b or (
         np.array_equal(a.node.output_ids, b.node.output_ids)
         and a.node.prompt.length == b.node.prompt.length
@@ -418,3 +409,78 @@ class Index:
         """The session with the longest prompt and answer that this text, or these ids, start with."""
         match = next(self._texts.matches(data), None)
         return match[1][-1] if match is not None else None
+
+
+# Why a call does not continue an earlier one, in words for the user
+
+
+_BEFORE, _AFTER, _QUOTED = 24, 48, 60
+
+
+def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: Departure) -> Fork:
+    """The fork of a client that changed the history or left part of it out."""
+    at, answer = departure.at, departure.answer
+    call = f"call {answer.node.call_id}"
+    if departure.reasoning:
+        texts = _two(messages[at].reasoning, answer.sent[at].reasoning)
+        return Fork(ForkReason.EDITED, f"message {at} has other reasoning than it had: {texts}", at)
+    later = answer.keys[at + 1 :]
+    if keys[at] in later:
+        left_out = later.index(keys[at]) + 1
+        what = f"messages {at} to {at + left_out - 1} are" if left_out > 1 else f"message {at} is"
+        return Fork(ForkReason.SHORTENED, f"{what} left out of the history that {call} had", at)
+    return Fork(
+        ForkReason.EDITED,
+        f"message {at} differs from the one that {call} had: {_two(_said(messages[at]), _said(answer.sent[at]))}",
+        at,
+    )
+
+
+def new_conversation(messages: Sequence[Message]) -> Fork:
+    """The fork of a call whose history has no answer of this session."""
+    answers = sum(message.sampled for message in messages)
+    if answers == 0:
+        detail = "the history holds no answer"
+    elif answers == 1:
+        detail = "the answer in the history was not given in this session"
+    else:
+        detail = f"none of the {answers} answers in the history was given in this session"
+    return Fork(ForkReason.NEW_CONVERSATION, detail)
+
+
+def left_memory() -> Fork:
+    """The fork of a client that comes back to a session that left memory."""
+    return Fork(ForkReason.LEFT_MEMORY, "the answers of this session left memory; they are in the log")
+
+
+def rewrites(before: str, after: str, when: str, message: int | None) -> Fork:
+    """The fork of a template that writes the history differently; both texts, from a little before they part."""
+    at = common_start(before, after)
+    texts = " became ".join(_quoted(text[max(at - _BEFORE, 0) : at + _AFTER]) for text in (before, after))
+    return Fork(
+        ForkReason.TEMPLATE_REWRITES, f"the template writes the history differently {when}: {texts}", message
+    )
+
+
+def leaves_out(parts: Sequence[str], message: int | None) -> Fork:
+    """The fork of a template that never writes a part of the answer."""
+    what = " and ".join(parts)
+    return Fork(ForkReason.TEMPLATE_REWRITES, f"the template leaves the answer's {what} out", message)
+
+
+def _two(sent: str | None, stored: str | None) -> str:
+    """Two texts, from a little before they part."""
+    sent, stored = sent or "", stored or ""
+    at = max(common_start(sent, stored) - _BEFORE, 0)
+    return f"{_quoted(sent[at:])}, not {_quoted(stored[at:])}"
+
+
+def _said(message: Message) -> str:
+    """A message as one text."""
+    calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
+    return " ".join([f"{message.role}:", *filter(None, [message.text]), *calls])
+
+
+def _quoted(text: str) -> str:
+    """A text in quotes, shortened."""
+    return repr(text if len(text) <= _QUOTED + 12 else f"{text[:_QUOTED]}…")

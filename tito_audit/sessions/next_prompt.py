@@ -25,8 +25,7 @@ from tito_audit.record.message import Message, as_message, as_messages
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.sessions.forks import leaves_out, rewrites
-from tito_audit.sessions.index import Beginnings, Held, TurnEnd, digest
+from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, leaves_out, rewrites
 from tito_audit.sessions.model import ChatCall, Fork, ForkReason, Node
 from tito_audit.templates.appends import sampled_text, turn_ends, unwritten
 from tito_audit.templates.probes import ANSWER, USER, USER_AGAIN, answering
@@ -88,26 +87,26 @@ class Writer:
         stopped = node.finish_reason in _STOPPED and last in vocabulary.special_ids
         return vocabulary.piece(last) if last in self._stop_ids or stopped or last == node.stop_reason else None
 
-    def turn_end(self, answer: Held) -> TurnEnd | Fork:
+    def turn_end(self, answer: StoredAnswer) -> TurnEnd | Fork:
         """Where the template ends the turn of an answer, or why it cannot be continued; cached."""
         if answer.end is None:
             answer.end = self._turn_end(answer)
         return answer.end
 
-    def added_exactly(self, held: Held, said: Beginnings) -> str | None:
+    def added_exactly(self, answer: StoredAnswer, prompt: Beginnings) -> str | None:
         """What a prompt adds to an answer that it holds exactly as sampled, and that ends there."""
-        node, written, stop = held.node, held.node.prompt.written, self.stop_text(held.node)
-        text, answer = said.text, self.text(node.output_ids)
-        if written is None or not text.startswith(answer, written.length):
+        node, written, stop = answer.node, answer.node.prompt.written, self.stop_text(answer.node)
+        text, sampled = prompt.text, self.text(node.output_ids)
+        if written is None or not text.startswith(sampled, written.length):
             return None
-        end = written.length + len(answer)
+        end = written.length + len(sampled)
         if stop is None and not text.startswith(self._ends, end):
             return None
-        if said.digest(written.length) != written.digest:
+        if prompt.digest(written.length) != written.digest:
             return None
-        if held.exact is None:
+        if answer.exact is None:
             at = end - len(stop or "")
-            held.exact = TurnEnd(at, said.digest(at), at, ended=True)
+            answer.exact = TurnEnd(at, prompt.digest(at), at, ended=True)
         return text[end:]
 
     def added(self, node: Node, end: TurnEnd, text: str) -> str | None:
@@ -117,12 +116,12 @@ class Writer:
             return rest.lstrip()[len(stop) :]
         if not end.ended:
             return rest if stop is not None else text[end.new_from :]
-        found = next((text_of_end for text_of_end in self._ends if rest.startswith(text_of_end)), None)
-        if found is None and not rest.lstrip().startswith(self._renderer.control_texts):
+        turn_end = next((end_text for end_text in self._ends if rest.startswith(end_text)), None)
+        if turn_end is None and not rest.lstrip().startswith(self._renderer.control_texts):
             return None
-        return rest[len(found or "") :] if stop is not None else text[end.new_from :]
+        return rest[len(turn_end or "") :] if stop is not None else text[end.new_from :]
 
-    def rewritten(self, answer: Held, call: ChatCall, text: str, message: int) -> Fork:
+    def rewritten(self, answer: StoredAnswer, call: ChatCall, text: str, message: int) -> Fork:
         """Why a prompt differs from what the template wrote for the history up to this answer."""
         before = self._closed(answer)
         own = answer.node.call
@@ -176,14 +175,14 @@ class Writer:
     def _render(self, wires: Sequence[Mapping[str, object]], *, opens: bool) -> str:
         return self._renderer.render(as_messages(wires, "a probe"), add_generation_prompt=opens)
 
-    def _closed(self, answer: Held, call: ChatCall | None = None) -> str:
+    def _closed(self, answer: StoredAnswer, call: ChatCall | None = None) -> str:
         """What the template writes for a history that ends with an answer, by its own call or by another."""
         by = call or answer.node.call
         return self._renderer.render(
             answer.history, by.tools, add_generation_prompt=False, template_kwargs=by.template_kwargs
         )
 
-    def _turn_end(self, answer: Held) -> TurnEnd | Fork:
+    def _turn_end(self, answer: StoredAnswer) -> TurnEnd | Fork:
         node, written = answer.node, answer.node.prompt.written
         assert written is not None, "an answer to messages"
         index = len(answer.sent) - 1
@@ -200,7 +199,7 @@ class Writer:
             return leaves_out(missing, index)
         return self._located(answer, text, written.length)
 
-    def _located(self, answer: Held, text: str, start: int) -> TurnEnd | Fork:
+    def _located(self, answer: StoredAnswer, text: str, start: int) -> TurnEnd | Fork:
         """The end of an answer in what the template writes, which begins with its prompt."""
         node = answer.node
         stop = self.stop_text(node)
@@ -220,7 +219,7 @@ class Writer:
             at = place + len(content) if place >= 0 else max(len(text.rstrip()), start)
         return TurnEnd(at, digest(text[:at]), self._new_from(node, text, start, at), ended)
 
-    def _spelled_end(self, answer: Held, text: str, start: int, ends: Sequence[str]) -> TurnEnd | Fork:
+    def _spelled_end(self, answer: StoredAnswer, text: str, start: int, ends: Sequence[str]) -> TurnEnd | Fork:
         """The same for an answer whose text spells a token that ends turns: found by one that does not."""
         node = answer.node
         other = replace(answer, history=(*answer.history[:-1], _without(answer.history[-1], ends)))
@@ -249,7 +248,7 @@ class Writer:
         """The same as bytes."""
         return self._tokenizer.vocabulary.data(ids)
 
-    def said_in(self, node: Node, data: bytes) -> int:
+    def tokens_in(self, node: Node, data: bytes) -> int:
         """How many of the sampled tokens these bytes begin with."""
         vocabulary = self._tokenizer.vocabulary
         at = 0

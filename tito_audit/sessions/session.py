@@ -4,27 +4,161 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
-from tito_audit.chains.histories import Key
+import numpy as np
+
+from tito_audit.chains.histories import Key, Prefixes, key_of, running
 from tito_audit.provider import GenerationResult
-from tito_audit.record.arrays import as_floats, as_ids, empty_ids
+from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.message import Message, as_message
-from tito_audit.sessions.forks import departed, left_memory, new_conversation
 from tito_audit.sessions.index import (
     Beginnings,
     Fit,
-    Held,
     Histories,
     Index,
     Match,
+    StoredAnswer,
     TurnEnd,
+    departed,
     history_keys,
+    left_memory,
     message_keys,
+    new_conversation,
+    text_bytes,
 )
 from tito_audit.sessions.model import Branch, ChatCall, Draft, Fork, ForkReason, Node, Prompt, Proof, Written
 from tito_audit.sessions.next_prompt import Writer
-from tito_audit.sessions.texts import TextPrompt, Texts, prompt_data
+
+TextPrompt = str | Sequence[int] | Ids
+"""What `/v1/completions` takes as a prompt."""
+_TEXT, _IDS = b"t", b"i"
+
+
+def prompt_data(prompt: TextPrompt) -> bytes:
+    """A text prompt as bytes, for look-ups."""
+    if isinstance(prompt, str):
+        return _TEXT + text_bytes(prompt)
+    return _IDS + as_ids(prompt, "prompt").tobytes()
+
+
+class Texts:
+    """The answers of a session by their text and by their ids."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._answers: Prefixes[tuple[Node, int]] = Prefixes()
+        """Answers that prompts may start with, and how many ids such a prompt keeps."""
+        self._states: dict[int, tuple[Node, blake2b]] = {}
+        """The running digest of each answer held, up to its last token: by it the next one is not read from its
+        beginning."""
+
+    def add(self, node: Node) -> list[Key]:
+        """Hold an answer; the keys it was added under."""
+        keys = list(self._keys(node))
+        for key, count in keys:
+            self._answers.add(key, (node, count))
+        return [key for key, _ in keys]
+
+    def _keys(self, node: Node) -> Iterator[tuple[Key, int]]:
+        """The keys of what a prompt starts with that goes on from an answer, and how many ids it then keeps."""
+        length, last = node.prompt.length + len(node.output_ids), node.output_ids[-1:]
+        state = self._prompt_state(node.prompt)
+        state.update(node.output_ids[:-1].tobytes())
+        self._states[id(node)] = node, state
+        yield _ids_key(length, _with(state, last)), length
+        if self._writer.stop_text(node) is not None:
+            yield _ids_key(length - 1, state), length - 1
+        if node.prompt.text is not None:
+            yield key_of(_TEXT + text_bytes(node.prompt.text + str(node.answer.get("text") or ""))), length
+
+    def _prompt_state(self, prompt: Prompt) -> blake2b:
+        """The running digest of a prompt's ids, which goes on from the answer that it continues."""
+        parent = prompt.parent
+        state = self._states.get(id(parent)) if parent is not None else None
+        if parent is None or state is None:
+            return running(_IDS + prompt.ids.tobytes())
+        last = parent.output_ids[-1:]
+        left_out = parent.prompt.length + len(parent.output_ids) - prompt.kept
+        if left_out == 0:
+            return _with(_with(state[1], last), prompt.new_ids)
+        if left_out == len(last):
+            return _with(state[1], prompt.new_ids)
+        return running(_IDS + prompt.ids.tobytes())
+
+    def prompt(self, prompt: TextPrompt) -> Prompt | None:
+        """The prompt that continues the longest matching answer; None if there is none."""
+        answers = next((answers for _, answers in self._answers.matches(prompt_data(prompt))), None)
+        if answers is None:
+            return None
+        node, count = answers[-1]
+        alike = sum(not np.array_equal(other.seen_ids, node.seen_ids) for other, _ in answers)
+        if isinstance(prompt, str):
+            return self._of_text(node, prompt, alike)
+        new = as_ids(prompt, "prompt")[count:].copy()
+        whole = count == node.prompt.length + len(node.output_ids)
+        return Prompt(
+            Branch.CONTINUES if whole else Branch.FORK,
+            new,
+            parent=node,
+            kept=count,
+            added=self._writer.text(new),
+            proof=Proof.SAME_IDS,
+            fork=None if whole else _stop_left_out(1),
+            alike=alike,
+        )
+
+    def whole(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
+        """The prompt for a text that continues nothing."""
+        if isinstance(prompt, str):
+            return Prompt(branch, self._writer.encode(prompt), added=prompt, fork=fork, text=prompt)
+        ids = as_ids(prompt, "prompt")
+        return Prompt(branch, ids.copy(), added=self._writer.text(ids), fork=fork)
+
+    def _of_text(self, node: Node, text: str, alike: int) -> Prompt:
+        assert node.prompt.text is not None
+        answer = text[len(node.prompt.text) :]
+        forms = self._writer.text(node.output_ids), self._writer.data(node.output_ids).decode("utf-8", "replace")
+        form_sent = next((form for form in forms if answer.startswith(form)), None)
+        if form_sent is not None:
+            count, rest = len(node.output_ids), answer[len(form_sent) :]
+        else:
+            count = self._writer.tokens_in(node, text_bytes(answer))
+            data = self._writer.data(node.output_ids[:count])
+            rest = text_bytes(answer)[len(data) :].decode("utf-8", "surrogatepass")
+        ids = node.output_ids[:count] if count else node.prompt.new_ids
+        new = self._writer.encode(rest, int(ids[-1]) if len(ids) else None)
+        whole = count == len(node.output_ids)
+        return Prompt(
+            Branch.CONTINUES if whole else Branch.FORK,
+            new,
+            parent=node,
+            kept=node.prompt.length + count,
+            added=rest,
+            proof=Proof.SAME_IDS,
+            fork=None if whole else _stop_left_out(len(node.output_ids) - count),
+            alike=alike,
+            text=text,
+        )
+
+
+def _with(state: blake2b, ids: Ids) -> blake2b:
+    """The running digest, updated with these ids."""
+    after = state.copy()
+    after.update(ids.tobytes())
+    return after
+
+
+def _ids_key(length: int, state: blake2b) -> Key:
+    """The key of `length` ids."""
+    return len(_IDS) + 4 * length, state.digest()
+
+
+def _stop_left_out(count: int) -> Fork:
+    what = "last token" if count == 1 else f"last {count} tokens"
+    return Fork(ForkReason.STOP_LEFT_OUT, f"the prompt continues an answer but leaves out its {what}")
+
 
 _NODE_BYTES = 4000
 """The bytes of an answer besides its tokens and texts, as an estimate."""
@@ -78,7 +212,7 @@ class Session:
                     if departure is not None and (
                         departure.reasoning
                         or self._histories.answered(keys)
-                        or (messages[departure.at].sampled and departure.held.is_answer(departure.at))
+                        or (messages[departure.at].sampled and departure.answer.is_answer(departure.at))
                     ):
                         no_match = departed(messages, keys, departure)
                     else:
@@ -87,11 +221,11 @@ class Session:
         if first.depth == len(call.messages) and not call.add_generation_prompt:
             return Draft(self._resumed(first), encoded=True)
         rest = call.messages[first.depth :]
-        history, sent = first.held.history + rest, first.held.sent + rest
+        history, sent = first.answer.history + rest, first.answer.sent + rest
         text_written = Beginnings(self._writer.write(history, call))
-        if first.held.node.prompt.written is not None:  # asked for soon; so the text is read once
-            text_written.digest(first.held.node.prompt.written.length)
-        written = _written(history, sent, (*first.held.keys, *keys[first.depth :]), text_written)
+        if first.answer.node.prompt.written is not None:  # asked for soon; so the text is read once
+            text_written.digest(first.answer.node.prompt.written.length)
+        written = _written(history, sent, (*first.answer.keys, *keys[first.depth :]), text_written)
         return self._going_on(
             call, first, matches, written, text_written, self._departed(call, keys, places, first)
         )
@@ -102,12 +236,9 @@ class Session:
 
     def text_prompt(self, prompt: TextPrompt) -> Prompt:
         """For `/v1/completions`: continues the answer whose text or ids the prompt starts with."""
-        prompt_found = self._texts.prompt(prompt)
-        if prompt_found is not None:
-            return prompt_found
-        start = self._starts.get(prompt_data(prompt))
-        if start is not None:
-            return start
+        known_prompt = self._texts.prompt(prompt) or self._starts.get(prompt_data(prompt))
+        if known_prompt is not None:
+            return known_prompt
         if self._is_new:
             return self._texts.whole(prompt, Branch.START, None)
         return self._texts.whole(prompt, Branch.FORK, left_memory() if self._left_memory else new_conversation(()))
@@ -157,7 +288,13 @@ class Session:
             text = prompt.text if prompt.text is not None else prompt.new_ids
             self._starts[prompt.written.digest if prompt.written is not None else prompt_data(text)] = prompt
         if len(self._nodes) > self._max_nodes:
-            self._halve()
+            # The older half of the answers leaves.
+            later, starts = self._nodes[len(self._nodes) // 2 :], dict(self._starts)
+            self.reset()
+            self._left_memory = True
+            self._starts.update(starts)
+            for node in later:
+                self._keep(node)
         return tuple(nodes)
 
     def reset(self) -> None:
@@ -208,19 +345,19 @@ class Session:
         """The prompt of a history that holds answers: the last one's ids where that is proved, else those of the
         last one before it, else none."""
         text = text_written.text
-        added = self._writer.added_exactly(first.held, text_written)
+        added = self._writer.added_exactly(first.answer, text_written)
         if added is not None:
             return self._joined(first, added, written, fork, Proof.SAME_TEXT)
-        end = self._writer.turn_end(first.held)
+        end = self._writer.turn_end(first.answer)
         if isinstance(end, TurnEnd):
             added = (
-                self._writer.added(first.held.node, end, text)
+                self._writer.added(first.answer.node, end, text)
                 if text_written.digest(end.at) == end.digest
                 else None
             )
             if added is not None:
                 return self._joined(first, added, written, fork)
-            end = self._writer.rewritten(first.held, call, text, first.depth - 1)
+            end = self._writer.rewritten(first.answer, call, text, first.depth - 1)
         for match, added, proof in self._proved(earlier, text_written):
             return self._joined(match, added, written, fork or end, proof)
         return self._whole(text, written, fork or end)
@@ -229,20 +366,20 @@ class Session:
         """The answers that a text continues, with what it adds, the last one first; the text is read once."""
         text = text_written.text
         proofs = (
-            (end, match) for match in matches for end in (match.held.exact, self._writer.turn_end(match.held))
+            (end, match) for match in matches for end in (match.answer.exact, self._writer.turn_end(match.answer))
         )
         ends = [(end, match) for end, match in proofs if isinstance(end, TurnEnd)]
         ends.sort(key=lambda pair: pair[0].at)
         digests = [text_written.digest(end.at) for end, _ in ends]
         for (end, match), digest in zip(reversed(ends), reversed(digests), strict=True):
-            added = self._writer.added(match.held.node, end, text) if digest == end.digest else None
+            added = self._writer.added(match.answer.node, end, text) if digest == end.digest else None
             if added is not None:
-                yield match, added, Proof.SAME_TEXT if end is match.held.exact else Proof.SAME_SUFFIX
+                yield match, added, Proof.SAME_TEXT if end is match.answer.exact else Proof.SAME_SUFFIX
 
     def _joined(
         self, match: Match, added: str, written: Written, fork: Fork | None, proof: Proof = Proof.SAME_SUFFIX
     ) -> Draft:
-        node = match.held.node
+        node = match.answer.node
         last = node.output_ids if len(node.output_ids) else node.prompt.new_ids
         prompt = Prompt(
             Branch.CONTINUES if fork is None else Branch.FORK,
@@ -267,7 +404,7 @@ class Session:
 
     def _resumed(self, match: Match) -> Prompt:
         """The prompt of a call that continues an unfinished answer: its ids, without a stop token."""
-        answer, node = match.held, match.held.node
+        answer, node = match.answer, match.answer.node
         stopped = self._writer.stop_text(node) is not None
         text_written = node.prompt.written
         assert text_written is not None, "an answer to messages"
@@ -313,14 +450,6 @@ class Session:
         self._bytes += size
         self._index.bytes += size
 
-    def _halve(self) -> None:
-        """Forget the older half of the answers."""
-        nodes, starts = self._nodes[len(self._nodes) // 2 :], self._starts
-        self.reset()
-        self._left_memory, self._starts = True, starts
-        for node in nodes:
-            self._keep(node)
-
 
 def _written(
     messages: tuple[Message, ...], sent: tuple[Message, ...], keys: Sequence[bytes], text_written: Beginnings
@@ -342,25 +471,16 @@ def _merged(begun: Message, rest: Message) -> Message:
     return as_message(wire, "the answer")
 
 
-def _views(node: Node) -> Iterator[Held]:
+def _views(node: Node) -> Iterator[StoredAnswer]:
     """The answer as later histories may hold it: if the request began it, as one message or as two."""
     written = node.prompt.written
     if written is None:
         return
     begun = _is_prefilled(node.call)
-    before = len(written.messages) - begun
-    history = (*written.messages[:before], node.message)
-    before = len(written.sent) - begun
-    yield _held(node, history, written.sent[:before], written.keys[:before], node.message)
+    history = (*written.messages[: len(written.messages) - begun], node.message)
+    views = [(len(written.sent) - begun, node.message)]
     if begun:
-        yield _held(node, history, written.sent, written.keys, as_message(dict(node.answer), "the answer"))
-
-
-def _held(
-    node: Node,
-    history: tuple[Message, ...],
-    sent: tuple[Message, ...],
-    keys: tuple[bytes, ...],
-    answer: Message,
-) -> Held:
-    return Held(node, history, (*sent, answer), (*keys, *message_keys([answer])))
+        views.append((len(written.sent), as_message(dict(node.answer), "the answer")))
+    for before, answer in views:
+        keys = (*written.keys[:before], *message_keys([answer]))
+        yield StoredAnswer(node, history, (*written.sent[:before], answer), keys)
