@@ -162,7 +162,7 @@ def _refuted(
     for pattern in _LONGER:
         for form in _MORE_CONTENTS:
             texts = [form.format(number) for number in range(len(pattern))]
-            messages = as_messages([wire(*one) for one in zip(pattern, texts, strict=True)], "a pattern")
+            messages = as_messages(list(map(wire, pattern, texts)), "a pattern")
             try:
                 whole = renderer.render(messages, add_generation_prompt=True)
             except RenderError:
@@ -255,24 +255,19 @@ def build_multi_turn_ids(
     """
     listed = list(turns)
     runs = list(_runs(listed, written, generation_prompt))
-    return np.concatenate([empty_ids(), *(ids for run in runs for ids in _encoded(written, run))])
+    return np.concatenate([empty_ids(), *(ids for run in runs for ids in _encoded(written, *run))])
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Everything before one sampled answer, and the answer."""
-
-    parts: tuple[str | Ids, ...]
-    sampled: Ids
-
-
-def _runs(turns: Sequence[StoredTurn], written: Delimiters, opens: bool) -> Iterator[_Run]:
+def _runs(
+    turns: Sequence[StoredTurn], written: Delimiters, opens: bool
+) -> Iterator[tuple[Sequence[str | Ids], Ids]]:
+    """Everything before each sampled answer, and the answer."""
     _check_prompts(turns)
     left = _START
     parts: list[str | Ids] = []
     for number, turn in enumerate(turns):
         if turn.role == _PROMPT:
-            yield _Run((), as_ids(_as_given(turn), f"turn {number}"))
+            yield (), as_ids(_as_given(turn), f"turn {number}")
             left = _PROMPT
             continue
         if left == _START and any(each.role == _TOOL for each in turns):
@@ -290,14 +285,14 @@ def _runs(turns: Sequence[StoredTurn], written: Delimiters, opens: bool) -> Iter
             if isinstance(answer, str):
                 parts.append(answer)
             else:
-                yield _Run(tuple(parts), answer)
+                yield parts, answer
                 parts = []
         else:
             parts.append(_content(written, turn, number))
         left = turn.role
     if opens and turns and left not in (ASSISTANT, _PROMPT):
         parts.append(_text(written, left, ASSISTANT))
-    yield _Run(tuple(parts), empty_ids())
+    yield parts, empty_ids()
 
 
 def _check_prompts(turns: Sequence[StoredTurn]) -> None:
@@ -347,7 +342,9 @@ def _answer(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -
             )
         text = written.answer.opens + ids
         return text if last and turn.ended is False else text + written.answer.end
-    if last or not _is_cut(written, turn, ids):
+    ends = {*written.tokenizer.eos_ids, *(written.answer.end_ids or ())[-1:]}
+    ended = turn.ended if turn.ended is not None else len(ids) > 0 and int(ids[-1]) in ends
+    if last or ended:
         return ids
     if written.answer.end_ids is None:
         raise SpliceError(
@@ -356,23 +353,15 @@ def _answer(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -
     return np.concatenate([ids, np.array(written.answer.end_ids, np.int32)])
 
 
-def _is_cut(written: Delimiters, turn: StoredTurn, ids: Ids) -> bool:
-    """Whether an answer lacks its end token."""
-    if turn.ended is not None:
-        return not turn.ended
-    ends = {*written.tokenizer.eos_ids, *(written.answer.end_ids or ())[-1:]}
-    return not len(ids) or int(ids[-1]) not in ends
-
-
-def _encoded(written: Delimiters, run: _Run) -> Iterator[Ids]:
+def _encoded(written: Delimiters, parts: Sequence[str | Ids], sampled: Ids) -> Iterator[Ids]:
     """The ids before an answer, then the answer's. Stored ids among them are kept if no token of the surrounding
     text would reach into them.
     """
     tokenizer = written.tokenizer
-    texts = [part if isinstance(part, str) else tokenizer.vocabulary.text(part) for part in run.parts]
+    texts = [part if isinstance(part, str) else tokenizer.vocabulary.text(part) for part in parts]
     whole = tokenizer.encode("".join(texts))
-    if any(not isinstance(part, str) for part in run.parts):
-        pieces = [tokenizer.encode(part) if isinstance(part, str) else part for part in run.parts]
+    if any(not isinstance(part, str) for part in parts):
+        pieces = [tokenizer.encode(part) if isinstance(part, str) else part for part in parts]
         if not np.array_equal(whole, np.concatenate(pieces)):
             raise SpliceError(
                 f"{tokenizer.name}: the ids of a stored message are not what the template's text has there.\n"
@@ -380,4 +369,4 @@ def _encoded(written: Delimiters, run: _Run) -> Iterator[Ids]:
                 "Pass the text of the message instead."
             )
     yield whole
-    yield run.sampled
+    yield sampled

@@ -27,7 +27,7 @@ from tito_audit.parser import Parser, Reads
 from tito_audit.parsers import parser_named
 from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider
 from tito_audit.record.arrays import Ids
-from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.render.renderer import make_renderer
 from tito_audit.sessions.engine import Conversations
 from tito_audit.sessions.model import Node, Prompt
 from tito_audit.sessions.session import Session
@@ -195,9 +195,11 @@ async def managed_server(
     """
     managed: ManagedServer | PlaceholderServer
     if callable(getattr(provider, "generate_n", None)):
+        if tokenizer is None:
+            raise SetupError("A managed server needs the tokenizer of its model.\nPass tokenizer=FOLDER.")
         managed = ManagedServer(
             provider,
-            _loaded(tokenizer),
+            tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer)),
             track_tree,
             tool_parser,
             reasoning_parser,
@@ -218,12 +220,6 @@ async def managed_server(
         yield managed
     finally:
         managed.close()
-
-
-def _loaded(tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
-    if tokenizer is None:
-        raise SetupError("A managed server needs the tokenizer of its model.\nPass tokenizer=FOLDER.")
-    return tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer))
 
 
 class ManagedServer:
@@ -250,23 +246,25 @@ class ManagedServer:
         self._reader = Reader(
             tokenizer, _parser(reasoning_parser, Reads.REASONING), _parser(tool_parser, Reads.TOOLS)
         )
-        self._renderer = _renderer(tokenizer, chat_template)
+        has_template = chat_template is not None or bool(tokenizer.chat_templates)
+        self._renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
+        """None: only text completions."""
         self._session: Session | None = Conversations(tokenizer, self._renderer).open("managed")
         self._current: list[Node] = []
         """The answers that end the tracked sequences; in a tree, every answer."""
 
-    async def chat_completion(self, **asked: Any) -> Any:
+    async def chat_completion(self, **arguments: Any) -> Any:
         """A `ChatCompletion` of the openai package, for its keyword arguments; `n` branches.
 
         A prompt that continues an answer keeps the ids that were sampled. RenderError as the template raises,
         ProviderError as the provider does; then nothing is tracked.
         """
-        session, call, sampling = self._open(), chat_call(asked), sampling_of(asked)
+        session, call, sampling = self._open(), chat_call(arguments), sampling_of(arguments)
         if self._renderer is None:
             raise SetupError(f"{self.tokenizer.name}: no chat template.\nPass chat_template, or use `completion`.")
         prompt = session.prompt(call)
         results = await self._sampled(prompt, sampling)
-        calls = bool(call.tools) and asked.get("tool_choice") != "none"
+        calls = bool(call.tools) and arguments.get("tool_choice") != "none"
         read = [self._reader.message(result, sampling, call, calls=calls) for result in results]
         head = self._head("chatcmpl")
         self._track(session.commit(head.id, prompt, call, results, [message for message, _ in read]))
@@ -278,7 +276,7 @@ class ManagedServer:
                     "index": index,
                     "message": message,
                     "finish_reason": finish,
-                    "logprobs": shown.chat_logprobs(result) if asked.get("logprobs") else None,
+                    "logprobs": shown.chat_logprobs(result) if arguments.get("logprobs") else None,
                     "token_ids": list(result.output_ids),
                 }
                 for index, (result, (message, finish)) in enumerate(zip(results, read, strict=True))
@@ -287,47 +285,51 @@ class ManagedServer:
             prompt_token_ids=list(results[0].input_ids),
         )
 
-    async def completion(self, **asked: Any) -> Any:
+    async def completion(self, **arguments: Any) -> Any:
         """A `Completion` of the openai package. `prompt` is a text or token ids; one that starts with the text or
         the ids of an answer and its prompt continues it."""
-        session, sampling = self._open(), sampling_of(asked)
-        text = asked.get("prompt", "")
+        session, sampling = self._open(), sampling_of(arguments)
+        text = arguments.get("prompt", "")
         prompt = session.text_prompt(text)
         results = await self._sampled(prompt, sampling)
         texts = [self._reader.text(result, sampling) for result in results]
         head = self._head("cmpl")
         self._track(session.commit(head.id, prompt, None, results, [{"text": text} for text in texts]))
         offset = len(text) if isinstance(text, str) else 0
-        shows = asked.get("logprobs") is not None
+        shows = arguments.get("logprobs") is not None
         shown = Tokens(self.tokenizer.vocabulary)
         return text_completion(
             head,
             [
                 {
                     "index": index,
-                    "text": said,
+                    "text": answer,
                     "finish_reason": result.finish_reason,
                     "logprobs": shown.text_logprobs(result, offset) if shows else None,
                     "token_ids": list(result.output_ids),
                     "prompt_token_ids": list(result.input_ids),
                 }
-                for index, (result, said) in enumerate(zip(results, texts, strict=True))
+                for index, (result, answer) in enumerate(zip(results, texts, strict=True))
             ],
             usage=usage_of(results),
         )
 
-    async def get_logprobs(self, **asked: Any) -> dict[str, Any]:
+    async def get_logprobs(self, **arguments: Any) -> dict[str, Any]:
         """What the model says about a prompt (`messages`, `prompt` or `input_ids`), as Atropos gives it:
         `prompt_tokens`, and at each of them the likeliest ids (`prompt_topk_token_ids`) with their logprobs
         (`prompt_topk_logprobs`), as many as `top_k` or `top_logprobs` says. The first token has none."""
-        ids = self._prompt_ids(asked)
-        top = asked.get("top_k") or asked.get("top_logprobs") or 1
-        scored = await self.provider.score(ids, top=top)
+        ids = arguments.get("input_ids")
+        if ids is None:
+            session, chat = self._open(), "messages" in arguments
+            prompt = session.prompt(chat_call(arguments)) if chat else session.text_prompt(arguments["prompt"])
+            ids = prompt.ids.tolist()
+        top = arguments.get("top_k") or arguments.get("top_logprobs") or 1
+        scored = await self.provider.score(list(ids), top=top)
         tops = scored.top_logprobs or ((),) * len(scored.logprobs)
         return {
             "prompt_tokens": list(scored.ids),
-            "prompt_topk_token_ids": [[]] * scored.start + [[token for token, _ in one] for one in tops],
-            "prompt_topk_logprobs": [[]] * scored.start + [[value for _, value in one] for one in tops],
+            "prompt_topk_token_ids": [[]] * scored.start + [[token for token, _ in pairs] for pairs in tops],
+            "prompt_topk_logprobs": [[]] * scored.start + [[value for _, value in pairs] for pairs in tops],
         }
 
     def get_state(self) -> dict[str, Any]:
@@ -400,41 +402,19 @@ class ManagedServer:
         tree: dict[str, SequenceNode] = {}
         for node in self._current:
             node_of_tree = sequence(node, self.tokenizer.vocabulary)
-            key = _free_key(tree, node_of_tree.full_text, node.seen_ids)
+            key, number = node_of_tree.full_text, 1
+            while key in tree:
+                again = f", {number}" if number > 1 else ""
+                key, number = f"{node_of_tree.full_text} [ids {digest(node.seen_ids)}{again}]", number + 1
             keys[id(node)] = key
             parent = None if node.parent is None else keys[id(node.parent)]
             node_of_tree.metadata |= {"key": key, "parent": parent}
             tree[key] = node_of_tree
         return tree
 
-    def _prompt_ids(self, body: dict[str, Any]) -> Sequence[int]:
-        if body.get("input_ids") is not None:
-            return list(body["input_ids"])
-        session = self._open()
-        prompt = session.prompt(chat_call(body)) if "messages" in body else session.text_prompt(body["prompt"])
-        ids: list[int] = prompt.ids.tolist()
-        return ids
-
-
-def _free_key(tree: dict[str, SequenceNode], text: str, ids: Ids) -> str:
-    if text not in tree:
-        return text
-    key = f"{text} [ids {digest(ids)}]"
-    number = 2
-    while key in tree:
-        key, number = f"{text} [ids {digest(ids)}, {number}]", number + 1
-    return key
-
 
 def _parser(name: str | None, reads: Reads) -> Parser | None:
     return parser_named(name, reads) if name is not None else None
-
-
-def _renderer(tokenizer: Tokenizer, chat_template: str | None) -> Renderer | None:
-    """The renderer of a tokenizer; None where it has no template, for text completions alone."""
-    if chat_template is None and not tokenizer.chat_templates:
-        return None
-    return make_renderer(tokenizer, chat_template=chat_template)
 
 
 # Placeholders for endpoints that return no token ids: to try an environment, never to train
@@ -463,24 +443,24 @@ class PlaceholderServer:
         self.track_tree = track_tree
         self._nodes: list[SequenceNode] = []
 
-    async def chat_completion(self, **asked: Any) -> Any:
+    async def chat_completion(self, **arguments: Any) -> Any:
         """The client's own answer."""
-        answer = await self._client().chat.completions.create(**asked)
-        messages: Sequence[Mapping[str, Any]] = asked.get("messages") or ()
+        answer = await self._client().chat.completions.create(**arguments)
+        messages: Sequence[Mapping[str, Any]] = arguments.get("messages") or ()
         for choice in answer.choices:
             conversation = [*messages, {"role": "assistant", "content": choice.message.content}]
             text = "\n\n".join(f"{message['role']}:{message.get('content') or ''}" for message in conversation)
             self._nodes.append(_node(text, choice.finish_reason))
         return answer
 
-    async def completion(self, **asked: Any) -> Any:
+    async def completion(self, **arguments: Any) -> Any:
         """The client's own answer."""
-        answer = await self._client().completions.create(**asked)
+        answer = await self._client().completions.create(**arguments)
         for choice in answer.choices:
-            self._nodes.append(_node(f"{asked.get('prompt', '')}{choice.text or ''}", choice.finish_reason))
+            self._nodes.append(_node(f"{arguments.get('prompt', '')}{choice.text or ''}", choice.finish_reason))
         return answer
 
-    async def get_logprobs(self, **asked: Any) -> dict[str, Any]:
+    async def get_logprobs(self, **arguments: Any) -> dict[str, Any]:
         """Raises SetupError: a text API has none."""
         raise SetupError("An endpoint that returns text gives no logprobs of a prompt.\nUse vLLM, SGLang or hf.")
 

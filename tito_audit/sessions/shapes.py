@@ -118,9 +118,9 @@ _PROMPT_END = 64
 """Ids at the end of a prompt that parsers are shown, as text."""
 
 
-def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
+def sampling_of(arguments: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters among keyword arguments; ValueError if one is not supported."""
-    body = _merged(given)
+    body = _merged(arguments)
     if body.get("stream"):
         raise ValueError("A managed server gives whole answers: leave `stream` out.")
     _check_types(body)
@@ -140,12 +140,12 @@ def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
     )
 
 
-def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """All keyword arguments, `extra_body` included."""
-    extra = given.get("extra_body") or {}
+    extra = arguments.get("extra_body") or {}
     if not isinstance(extra, Mapping):
         raise ValueError("`extra_body` is not a mapping.")
-    return {**given, **extra}
+    return {**arguments, **extra}
 
 
 def _check_types(body: Mapping[str, Any]) -> None:
@@ -168,12 +168,12 @@ def _check_types(body: Mapping[str, Any]) -> None:
         raise ValueError("`stop_token_ids` is not a list of token ids.")
 
 
-def chat_call(given: Mapping[str, Any]) -> ChatCall:
+def chat_call(arguments: Mapping[str, Any]) -> ChatCall:
     """The arguments that the prompt depends on. A last message of the assistant is continued."""
-    messages = as_messages(given.get("messages"), "messages")
+    messages = as_messages(arguments.get("messages"), "messages")
     if not messages:
         raise ValueError("`messages` is empty.")
-    body = _merged(given)
+    body = _merged(arguments)
     if not isinstance(body.get("chat_template_kwargs") or {}, Mapping):
         raise ValueError("`chat_template_kwargs` is not a mapping.")
     if body.get("tool_choice") not in (None, "auto", "none"):
