@@ -31,6 +31,7 @@ from tito_audit.join._sessions import CallsJoined, CallsSeen, KeySeen, calls_see
 from tito_audit.join.history import Decode
 from tito_audit.record.finding import Result
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, find_logs, open_log
@@ -382,9 +383,12 @@ def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
     """The rollout with these messages, and each call with its own if calls and answers can be paired."""
     members = rollout.stated.chain
     chain = list(range(len(rollout.turns)) if members is None else members)
-    paired = _paired([rollout.turns[number] for number in chain], conversation)
-    if members is not None and paired is not None and _is_another_agent(rollout, chain, paired, conversation):
-        paired = None
+    calls = [rollout.turns[number] for number in chain]
+    paired = _paired(calls, conversation)
+    if members is not None and paired is not None:
+        texts = _wrote(calls, conversation.messages, [index for index, _ in paired])
+        if texts and not any(own.strip() == theirs.strip() for own, theirs in texts):
+            paired = None  # The messages are another agent's.
     turns = list(rollout.turns)
     if paired is not None:
         for number, (index, sent) in zip(chain, paired, strict=True):
@@ -422,44 +426,36 @@ def _paired(
         index is not None or sent for index, sent in conversation.calls
     ):
         return conversation.calls
-    answers = [i for i, message in enumerate(conversation.messages) if message.sampled]
+    messages = conversation.messages
+    answers = [i for i, message in enumerate(messages) if message.sampled]
     last = answers[-len(turns) :]
-    if len(turns) == 1 and conversation.messages and not conversation.messages[-1].sampled:
-        if last and _wrote(turns, conversation.messages, last):
+    if len(turns) == 1 and messages and not messages[-1].sampled:
+        if last and _wrote_all(turns, messages, last):
             return [(last[0], None)]
         # What the only call was sent; after a tool message, this is certain only if the call wrote other text.
-        sure = conversation.messages[-1].speaker != "tool" or turns[0].completion_text is not None
-        return [(None, conversation.messages)] if sure else None
+        sure = messages[-1].speaker != "tool" or turns[0].completion_text is not None
+        return [(None, messages)] if sure else None
     # More answers than calls: the first ones are examples, not sampled, or the log holds only some of the calls.
-    if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, conversation.messages, last)):
+    if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote_all(turns, messages, last)):
         return None
     return [(index, None) for index in last]
 
 
-def _wrote(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
+def _wrote_all(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
     """Whether these messages have the texts that the calls are known to have written."""
-    pairs = [
+    texts = _wrote(turns, messages, indices)
+    return bool(texts) and all(own == theirs for own, theirs in texts)
+
+
+def _wrote(
+    turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int | None]
+) -> list[tuple[str, str]]:
+    """The texts that calls are known to have written, each with that of its message."""
+    return [
         (turn.completion_text, messages[index].text)
         for turn, index in zip(turns, indices, strict=True)
-        if turn.completion_text is not None
+        if turn.completion_text is not None and index is not None
     ]
-    return bool(pairs) and all(ours == theirs for ours, theirs in pairs)
-
-
-def _is_another_agent(
-    rollout: Rollout,
-    chain: Sequence[int],
-    paired: Sequence[tuple[int | None, tuple[Message, ...] | None]],
-    conversation: Conversation,
-) -> bool:
-    """Whether the messages are another agent's: none of them has a text that the chain is known to have
-    written."""
-    pairs = [
-        (rollout.turns[number].completion_text, conversation.messages[index].text)
-        for number, (index, _) in zip(chain, paired, strict=True)
-        if index is not None and rollout.turns[number].completion_text is not None
-    ]
-    return bool(pairs) and not any((own or "").strip() == theirs.strip() for own, theirs in pairs)
 
 
 def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
@@ -468,11 +464,8 @@ def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Messa
         if number in chain or turn.prompt_ids is None:
             continue
         for other in (turns[k] for k in chain):
-            prompt = other.prompt_ids
-            if prompt is not None and len(prompt) == len(turn.prompt_ids) and (prompt == turn.prompt_ids).all():
-                sent = (
-                    messages[: other.message_index] if other.message_index is not None else other.prompt_messages
-                )
+            if other.prompt_ids is not None and same_ids(other.prompt_ids, turn.prompt_ids):
+                sent = other.prompt_messages if other.message_index is None else messages[: other.message_index]
                 turns[number] = replace(turn, prompt_messages=sent)
                 break
 

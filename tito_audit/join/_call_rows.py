@@ -37,14 +37,6 @@ Rows = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class RowOfCall:
-    """One row of a conversation: its file, by number, and where it is in it."""
-
-    file: int
-    ticket: Ticket
-
-
-@dataclass(frozen=True, slots=True)
 class Traced:
     """What was found by the history of calls."""
 
@@ -276,7 +268,7 @@ class CallRows:
                         self.keys.append(key)
                     elif trace is not None:
                         self._traced.append(row)
-                        history.add_trace(trace)
+                        history.add(trace)
                 lines += batch.lines
                 if room is not None and room < len(batch.index):
                     self.cut = True
@@ -348,10 +340,9 @@ class CallRows:
         """The index of a row in its file."""
         return self._index[row]
 
-    def of_call(self, row: int) -> RowOfCall:
-        """Where a row is."""
-        file = bisect_right(self._starts, row) - 1
-        return RowOfCall(file, (self._index[row], self._at[row]))
+    def place(self, row: int) -> tuple[int, Ticket]:
+        """The number of the file of a row, and where it is in it."""
+        return bisect_right(self._starts, row) - 1, (self._index[row], self._at[row])
 
     def members(self, row: int) -> Sequence[int]:
         """The rows of the conversation that begins with this one, in order."""
@@ -375,5 +366,5 @@ class CallRows:
 
     def raw(self, row: int, parse: ParseRow | None = None) -> RawRow:
         """A row, read again; parsed as in the first pass if `parse` is None."""
-        where = self.of_call(row)
-        return self.readers[where.file].row(where.ticket, parse)
+        file, ticket = self.place(row)
+        return self.readers[file].row(ticket, parse)

@@ -45,7 +45,7 @@ class Gathering:
             log.left_out = left_out
             members = rows.members(row)
             raws = [rows.raw(member, log.parse) for member in members]
-            files = [str(rows.paths[rows.of_call(member).file]) for member in members]
+            files = [str(rows.paths[rows.place(member)[0]]) for member in members]
             yield _gathered_row(raws, files, rows.form(row), log.max_row_bytes, by_key=rows.by_key)
             log.position = log.size * (row - every.start) // len(every)
         log.left_out = self._left_out
@@ -62,16 +62,9 @@ class Gathering:
         try:
             for row, passed in self._wanted():
                 rows = self._rows
-                places = [rows.of_call(member) for member in rows.members(row)]
-                part.append(
-                    _Packed(
-                        rows.form(row),
-                        [
-                            (place.file, place.ticket, rows.readers[place.file].packed(place.ticket))
-                            for place in places
-                        ],
-                    )
-                )
+                places = map(rows.place, rows.members(row))
+                packed = [(file, ticket, rows.readers[file].packed(ticket)) for file, ticket in places]
+                part.append(_Packed(rows.form(row), packed))
                 left_out.append(passed - before)
                 gathered_rows += len(part[-1].rows)
                 if gathered_rows >= each:

@@ -17,7 +17,7 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.join.history import Holders, digest
 from tito_audit.record.rollout import Place
-from tito_audit.storage import Log, open_log, path_of
+from tito_audit.storage import open_log, path_of
 from tito_audit.storage.random_access import RandomAccess
 from tito_audit.storage.spool import Spool
 from tito_audit.terminal.cut import elided
@@ -222,24 +222,19 @@ def _scope_of_log(file: Path) -> str | None:
     return match[1] if match else None
 
 
-def _samples(log: Log) -> Sequence[Any] | None:
-    """The `sample_index` of each row of a table; None for other logs."""
-    if log.kind == "frame":
-        return [(raw.value or {}).get("sample_index") for raw in log]
-    if log.kind != "parquet":
-        return None
-    from pyarrow import parquet
-
-    column: Sequence[Any] = parquet.read_table(log.path, columns=["sample_index"]).column(0).to_pylist()
-    return column
-
-
 def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
     """By Parquet log, how many rows before each have its sample; only logs in which a sample occurs twice."""
+    from pyarrow import parquet
+
     by_log: dict[str, NDArray[np.int64]] = {}
     for file in logs:
-        column = _samples(open_log(file))
-        if column is None:
+        log = open_log(file)
+        column: Sequence[Any]
+        if log.kind == "frame":
+            column = [(raw.value or {}).get("sample_index") for raw in log]
+        elif log.kind == "parquet":
+            column = parquet.read_table(log.path, columns=["sample_index"]).column(0).to_pylist()
+        else:
             continue
         seen: dict[Any, int] = {}
         counts = np.zeros(len(column), np.int64)

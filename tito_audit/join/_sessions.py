@@ -89,9 +89,8 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
     if alone:
         parts.append(f"{alone:,} call{'s' * (alone != 1)} {'is' if alone == 1 else 'are'} joined to no other")
     if traced.first_unsure is not None:
-        first = rows.of_call(traced.first_unsure)
-        where = f"{rows.paths[first.file]}:{first.ticket[0]}"
-        parts.append(f"{traced.unsure:,} could continue more than one call (first {where})")
+        file, (index, _) = rows.place(traced.first_unsure)
+        parts.append(f"{traced.unsure:,} could continue more than one call (first {rows.paths[file]}:{index})")
     return parts
 
 

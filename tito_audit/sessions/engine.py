@@ -6,7 +6,7 @@ No I/O and no clock: the caller sends prompts to a provider, writes the log and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -77,10 +77,21 @@ class Conversations:
         """The session that answered the most of this history, else a new one.
 
         Of several, the one whose answers fit best by the reasoning sent back, then by the ids of tool calls; then
-        the latest.
+        the latest. Where all were sent other reasoning, the latest that answered the most.
         """
-        places = self._index.keys(call.messages)[1]
-        return self.open(self._answered(call, places) or self._index.of_history(places), now=now)
+        places, latest = self._index.keys(call.messages)[1], None
+        for depth in range(len(places) - 1, 0, -1):
+            best: tuple[Fit, str] | None = None
+            for session_id in self._index.at(places[depth]):
+                latest = session_id if latest is None else latest
+                fit = self._sessions[session_id].fit(call.messages, places[depth], depth)
+                if fit is not None and (best is None or fit > best[0]):
+                    best = fit, session_id
+                    if fit == (depth, depth):
+                        break
+            if best is not None:
+                return self.open(best[1], now=now)
+        return self.open(latest, now=now)
 
     def find_text(self, prompt: TextPrompt, *, now: float = 0.0) -> Session:
         """The same for a text prompt: the session that holds the longest prompt and answer that it starts with."""
@@ -116,20 +127,6 @@ class Conversations:
     def size(self) -> int:
         """The bytes that all sessions hold in memory, as an estimate."""
         return self._index.bytes
-
-    def _answered(self, call: ChatCall, places: Sequence[bytes]) -> str | None:
-        """The session that gave the most of the answers of a history, reasoning included."""
-        for depth in range(len(places) - 1, 0, -1):
-            best: tuple[Fit, str] | None = None
-            for session_id in self._index.at(places[depth]):
-                fit = self._sessions[session_id].fit(call.messages, places[depth], depth)
-                if fit is not None and (best is None or fit > best[0]):
-                    best = fit, session_id
-                    if fit == (depth, depth):
-                        break
-            if best is not None:
-                return best[1]
-        return None
 
     def _leave(self, session_id: str) -> None:
         self._sessions.pop(session_id).leave()

@@ -400,11 +400,6 @@ class Index:
         """The sessions that hold an answer to this history, the latest first."""
         return reversed(self._histories.get(history, {}))
 
-    def of_history(self, keys: Sequence[bytes]) -> str | None:
-        """The session that answered the most of a history, the latest of several."""
-        sessions = next((self._histories[key] for key in reversed(keys) if key in self._histories), None)
-        return next(reversed(sessions)) if sessions else None
-
     def of_text(self, data: bytes) -> str | None:
         """The session with the longest prompt and answer that this text, or these ids, start with."""
         match = next(self._texts.matches(data), None)

@@ -43,33 +43,13 @@ class Conversations:
     """Whether the stated keys were taken to name conversations."""
 
 
-class HistoryIndex:
+class HistoryIndex(Columns):
     """Finds which calls continue which. Calls may come in any order."""
-
-    def __init__(self) -> None:
-        self._columns = Columns()
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    @property
-    def tracer(self) -> Tracer:
-        """Makes the traces for `add_trace`."""
-        return self._columns.tracer
 
     def learn(self, calls: Iterable[CallTraits]) -> None:
         """Learn from some calls which ids end a turn; other such ids are found by rereading rows."""
         for call in calls:
             self.tracer.learn(call)
-
-    def add(self, call: CallTraits) -> int:
-        """Add a call and learn from it; returns its number: 0, 1, 2, … in row order."""
-        self.learn([call])
-        return self.add_trace(self.tracer.trace(call))
-
-    def add_trace(self, call: Trace) -> int:
-        """Add a call of which only the trace is known; returns its number."""
-        return self._columns.add(call)
 
     def settle(self, reread: Reread, decode: Decode | None) -> Conversations:
         """The conversations of all calls that were added; no more may be added.
@@ -77,26 +57,26 @@ class HistoryIndex:
         `reread` reads calls again where hashes are not enough; `decode` gives the bytes of token ids, None without
         a tokenizer.
         """
-        columns, count = self._columns, len(self)
+        count = len(self)
         if not count:
             return Conversations(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), False)
-        links = ExactLinks(columns)
+        links = ExactLinks(self)
         links.link()
         starts_like_own_key, undecided = np.zeros(count, np.bool_), []
-        believed = are_believed(links, columns.array("prompt"), starts_like_own_key)
-        has = columns.array("has")
+        believed = are_believed(links, self.array("prompt"), starts_like_own_key)
+        has = self.array("has")
         wanted = (links.parent < 0) & (has & (Has.IDS | Has.TEXT) != 0) & (has & Has.NO_ANSWERS == 0)
-        wanted &= columns.array("length") > 0
+        wanted &= self.array("length") > 0
         if believed:
             wanted &= links.key == 0  # Keys join the others anyway.
         if wanted.any():
-            search = Search(columns, links, decode)
+            search = Search(self, links, decode)
             search.link(wanted, reread)
             starts_like_own_key, undecided = search.starts_like_own_key, search.undecided
             contested = search.contested
             del search  # It holds more than what it found.
             undecided += decide(contested, links, components(count, links.parent))
-            believed = believed or are_believed(links, columns.array("prompt"), starts_like_own_key)
+            believed = believed or are_believed(links, self.array("prompt"), starts_like_own_key)
         return _conversations(links, undecided, believed)
 
 

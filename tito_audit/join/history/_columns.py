@@ -150,7 +150,7 @@ class Columns:
         return len(self.has)
 
     def add(self, call: Trace) -> int:
-        """Add a call; returns its number."""
+        """Add a call, of which only the trace is kept; returns its number: 0, 1, 2, … in row order."""
         number, body = len(self), self.trie.add_path(map(int, call.turns))
         self.has.append(call.has)
         self.length.append(call.length)
@@ -158,13 +158,11 @@ class Columns:
         self.body.append(body)
         self.seen.append(self.trie.add_after(body, call.seen) if call.seen else 0)
         self.key.append(self.keys.add(call.key) if call.key else 0)
-        if call.messages is not None:
-            answers, dialogue, exact, exact_before = call.messages
-            heard = self.trie.add_path(answers)
-            self.heard.set(number, heard)
-            self.dialogue.set(number, self.trie.add_after(heard, dialogue) if dialogue else 0)
-            self.exact.set(number, exact)
-            self.exact_before.set(number, exact_before)
+        heard = self.trie.add_path(call.answers)
+        self.heard.set(number, heard)
+        self.dialogue.set(number, self.trie.add_after(heard, call.dialogue) if call.dialogue else 0)
+        self.exact.set(number, call.exact)
+        self.exact_before.set(number, call.exact_before)
         return number
 
     def array(self, name: str) -> NDArray[Any]:
@@ -296,10 +294,10 @@ class ExactLinks:
             for call in (part.start + np.flatnonzero((count > 0) & ~clear)).tolist():
                 self.choose(call, self._above(int(self._at[call])))
 
-    def _is_deeper(self, one: Array, other: Array) -> Array:
+    def _is_deeper(self, calls: Array, others: Array) -> Array:
         """Whether a call has the longer prompt; False where they cannot be compared."""
-        alike = (self._has[one] & Has.IDS) == (self._has[other] & Has.IDS)
-        deeper: Array = alike & (self.length[one] > self.length[other])
+        alike = (self._has[calls] & Has.IDS) == (self._has[others] & Has.IDS)
+        deeper: Array = alike & (self.length[calls] > self.length[others])
         return deeper
 
     def _above(self, prefix: int) -> Iterator[int]:
@@ -339,8 +337,8 @@ class ExactLinks:
     ) -> tuple[int, bool] | None:
         if by_ids is None or by_messages is None:
             return by_ids or by_messages
-        one, other = self._dialogue.of(by_messages[0])[:1], self.seen.of(by_ids[0])[:1]
-        return by_messages if self._is_deeper(one, other)[0] else by_ids
+        first, first_by_ids = self._dialogue.of(by_messages[0])[:1], self.seen.of(by_ids[0])[:1]
+        return by_messages if self._is_deeper(first, first_by_ids)[0] else by_ids
 
     def _around(self, call: int, prefix: int, is_messages: bool) -> Calls:
         """The calls that saw a prefix; only the nearest to a call if there are very many."""

@@ -278,19 +278,6 @@ class Has(IntFlag):
     """Its messages hold no answer, so it starts its conversation."""
 
 
-class MessageTrace(NamedTuple):
-    """The hashes of a call's messages."""
-
-    answers: Sequence[int]
-    """After each answer among them, last one first."""
-    dialogue: int
-    """Of its messages and its answer; 0 if it has none."""
-    exact: int
-    """What distinguishes its answer from others that say the same."""
-    exact_before: int
-    """The same for the last answer among its messages."""
-
-
 class Trace(NamedTuple):
     """The hashes of a call."""
 
@@ -305,8 +292,14 @@ class Trace(NamedTuple):
     """Of its prompt and completion; 0 if it has no completion."""
     key: int
     """Of its key and context; 0 if it has no key."""
-    messages: MessageTrace | None
-    """None where they are not recorded."""
+    answers: Sequence[int] = ()
+    """Of its messages up to each answer among them, the last one first."""
+    dialogue: int = 0
+    """Of its messages and its answer; 0 if it has none."""
+    exact: int = 0
+    """What distinguishes its answer from others that say the same; 0 if it has none."""
+    exact_before: int = 0
+    """The same for the last answer among its messages."""
 
 
 class Tracer:
@@ -322,7 +315,7 @@ class Tracer:
 
     def trace(self, call: CallTraits) -> Trace:
         """The hashes of a call."""
-        has, length, prompt, seen, turns, messages = Has(0), 0, 0, 0, _NO_TURNS, None
+        has, length, prompt, seen, turns = Has(0), 0, 0, 0, _NO_TURNS
         if call.prompt is not None:
             has, length = Has.IDS, len(call.prompt)
             hash_at = self.rolling.prefixes(call.prompt, salt("ids", call.context))
@@ -334,16 +327,31 @@ class Tracer:
             length, prompt = len(values), self.rolling.extended(salt("text", call.context), 0, values)
             if call.completion_text:
                 seen = self.rolling.extended(prompt, length, as_bytes(call.completion_text))
-        if call.request is not None:
-            request, messages = _messages(call.request, call.answer, call.context)
-            has |= Has.MESSAGES
-            # A prompt of several turns has a history; a template may add a system prompt.
-            if not messages.answers and len(turns) <= len(call.request) + 1:
-                has |= Has.NO_ANSWERS
-            if call.prompt is None:
-                length, prompt = len(call.request), request
         key = 0 if call.key is None else hash_of(call.key) ^ salt("key", call.context)
-        return Trace(int(has), length, prompt, turns, seen, key, messages)
+        if call.request is None:
+            return Trace(int(has), length, prompt, turns, seen, key)
+        hash_at_message = [salt("messages", call.context)]
+        for message in call.request:
+            hash_at_message.append(_then(hash_at_message[-1], message))
+        sampled = [at for at, message in enumerate(call.request) if message.sampled][::-1]
+        has |= Has.MESSAGES
+        # A prompt of several turns has a history; a template may add a system prompt.
+        if not sampled and len(turns) <= len(call.request) + 1:
+            has |= Has.NO_ANSWERS
+        if call.prompt is None:
+            length, prompt = len(call.request), hash_at_message[-1]
+        return Trace(
+            int(has),
+            length,
+            prompt,
+            turns,
+            seen,
+            key,
+            [hash_at_message[at + 1] for at in sampled],
+            0 if call.answer is None else _then(hash_at_message[-1], call.answer),
+            0 if call.answer is None else exact_digest(call.answer),
+            exact_digest(call.request[sampled[0]]) if sampled else 0,
+        )
 
 
 def salt(kind: str, context: int) -> int:
@@ -354,22 +362,6 @@ def salt(kind: str, context: int) -> int:
 def as_bytes(text: str) -> NDArray[np.uint8]:
     """Text as an array of bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-
-
-def _messages(request: Sequence[Message], answer: Message | None, context: int) -> tuple[int, MessageTrace]:
-    """The hash of a request, and those of its answers."""
-    hash_, answers = salt("messages", context), []
-    for message in request:
-        hash_ = _then(hash_, message)
-        if message.sampled:
-            answers.append(hash_)
-    before = next((sent for sent in reversed(request) if sent.sampled), None)
-    return hash_, MessageTrace(
-        answers[::-1],
-        0 if answer is None else _then(hash_, answer),
-        0 if answer is None else exact_digest(answer),
-        0 if before is None else exact_digest(before),
-    )
 
 
 def _then(hash_: int, message: Message) -> int:
