@@ -19,7 +19,7 @@ from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, ma
 from tito_audit.join.history import Decode, JoinedBy
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
-from tito_audit.terminal.words import listed
+from tito_audit.terminal.words import listed, many
 
 _LISTED = 16
 
@@ -46,7 +46,7 @@ def own_key(rows: CallRows) -> str | None:
 def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
     conversations = rows.conversations_named
     names = len(np.unique(np.frombuffer(rows.keys, np.uint64)))
-    parts = [f"{_rows(rows.named)} read as the calls of {_conversations(conversations)}, by `{path}`"]
+    parts = [f"{_rows(rows.named)} read as the calls of {many(conversations, 'conversation')}, by `{path}`"]
     if conversations > names:
         parts.append(
             f"calls with the same `{path}` but another format, model, tools or template arguments are separate "
@@ -55,10 +55,10 @@ def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
     if not stated:
         return parts
     if rows.unnamed and rows.traced is None:
-        parts.append(f"{rows.unnamed:,} row{'s' * (rows.unnamed != 1)} without it stay{_s(rows.unnamed)} separate")
+        parts.append(f"{many(rows.unnamed, 'row')} without it stay{_s(rows.unnamed)} separate")
     if rows.others:
         parts.append(
-            f"{rows.others:,} row{'s' * (rows.others != 1)} with it {'is' if rows.others == 1 else 'are'} not a "
+            f"{many(rows.others, 'row')} with it {'is' if rows.others == 1 else 'are'} not a "
             f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
         )
     return parts
@@ -85,9 +85,9 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
     if traced.keys_believed:
         ways = ways[:1]
     by = listed([word for count, word in ways if count])
-    parts = [f"{_rows(traced.joined)} read as the calls of {_conversations(traced.conversations)}, by {by}"]
+    parts = [f"{_rows(traced.joined)} read as the calls of {many(traced.conversations, 'conversation')}, by {by}"]
     if alone:
-        parts.append(f"{alone:,} call{'s' * (alone != 1)} {'is' if alone == 1 else 'are'} joined to no other")
+        parts.append(f"{many(alone, 'call')} {'is' if alone == 1 else 'are'} joined to no other")
     if traced.first_unsure is not None:
         file, (index, _) = rows.place(traced.first_unsure)
         parts.append(f"{traced.unsure:,} could continue more than one call (first {rows.paths[file]}:{index})")
@@ -95,11 +95,7 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
 
 
 def _rows(count: int, singular: str = "was", plural: str = "were") -> str:
-    return f"1 row {singular}" if count == 1 else f"{count:,} rows {plural}"
-
-
-def _conversations(count: int) -> str:
-    return f"{count:,} conversation{'s' * (count != 1)}"
+    return f"{many(count, 'row')} {singular if count == 1 else plural}"
 
 
 def _s(count: int) -> str:

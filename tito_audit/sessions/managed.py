@@ -81,7 +81,7 @@ class SequenceNode:
 def chain_of(node: Node) -> Iterator[tuple[Node, int]]:
     """An answer and those that its prompt continues, each with how many of its leading ids are kept; the last
     first."""
-    count = node.prompt.length + len(node.output_ids)
+    count = node.length
     while True:
         yield node, count
         if node.parent is None:
@@ -389,7 +389,7 @@ class ManagedServer:
             places = [
                 place
                 for place, other in enumerate(self._current)
-                if node.parent is other and node.prompt.kept == other.prompt.length + len(other.output_ids)
+                if node.parent is other and node.prompt.kept == other.length
             ]
             if places and not self.track_tree:
                 self._current[places[0]] = node

@@ -181,6 +181,11 @@ class Node:
         return self.prompt.parent
 
     @property
+    def length(self) -> int:
+        """P + C, the number of ids."""
+        return self.prompt.length + len(self.output_ids)
+
+    @property
     def seen_ids(self) -> Ids:
         """`[P + C]` its prompt and what was sampled."""
         return np.concatenate([self.prompt.ids, self.output_ids])

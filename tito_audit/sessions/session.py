@@ -63,7 +63,7 @@ class Texts:
 
     def _keys(self, node: Node) -> Iterator[tuple[Key, int]]:
         """The keys of what a prompt starts with that goes on from an answer, and how many ids it then keeps."""
-        length, last = node.prompt.length + len(node.output_ids), node.output_ids[-1:]
+        length, last = node.length, node.output_ids[-1:]
         state = self._prompt_state(node.prompt)
         state.update(node.output_ids[:-1].tobytes())
         self._states[id(node)] = node, state
@@ -76,15 +76,10 @@ class Texts:
     def _prompt_state(self, prompt: Prompt) -> blake2b:
         """The running digest of a prompt's ids, which goes on from the answer that it continues."""
         parent = prompt.parent
-        state = self._states.get(id(parent)) if parent is not None else None
-        if parent is None or state is None:
-            return running(_IDS + prompt.ids.tobytes())
-        last = parent.output_ids[-1:]
-        left_out = parent.prompt.length + len(parent.output_ids) - prompt.kept
-        if left_out == 0:
-            return _with(_with(state[1], last), prompt.new_ids)
-        if left_out == len(last):
-            return _with(state[1], prompt.new_ids)
+        if parent is not None and id(parent) in self._states:
+            left_out, last = parent.length - prompt.kept, parent.output_ids[-1:]
+            if left_out in (0, len(last)):
+                return _with(_with(self._states[id(parent)][1], last[left_out:]), prompt.new_ids)
         return running(_IDS + prompt.ids.tobytes())
 
     def prompt(self, prompt: TextPrompt) -> Prompt | None:
@@ -93,21 +88,40 @@ class Texts:
         if answers is None:
             return None
         node, count = answers[-1]
-        alike = sum(not np.array_equal(other.seen_ids, node.seen_ids) for other, _ in answers)
         if isinstance(prompt, str):
-            return self._of_text(node, prompt, alike)
-        new = as_ids(prompt, "prompt")[count:].copy()
-        whole = count == node.prompt.length + len(node.output_ids)
+            sampled, rest = self._parted(node, prompt)
+            count = node.prompt.length + sampled
+            ids = node.output_ids[:sampled] if sampled else node.prompt.new_ids
+            new = self._writer.encode(rest, int(ids[-1]) if len(ids) else None)
+        else:
+            new = as_ids(prompt, "prompt")[count:].copy()
+            rest = self._writer.text(new)
+        left_out = node.length - count
+        what = "last token" if left_out == 1 else f"last {left_out} tokens"
+        fork = Fork(ForkReason.STOP_LEFT_OUT, f"the prompt continues an answer but leaves out its {what}")
         return Prompt(
-            Branch.CONTINUES if whole else Branch.FORK,
+            Branch.FORK if left_out else Branch.CONTINUES,
             new,
             parent=node,
             kept=count,
-            added=self._writer.text(new),
+            added=rest,
             proof=Proof.SAME_IDS,
-            fork=None if whole else _stop_left_out(1),
-            alike=alike,
+            fork=fork if left_out else None,
+            alike=sum(not np.array_equal(other.seen_ids, node.seen_ids) for other, _ in answers),
+            text=prompt if isinstance(prompt, str) else None,
         )
+
+    def _parted(self, node: Node, text: str) -> tuple[int, str]:
+        """How many of an answer's tokens a text that goes on from it holds, and what follows them."""
+        assert node.prompt.text is not None
+        answer = text[len(node.prompt.text) :]
+        forms = self._writer.text(node.output_ids), self._writer.data(node.output_ids).decode("utf-8", "replace")
+        form = next((form for form in forms if answer.startswith(form)), None)
+        if form is not None:
+            return len(node.output_ids), answer[len(form) :]
+        count = self._writer.tokens_in(node, text_bytes(answer))
+        data = self._writer.data(node.output_ids[:count])
+        return count, text_bytes(answer)[len(data) :].decode("utf-8", "surrogatepass")
 
     def whole(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
         """The prompt for a text that continues nothing."""
@@ -115,32 +129,6 @@ class Texts:
             return Prompt(branch, self._writer.encode(prompt), added=prompt, fork=fork, text=prompt)
         ids = as_ids(prompt, "prompt")
         return Prompt(branch, ids.copy(), added=self._writer.text(ids), fork=fork)
-
-    def _of_text(self, node: Node, text: str, alike: int) -> Prompt:
-        assert node.prompt.text is not None
-        answer = text[len(node.prompt.text) :]
-        forms = self._writer.text(node.output_ids), self._writer.data(node.output_ids).decode("utf-8", "replace")
-        form_sent = next((form for form in forms if answer.startswith(form)), None)
-        if form_sent is not None:
-            count, rest = len(node.output_ids), answer[len(form_sent) :]
-        else:
-            count = self._writer.tokens_in(node, text_bytes(answer))
-            data = self._writer.data(node.output_ids[:count])
-            rest = text_bytes(answer)[len(data) :].decode("utf-8", "surrogatepass")
-        ids = node.output_ids[:count] if count else node.prompt.new_ids
-        new = self._writer.encode(rest, int(ids[-1]) if len(ids) else None)
-        whole = count == len(node.output_ids)
-        return Prompt(
-            Branch.CONTINUES if whole else Branch.FORK,
-            new,
-            parent=node,
-            kept=node.prompt.length + count,
-            added=rest,
-            proof=Proof.SAME_IDS,
-            fork=None if whole else _stop_left_out(len(node.output_ids) - count),
-            alike=alike,
-            text=text,
-        )
 
 
 def _with(state: blake2b, ids: Ids) -> blake2b:
@@ -153,11 +141,6 @@ def _with(state: blake2b, ids: Ids) -> blake2b:
 def _ids_key(length: int, state: blake2b) -> Key:
     """The key of `length` ids."""
     return len(_IDS) + 4 * length, state.digest()
-
-
-def _stop_left_out(count: int) -> Fork:
-    what = "last token" if count == 1 else f"last {count} tokens"
-    return Fork(ForkReason.STOP_LEFT_OUT, f"the prompt continues an answer but leaves out its {what}")
 
 
 _NODE_BYTES = 4000
@@ -385,7 +368,7 @@ class Session:
             Branch.CONTINUES if fork is None else Branch.FORK,
             empty_ids(),
             parent=node,
-            kept=node.prompt.length + len(node.output_ids),
+            kept=node.length,
             added=added,
             proof=proof,
             fork=fork,
@@ -413,7 +396,7 @@ class Session:
             Branch.FORK if stopped else Branch.CONTINUES,
             empty_ids(),
             parent=node,
-            kept=node.prompt.length + len(node.output_ids) - stopped,
+            kept=node.length - stopped,
             proof=Proof.SAME_IDS,
             fork=Fork(ForkReason.STOP_LEFT_OUT, what, match.depth - 1) if stopped else None,
             alike=match.alike,
