@@ -120,14 +120,13 @@ class Join:
             self._list = shared_tools(settings.tools_file, settings)
             if self._list is None:
                 self._tools = self._partners("--tools", settings.tools_file, logs)
-        self._tallies = [
-            Tally(word, partners, first_id)
-            for word, partners, first_id in (
-                ("messages", self._messages, self._first_id(self._messages, logs)),
-                ("tools", self._tools, self._first_id(self._tools, logs)),
-            )
-            if partners is not None
-        ]
+        self._tallies: list[Tally] = []
+        for word, partners in (("messages", self._messages), ("tools", self._tools)):
+            if partners is not None:
+                # The id of the log's first row, as readers see it.
+                row = first_row(logs, settings.max_row_bytes, settings.rows_at)
+                key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None else None
+                self._tallies.append(Tally(word, partners, readable_id(key) if key is not None else None))
         self._with_own_tools = 0
         self._rollouts = 0
 
@@ -184,16 +183,12 @@ class Join:
         """Whether rows of a log are joined, or numbered, with those of other logs."""
         calls = self._calls is not None and log in self._calls.heads and len(self._calls.heads) > 1
         return calls or any(
-            partners.keys.occurrences is not None for partners in (self._messages, self._tools) if partners
+            tally.partners.keys.occurrences is not None for tally in self._tallies if len(tally.partners)
         )
 
     def keys(self) -> list[str]:
         """The columns by which other files are joined."""
-        return [
-            f"{partners.option} {partners.keys}"
-            for partners in (self._messages, self._tools)
-            if partners is not None
-        ]
+        return [f"{tally.partners.option} {tally.partners.keys}" for tally in self._tallies]
 
     def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
         """The rollouts of a row with the messages and tools found for them; their own are kept.
@@ -246,13 +241,6 @@ class Join:
                 raise SetupError(f"{option} {named}: none of its rows can be read, so nothing can be joined.")
             return None
         return Partners(option, named, files, keys, limit)
-
-    def _first_id(self, partners: Partners | None, logs: Sequence[Path]) -> str | None:
-        """The id of the log's first row, as readers see it."""
-        settings = self._settings
-        row = first_row(logs, settings.max_row_bytes, settings.rows_at) if partners is not None else None
-        key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None and partners is not None else None
-        return readable_id(key) if key is not None else None
 
     def _gathering(self, log: Log) -> Gathering | None:
         """The conversations of a log whose rows are single calls; None for any other log."""

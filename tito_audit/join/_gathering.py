@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
@@ -64,9 +64,9 @@ class Gathering:
                 rows = self._rows
                 places = map(rows.place, rows.members(row))
                 packed = [(file, ticket, rows.readers[file].packed(ticket)) for file, ticket in places]
-                part.append(_Packed(rows.form(row), packed))
+                part.append((rows.form(row), packed))
                 left_out.append(passed - before)
-                gathered_rows += len(part[-1].rows)
+                gathered_rows += len(packed)
                 if gathered_rows >= each:
                     done = log.size * (row - every.start) // len(every)
                     yield self._chunk(part, [*left_out, passed - before], done)
@@ -120,13 +120,9 @@ class Gathering:
         return chunk
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """The rows of a conversation as sent to another process."""
-
-    form: str
-    rows: Sequence[tuple[int, Ticket, bytes | None]]
-    """For each, the number of its file, its ticket, and its spool entry; None where it is read in place."""
+_Packed: TypeAlias = tuple[str, Sequence[tuple[int, Ticket, bytes | None]]]
+"""The format and the rows of a conversation as sent to another process: for each row the number of its file, its
+ticket, and its spool entry; None where it is read in place."""
 
 
 @dataclass(slots=True)
@@ -144,22 +140,21 @@ class _Gathered(Chunk):
         """One row for each conversation; the size of the reading stays 0: rows are numbered as in the file."""
         with ExitStack() as stack:
             opened: dict[int, BinaryIO] = {}
-            for number, group in enumerate(self.groups):
+            for number, (form, members) in enumerate(self.groups):
                 if reading.sample is not None:
                     reading.sample.left_out = self.left_out[number]
-                raws = [self._raw(member, opened, stack) for member in group.rows]
-                files = [str(self.files[file]) for file, _, _ in group.rows]
-                yield _gathered_row(raws, files, group.form, self.limit, by_key=self.by_key)
+                raws = []
+                for file, ticket, entry in members:
+                    if entry is not None:
+                        raws.append(row_of(unpacked(entry), self.parse))
+                        continue
+                    if file not in opened:
+                        opened[file] = stack.enter_context(self.files[file].open("rb"))
+                    raws.append(line_at(opened[file], ticket, self.limit, self.parse))
+                files = [str(self.files[file]) for file, _, _ in members]
+                yield _gathered_row(raws, files, form, self.limit, by_key=self.by_key)
         if reading.sample is not None:
             reading.sample.left_out = self.left_out[-1]
-
-    def _raw(self, row: tuple[int, Ticket, bytes | None], opened: dict[int, BinaryIO], stack: ExitStack) -> RawRow:
-        file, ticket, entry = row
-        if entry is not None:
-            return row_of(unpacked(entry), self.parse)
-        if file not in opened:
-            opened[file] = stack.enter_context(self.files[file].open("rb"))
-        return line_at(opened[file], ticket, self.limit, self.parse)
 
 
 def _gathered_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit: int, *, by_key: bool) -> RawRow:

@@ -349,7 +349,7 @@ class Tally:
 
     def __init__(self, word: str, partners: Partners, first_id: str | None) -> None:
         self.word = word
-        self._partners = partners
+        self.partners = partners
         self._first_id = first_id
         self._joined = 0
         self._missed: dict[int, tuple[int, Place]] = {}
@@ -382,7 +382,7 @@ class Tally:
 
     def notices(self, *, whole: bool) -> Iterator[str]:
         """The notices, most important first; `whole` if the whole log was read."""
-        partners = self._partners
+        partners = self.partners
         everything = self._joined + sum(count for count, _ in self._missed.values())
         parts = [
             f"{count} {_WHY[code].format(word=self.word)} (first {first})"
