@@ -86,8 +86,8 @@ class BatchRead:
     index: array[int] = field(default_factory=lambda: array("I"))
     places: list[int | bytes] = field(default_factory=list)
     """Where each row is: the byte offset of its line, or an entry for the spool."""
-    calls: list[tuple[str, int | None, int, Trace | None] | None] = field(default_factory=list)
-    """Format, key, name and trace of each row that is a call; None for any other."""
+    calls: list[tuple[str, int | None, int, Trace | None]] = field(default_factory=list)
+    """Format, key, name and trace of each row; the format is "" where it is no call."""
     unnamed: int = 0
     """Rows without the key that reliably names a conversation."""
     others: int = 0
@@ -131,7 +131,7 @@ class ReadBatch:
                 rows.others += row.named and not row.form
                 rows.several += row.several and not row.named
             trace = None if row.traits is None else self.tracer.trace(row.traits)
-            rows.calls.append((row.form, row.key, row.name, trace) if row.form else None)
+            rows.calls.append((row.form, row.key, row.name, trace))
         return rows
 
 
@@ -162,10 +162,6 @@ class CallEdits:
     def is_known(self, row: int) -> bool:
         """Whether what to write for a row is known."""
         return self._done[row] != _OPEN
-
-    def dropped(self, row: int) -> bool:
-        """Whether a row is left out."""
-        return self._done[row] == _DROP
 
     def put(self, row: int, line: RawRow, out: Output) -> None:
         """Write a row for which this is known."""
@@ -252,13 +248,10 @@ class CallRows:
                 self.others += batch.others
                 self.several += batch.several
                 for index, place, call in islice(zip(batch.index, batch.places, batch.calls, strict=True), room):
+                    form, key, name, trace = call
                     row = len(self._index)
                     self._index.append(index + lines)
                     self._at.append(place if isinstance(place, int) else reader.keep(place))
-                    if call is None:
-                        self._form.append(0)
-                        continue
-                    form, key, name, trace = call
                     if form not in self.forms:
                         self.forms.append(form)
                     self._form.append(self.forms.index(form))

@@ -233,11 +233,6 @@ class Search:
         near = max(int(np.searchsorted(rivals, call)) - _RIVALS // 2, 0)
         return rivals[near : near + _RIVALS]
 
-    def _level(self, values: Values, at: int, rivals: Calls, is_ids: bool) -> _Level:
-        ends = self._columns.tracer.ends.after(values[at : at + _LONGEST]) if is_ids else values[:0]
-        values_there = values[at : at + (int(ends[0]) if len(ends) else _LONGEST)]
-        return _Level(at, rivals, values_there.copy(), not len(ends))
-
     def _compare(self, levels: Sequence[_Level], reread: Reread) -> None:
         """Read the calls that others may continue, and compare their answers with what is there."""
         wanted: dict[int, list[_Level]] = {}
