@@ -29,9 +29,9 @@ from tito_audit.join.history import (
     Tracer,
 )
 from tito_audit.storage import Log, Output, RawRow
-from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import Batch, RandomAccess, Ticket
 from tito_audit.storage.spool import Spool, unpacked
+from tito_audit.storage.streams import ParseRow
 
 Rows = NDArray[np.uint32]
 
