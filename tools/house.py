@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tito_audit"
 FLOW = {
     "A command": ("cli", "settings", "run"),
     "reads rows": ("storage", "formats", "join"),
-    "compares them": ("render", "tokens", "align", "chains", "evidence"),
+    "compares them": ("render", "tokens", "align", "chains", "ways", "evidence"),
     "judges them": ("rules", "repairs", "gate"),
     "and reports": ("reports", "tables", "viewer", "terminal"),
     "Beside it": ("convert", "ray", "inspect", "identify", "templates"),

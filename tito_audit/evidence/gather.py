@@ -12,7 +12,6 @@ from operator import attrgetter, or_
 import numpy as np
 
 from tito_audit.evidence.belonging import Unrelated, of_another_conversation
-from tito_audit.evidence.built_tools import tools_as_sent
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
@@ -21,7 +20,6 @@ from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowFound, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.once import each_once
-from tito_audit.evidence.other_dates import date_formats
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
@@ -49,6 +47,8 @@ from tito_audit.record.stated import Unread
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.ways.reading import date_formats
+from tito_audit.ways.row import tools_as_sent
 
 # KnownDifferences: the differences of a rollout, without those that an earlier one covers.
 
@@ -136,7 +136,7 @@ def gather(
         rollout = as_training_row(rollout)
         trained_again = tuple(_in_row(one, rollout) for one in trained_again)
     if reference is not None and rollout.stated.converted_tools:
-        rollout = replace(rollout, tools=tools_as_sent(rollout, reference))
+        rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
     unrelated: list[Unrelated] = []
     if reference is not None and rollout.turns and of_another_conversation(rollout, reference.text):
         unrelated.append(OTHER_MESSAGES)

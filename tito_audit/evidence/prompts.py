@@ -32,6 +32,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
+from tito_audit.ways.observed import prompt_messages
 
 _KEPT = (
     "harmless as logged: the prompt keeps the tokens of the calls before it, where the template would write this"
@@ -89,16 +90,6 @@ class _Prompt:
     recorded: Ids | None
     opens: bool = True
     """Whether a generation prompt ends it."""
-
-
-def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
-    """The messages that a call was sent; None when the log does not say."""
-    call = rollout.turns[turn]
-    if call.prompt_messages is not None:
-        return call.prompt_messages
-    if call.message_index is None:
-        return None
-    return rollout.messages[: call.message_index]
 
 
 def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Renderings:

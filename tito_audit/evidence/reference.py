@@ -17,15 +17,7 @@ from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary, keeps_bytes
-
-_TURN_ENDS = frozenset(
-    (
-        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"),
-        *("<eos>", "</s>", "<｜end▁of▁sentence｜>", "<|end|>", "<|return|>", "<|call|>", "<turn|>"),
-    )
-)
-"""Control tokens that end a turn in published chat templates; those in the vocabulary count."""
-
+from tito_audit.ways.reading import named_ends
 
 _ONE_IN = 1024
 """One in this many segments equal to the recorded ids is checked with the reference encoder."""
@@ -47,7 +39,7 @@ class Reference:
 
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
-        return _named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+        return named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
 
     def headers(self, kwargs: Mapping[str, object]) -> Headers:
         """The message headers of a row, given its template arguments."""
@@ -172,9 +164,3 @@ def headers_in(vocabulary: Vocabulary, generation_prompt: str, speakers: Speaker
     headers = headers_of(generation_prompt, tuple(texts.values()), speakers)
     plain = vocabulary.added_ids - vocabulary.special_ids
     return replace(headers, ids=frozenset(token for token in plain if texts[token] in headers.literals))
-
-
-@lru_cache(maxsize=8)
-def _named_ends(vocabulary: Vocabulary) -> frozenset[int]:
-    """The control tokens of a vocabulary that end a turn in published templates."""
-    return frozenset(i for i in vocabulary.special_ids if vocabulary.piece(i) in _TURN_ENDS)

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.built_tools import tools_in
 from tito_audit.evidence.differences import Region, region_of
 from tito_audit.evidence.model import TextSide
-from tito_audit.evidence.other_dates import date_formats, other_date
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.evidence.stretches import Stretch
@@ -21,6 +19,7 @@ from tito_audit.record.message import Message, ToolCall
 from tito_audit.record.nesting import parsed_by_python
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT
+from tito_audit.ways.reading import date_formats, other_date, tools_in
 
 INSERTED = "message inserted"
 _SCAFFOLD = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END, TEMPLATE))

@@ -35,13 +35,13 @@ from tito_audit.evidence.roles import (
     token_roles,
 )
 from tito_audit.evidence.stretches import Stretch, starting_before, stretches
-from tito_audit.evidence.unmatched import holds_marker
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
+from tito_audit.ways.reading import holds_marker
 
 # Where the answers of a training row begin, and whether logprobs prove that their tokens were sampled.
 

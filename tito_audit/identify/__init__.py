@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from tito_audit.identify.engine import Audit, explain_head, identify
-from tito_audit.identify.model import (
+from tito_audit.identify.engine import Audit, identify
+from tito_audit.identify.model import Candidate, Ending, Found, Identified, Lack, Left, Share, TokenizerFit
+from tito_audit.ways.explain import explain_head
+from tito_audit.ways.explanation import (
     GIVEN_TEMPLATE,
     OWN_TEMPLATE,
-    Candidate,
     Departure,
     DepartureKind,
-    Ending,
     Explanation,
-    Found,
-    Identified,
-    Lack,
-    Left,
     NamedTemplate,
-    Share,
-    TokenizerFit,
 )
 
 __all__ = [

@@ -8,25 +8,20 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias
 
+import numpy as np
+
 from tito_audit.errors import EncodeError, SetupError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.confirm import Confirmed, confirmed, doubt_of_systems, equal_ways, share_of
 from tito_audit.identify.model import (
-    GIVEN_TEMPLATE,
     Candidate,
-    Departure,
-    DepartureKind,
-    Explanation,
+    Ending,
     Found,
     Identified,
     Lack,
     Left,
-    NamedTemplate,
+    Share,
     TokenizerFit,
 )
-from tito_audit.identify.observe import Observation, Part, endings, for_search, observations
-from tito_audit.identify.outside import differs_in_answers
-from tito_audit.identify.search import Search
 from tito_audit.identify.tokenizer_fit import (
     Tested,
     not_read,
@@ -35,33 +30,32 @@ from tito_audit.identify.tokenizer_fit import (
     tested,
     unknown_ids,
 )
-from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.runs import trained_runs
 from tito_audit.render.globals import Clock
-from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.terminal.words import many
+from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.ways.explain import explanation_of, unsure
+from tito_audit.ways.explanation import Explanation, NamedTemplate
+from tito_audit.ways.observed import Observation, Part, for_search, observations
+from tito_audit.ways.reading import PROBE, date_near
+from tito_audit.ways.search import SEARCHED, Confirmed, explained, spread
+from tito_audit.ways.way import CLOCK, Way
+from tito_audit.ways.writer import Writer
 
 Audit: TypeAlias = Callable[[Rollout, Tokenizer, Renderer], Iterable[Finding]]
 """What audits one rollout with a tokenizer and a renderer."""
 
-_SEARCHED = 8
-"""How many observations are searched."""
-_CONFIRMED, _CONFIRMED_IDS = 240, 2_000_000
-"""How many observations confirm an explanation, and how many ids these have at most."""
 _TESTED = 16
 """How many rollouts decide whether a tokenizer fits."""
+_NEIGHBOURS = 24
+"""How many observations decide whether an argument changes anything."""
 _AUDITED = 48
 """How many rollouts are audited to name what is unexplained."""
-_NEARLY_ALL = 0.95
-"""The share of the prompts that an explanation must write to be certain."""
-_RIGHT = 0.8
-"""If a renderer writes this share of the prompts, no search is needed."""
 _SECONDS, _CHARACTERS = 2.0, 8 * 1024 * 1024
 """Limits of time and size for one rendering in a search."""
-_AGAIN = 2
-"""How often unexplained rows are searched again."""
 
 
 def identify(
@@ -82,57 +76,24 @@ def identify(
         for tokenizer, why in zip(tokenizers, whys, strict=True)
     ]
     fitting = [offered for offered, fit in zip(candidates, fits, strict=True) if fit.fits]
-    known = Identified(tokenizers=tuple(fits))
+    fitted = Identified(tokenizers=tuple(fits))
     if not fitting:
-        return replace(known, lack=Lack.NO_TOKENIZER)
+        return replace(fitted, lack=Lack.NO_TOKENIZER)
     seen = observations(rollouts)
     ends = endings(rollouts, Reference(fitting[0].tokenizer, None))
     if not seen:
-        return replace(known, lack=Lack.NO_MESSAGES, endings=ends)
-    searched = for_search(seen, _SEARCHED)
-    rest = _spread(seen, searched)
-    all_found: list[Confirmed] = []
+        return replace(fitted, lack=Lack.NO_MESSAGES, endings=ends)
+    searched = for_search(seen, SEARCHED)
+    rest = spread(seen, searched)
+    confirmed_ways: list[Confirmed] = []
     for candidate in fitting:
         for template in candidate.templates:
             writer = _writer(candidate.tokenizer, template)
             if writer is not None:
-                all_found += _explained(writer, template, Way(), searched, rest)
-    if not all_found:
-        return replace(known, lack=Lack.NO_TEMPLATE, endings=ends)
-    return _identified(known, all_found, searched, rest, rollouts, audit)
-
-
-def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
-    """What explains the first rollouts of a log with this tokenizer and template but other settings.
-
-    Other settings are arguments, the date, or no tools. None if the renderer already explains the rollouts, or
-    nothing does with certainty. If the renderer is right, this costs one rendering of each rollout.
-    """
-    seen = observations(rollouts)
-    first = [observation for observation in seen if observation.first] or seen
-    start = Way(
-        tuple(renderer.template_args.items()),
-        renderer.tool_arguments,
-        renderer.clock.at if renderer.clock is not None else None,
-        renderer.without_tools,
-    )
-    writer = Writer(tokenizer, renderer)
-    right = 0
-    for observation in first:
-        right += writer.writes(start, observation)
-        if right > _RIGHT * len(first):
-            return None
-    if not first:
-        return None
-    searched = for_search(seen, _SEARCHED)
-    rest = _spread(seen, searched)
-    explanations = sorted(
-        _explained(writer, GIVEN_TEMPLATE, start, searched, rest), key=lambda explanation: explanation.rank(rest)
-    )
-    best = explanations[-1] if explanations else None
-    if best is None or best.way == start or _unsure(explanations[::-1], searched, rest):
-        return None
-    return explanation_of(best.way, writer, GIVEN_TEMPLATE, rest)
+                confirmed_ways += explained(writer, template, Way(), searched, rest)
+    if not confirmed_ways:
+        return replace(fitted, lack=Lack.NO_TEMPLATE, endings=ends)
+    return _identified(fitted, confirmed_ways, searched, rest, rollouts, audit)
 
 
 def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
@@ -166,136 +127,24 @@ def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:
     return Writer(tokenizer, renderer)
 
 
-def _spread(seen: Sequence[Observation], searched: Sequence[Observation]) -> list[Observation]:
-    """The observations that confirm: those of the search, and others spread evenly over the rest."""
-    in_search = set(map(id, searched))
-    picked = list(searched)
-    size = sum(len(observation.ids) for observation in picked)
-    for part in Part:
-        others = [
-            observation for observation in seen if observation.part is part and id(observation) not in in_search
-        ]
-        most = _CONFIRMED * 2 // 3 if part is Part.FIRST else _CONFIRMED // 3
-        step = max(len(others) / most, 1.0)
-        for observation in (others[int(number * step)] for number in range(min(most, len(others)))):
-            size += len(observation.ids)
-            if size > _CONFIRMED_IDS:
-                break
-            picked.append(observation)
-    return picked
-
-
-def _explained(
-    writer: Writer,
-    template: NamedTemplate,
-    start: Way,
-    searched: Sequence[Observation],
-    rest: Sequence[Observation],
-) -> list[Confirmed]:
-    """The best way to write with a template, and other ways for the rows that it does not explain."""
-    explanations = [_searched(writer, template, start, searched, rest)]
-    for _ in range(_AGAIN):
-        written = frozenset().union(*(each.written for each in explanations))
-        missing = [seen for at, seen in enumerate(rest) if at not in written and seen.first]
-        if not explanations[0].written or len(missing) <= (1 - _NEARLY_ALL) * len(rest):
-            break
-        other = _searched(writer, template, explanations[0].way, for_search(missing, _SEARCHED), rest)
-        if other.written <= written:
-            break
-        explanations.append(other)
-    return explanations
-
-
-def _searched(
-    writer: Writer,
-    template: NamedTemplate,
-    start: Way,
-    searched: Sequence[Observation],
-    rest: Sequence[Observation],
-) -> Confirmed:
-    way = Search(writer, searched).best(start)
-    if not any(writer.spells(way, observation) for observation in searched):
-        return Confirmed(writer, template, way, frozenset())
-    return confirmed(writer, template, way, rest)
-
-
-def _unsure(ranked: Sequence[Confirmed], searched: Sequence[Observation], rest: Sequence[Observation]) -> str:
-    """Why the first of these is not certain to be the explanation; "" if it is."""
-    best = ranked[0]
-    basis = [at for at, observation in enumerate(rest) if observation.first] or list(range(len(rest)))
-    written = sum(at in best.written for at in basis)
-    if written < _NEARLY_ALL * len(basis) or not written:
-        return f"it writes {written:,} of {len(basis):,} prompts exactly"
-    prompts = {rest[at].ids.tobytes() for at in best.written}
-    if best.way.departs and len(prompts) < 2:
-        return "there is only one prompt, which many settings could explain"
-    because = doubt_of_systems(best, ranked[1:], rest) or _other_opening(best, rest) or _other_history(best, rest)
-    if because:
-        return because
-    for other in ranked[1:]:
-        does = sum(at in other.written for at in basis)
-        if does >= written and not other.written <= best.written:
-            return "another explanation writes as many prompts, but different ones"
-    return ""
-
-
-def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
-    """Evidence for another template in how conversations open; "" if there is none.
-
-    Two templates of a family often differ only for conversations that few rows have, such as those without a
-    system message. A row with the right text and wrong tokens says nothing about the template.
-    """
-    right: set[str] = set()
-    wrong: Counter[str] = Counter()
-    for at, observation in enumerate(rest):
-        if observation.first:
-            if at in best.written or best.writer.spells(best.way, observation):
-                right.add(observation.opening)
-            else:
-                wrong[observation.opening] += 1
-    for opening, number in wrong.items():
-        if opening not in right:
-            return f"it writes none of the first prompts {opening} ({number:,})"
-    return ""
-
-
-def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
-    """Evidence for another template in prompts with answers; "" if there is none.
-
-    Only answers known to be sampled may have drifted. If anything else differs in most prompts of a kind, another
-    template may have written them.
-    """
-    right: Counter[str] = Counter()
-    wrong: Counter[str] = Counter()
-    for at, observation in enumerate(rest):
-        if not observation.first:
-            same = at in best.written or best.writer.spells(best.way, observation)
-            same = same or (observation.begun > 0 and differs_in_answers(best.writer, best.way, observation))
-            (right if same else wrong)[observation.kind] += 1
-    for kind, number in wrong.items():
-        if not right[kind] or number > right.total() + wrong.total() / 2:
-            return f"it writes different text for {many(number, 'prompt')} with {kind}"
-    return ""
-
-
 def _identified(
     so_far: Identified,
-    all_found: list[Confirmed],
+    confirmed_ways: list[Confirmed],
     searched: Sequence[Observation],
     rest: Sequence[Observation],
     rollouts: Sequence[Rollout],
     audit: Audit | None,
 ) -> Identified:
-    unknown = {explanation.name: unknown_ids(rollouts, explanation.writer.tokenizer) for explanation in all_found}
+    unknown = {
+        explanation.name: unknown_ids(rollouts, explanation.writer.tokenizer) for explanation in confirmed_ways
+    }
     ranked = sorted(
-        all_found, key=lambda explanation: (*explanation.rank(rest), -unknown[explanation.name]), reverse=True
+        confirmed_ways, key=lambda explanation: (*explanation.rank(rest), -unknown[explanation.name]), reverse=True
     )
     best = ranked[0]
     if not best.written:
         ends = endings(rollouts, Reference(best.writer.tokenizer, None))
-        return replace(
-            so_far, unsure_because=_unsure(ranked, searched, rest), endings=ends, left=_unwritten(best, rest)
-        )
+        return replace(so_far, unsure_because=unsure(ranked, rest), endings=ends, left=_unwritten(best, rest))
     tool_calls = (call for rollout in rollouts for message in rollout.messages for call in message.tool_calls)
     calls = any(isinstance(call.arguments, str) for call in tool_calls)
     listed: list[Found] = []
@@ -304,8 +153,8 @@ def _identified(
         if explanation.written and explanation.written not in counted:
             counted.add(explanation.written)
             same = [other for other in ranked if other is not explanation and other.written == explanation.written]
-            listed.append(_found(explanation, same, rest, calls_tools=calls))
-    because = _unsure(ranked, searched, rest)
+            listed.append(_with_equals(explanation, same, rest, calls_tools=calls))
+    because = unsure(ranked, rest)
     tokenizer = best.writer.tokenizer
     return replace(
         so_far,
@@ -319,7 +168,9 @@ def _identified(
     )
 
 
-def _found(best: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation], *, calls_tools: bool) -> Found:
+def _with_equals(
+    best: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation], *, calls_tools: bool
+) -> Found:
     """An explanation with the others that write the same."""
     ways, undetermined = equal_ways(best, rest, calls_tools=calls_tools)
     equal = [explanation_of(way, best.writer, best.template, rest) for way in ways]
@@ -346,11 +197,14 @@ def _left(
         return _unwritten(best, rest)
     tokenizer = best.writer.tokenizer
     same_date = explanation.renderer(tokenizer)
-    own = _own_dates(best, rest)
+    dates: dict[Place, datetime | None] = {}
+    if CLOCK in best.way.varies:
+        ways = ((observation.place, best.writer.resolved(best.way, observation)) for observation in rest)
+        dates = {place: way.clock for place, way in ways if way is not None}
     numbers: Counter[str] = Counter()
     first: dict[str, Finding] = {}
     for rollout in [each for each in rollouts if each.place in missing][:_AUDITED]:
-        date = own.get(rollout.place)
+        date = dates.get(rollout.place)
         renderer = same_date if date is None else replace(same_date, clock=Clock(date))
         for finding in audit(rollout, tokenizer, renderer):
             cause = f"{finding.code} {finding.hit.cause}".rstrip()
@@ -362,14 +216,6 @@ def _left(
     return causes or _unwritten(best, rest)
 
 
-def _own_dates(best: Confirmed, rest: Sequence[Observation]) -> dict[Place, datetime | None]:
-    """The date of each rollout, if dates vary."""
-    if CLOCK not in best.way.varies:
-        return {}
-    own = ((observation.place, best.writer.resolved(best.way, observation)) for observation in rest)
-    return {place: way.clock for place, way in own if way is not None}
-
-
 def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]:
     """The same without an audit: the template refuses, or text or tokens differ."""
     numbers: Counter[str] = Counter()
@@ -378,7 +224,7 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
         if at not in best.written:
             text = best.writer.text(best.way, observation)
             refusal = best.writer.refusal(best.way, observation) if text is None else None
-            sampled = differs_in_answers(best.writer, best.way, observation)
+            sampled = best.writer.writes_around_answers(best.way, observation)
             what = "the same text in other tokens" if best.writer.spells(best.way, observation) else "another text"
             cause = f"{what}, in answers" if sampled else what
             cause = f"the template refuses the messages: {refusal}" if refusal is not None else cause
@@ -389,59 +235,105 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
     )
 
 
-# A way as an explanation: the part that flags can express, and the rest
+def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
+    """How many prompts, turns and tokens are written exactly, out of all."""
+    first = {at for at, observation in enumerate(seen) if observation.first}
+    # A row whose prompt is counted apart is counted as a whole too, with all its tokens.
+    sizes = [0 if observation.part is Part.START else len(observation.ids) for observation in seen]
+    tokens = sum(sizes[at] for at in written)
+    turns, of_turns = len(written - first), len(seen) - len(first)
+    return Share(len(first & written), len(first), turns, of_turns, tokens, sum(sizes))
 
 
-_VALUES = 8
-"""The most example values named."""
+def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: bool) -> tuple[list[Way], list[str]]:
+    """Other argument values that write the same, and the arguments that make no difference.
+
+    With `calls_tools`, the form of tool call arguments counts as such an argument too.
+    """
+    writer, way = best.writer, best.way
+    few = for_search([seen[at] for at in sorted(best.written)], _NEIGHBOURS)
+    equal = [other for other in _same_date(best) if other != way and _same(writer, way, other, few)]
+    undetermined: list[str] = []
+    forms: tuple[ToolArguments, ...] = ("auto", "object", "string")
+    others = [replace(way, tool_arguments=form) for form in forms if form != way.tool_arguments]
+    same = [other for other in others if _same(writer, way, other, few)]
+    if calls_tools and len(same) == len(others):
+        undetermined.append("tool_arguments")
+    elif calls_tools:
+        equal += [other for other in same if other.tool_arguments == "auto"]
+    for argument in writer.arguments.arguments:
+        if argument.name in way.varies:
+            continue
+        others = [way.with_arg(argument.name, value) for value in argument.values]
+        others = [other for other in (way.without_arg(argument.name), *others) if other != way]
+        same = [other for other in others if _same(writer, way, other, few)]
+        if others and len(same) == len(others) and not way.states(argument.name):
+            undetermined.append(argument.name)
+        else:
+            equal += same
+    return equal, undetermined
 
 
-def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequence[Observation]) -> Explanation:
-    """The explanation of a way; values that vary from row to row are set to the most frequent one."""
-    own = [row_way for observation in seen if (row_way := writer.resolved(way, observation)) is not None]
-    clock, args = way.clock, dict(way.args)
-    if way.varies and own:
-        dates = Counter(row_way.clock for row_way in own)
-        clock = dates.most_common(1)[0][0] if CLOCK in way.varies else clock
-        for name in sorted(way.varies - {CLOCK, SYSTEM}):
-            values = Counter(repr(dict(row_way.args)[name]) for row_way in own)
-            wanted = values.most_common(1)[0][0]
-            args[name] = next(value for row_way in own if repr(value := dict(row_way.args)[name]) == wanted)
-    return Explanation(
-        writer.tokenizer.name,
-        template,
-        args,
-        way.tool_arguments,
-        clock,
-        way.without_tools,
-        tuple(_departures(way, own, seen)),
+def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> bool:
+    return bool(seen) and all(writer.alike(way, other, observation) for observation in seen)
+
+
+def _same_date(best: Confirmed) -> Iterator[Way]:
+    """The same date as an argument instead of the clock's, and vice versa."""
+    way = best.way
+    for argument in best.writer.arguments.arguments:
+        form, value = argument.clock_format, dict(way.args).get(argument.name)
+        if form is not None and way.clock is not None and value is None:
+            yield replace(way, clock=None).with_arg(argument.name, way.clock.strftime(form))
+        elif form is not None and isinstance(value, str):
+            date = date_near(PROBE(form), value)
+            if date is not None:
+                yield replace(way.without_arg(argument.name), clock=date)
+
+
+# Which tokens end sampled turns, and what follows them in later prompts
+
+
+_CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))
+_FOLLOWING = 32
+"""Most tokens between an answer and the next message."""
+
+
+def endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, ...]:
+    """The control tokens that end sampled turns, the most frequent first."""
+    ends, vocabulary = reference.end_ids(), reference.vocabulary
+    turns: Counter[int] = Counter()
+    after: dict[int, Counter[str]] = {}
+    for rollout in rollouts:
+        for answer, rest in _answers(rollout):
+            last = int(answer[-1])
+            if last in ends:
+                turns[last] += 1
+                if rest is not None:  # the text before the next control token
+                    rest = rest[:_FOLLOWING]
+                    control = np.flatnonzero(vocabulary.control(rest))
+                    gap = vocabulary.text(rest[: int(control[0])] if len(control) else rest)
+                    after.setdefault(last, Counter())[gap] += 1
+    return tuple(
+        Ending(
+            token, vocabulary.piece(token), number, after[token].most_common(1)[0][0] if token in after else None
+        )
+        for token, number in turns.most_common(6)
     )
 
 
-def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> Iterator[Departure]:
-    kind = DepartureKind
-    if way.system is not None:
-        stated = any(observation.messages[0].role in ("system", "developer") for observation in seen)
-        yield Departure(kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED, way.system)
-    if way.drops_system:
-        yield Departure(kind.SYSTEM_DROPPED)
-    if not way.opens:
-        yield Departure(kind.NO_GENERATION_PROMPT)
-    if way.prefill:
-        yield Departure(kind.PREFILL, way.prefill)
-    if way.bos:
-        yield Departure(kind.BOS_ADDED if way.bos > 0 else kind.BOS_MISSING)
-    if way.reasoning != "as logged":
-        yield Departure(kind.REASONING_DROPPED if way.reasoning == "dropped" else kind.REASONING_IN_CONTENT)
-    if not way.uses_stated:
-        yield Departure(kind.STATED_UNUSED)
-    for name in sorted(way.varies):
-        if name == CLOCK:
-            dates = dict.fromkeys(str(row_way.clock.date()) for row_way in own if row_way.clock is not None)
-            yield Departure(kind.CLOCK_VARIES, "", tuple(sorted(dates))[:_VALUES])
-        elif name == SYSTEM:
-            systems = Counter(row_way.system for row_way in own if row_way.system is not None)
-            yield Departure(kind.SYSTEM_VARIES, "", tuple(text for text, _ in systems.most_common(_VALUES)))
-        else:
-            values = dict.fromkeys(str(dict(row_way.args)[name]) for row_way in own)
-            yield Departure(kind.ARGUMENT_VARIES, name, tuple(values)[:_VALUES])
+def _answers(rollout: Rollout) -> Iterator[tuple[Ids, Ids | None]]:
+    """Every sampled turn that was not cut off, with the ids that follow it in the next prompt or the row."""
+    for turn, later in zip(rollout.turns, (*rollout.turns[1:], None), strict=False):
+        ids = turn.completion_ids
+        if ids is None or not len(ids) or turn.finish_reason in _CUT_OFF:
+            continue
+        seen, prompt = turn.seen_ids, later.prompt_ids if later is not None else None
+        goes_on = seen is not None and prompt is not None and len(prompt) > len(seen)
+        same = goes_on and seen is not None and prompt is not None and np.array_equal(prompt[: len(seen)], seen)
+        yield ids, prompt[len(seen) :] if same and prompt is not None and seen is not None else None
+    row = rollout.training_row
+    if not rollout.turns and row is not None and row.loss_mask is not None:
+        for start, end in trained_runs(row.loss_mask):
+            rest = row.token_ids[end:]
+            yield row.token_ids[start:end], rest if len(rest) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -114,50 +115,39 @@ def ids_alone(rollouts: Sequence[Rollout]) -> IdsAlone | None:
     if not sequences:
         return None
     every = np.unique(np.concatenate(sequences))
+    largest = int(every[-1])
     ends = Counter(end for rollout in rollouts for end in _ends(rollout))
+    prompts = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
+    rows = [rollout.training_row.token_ids for rollout in rollouts if rollout.training_row is not None]
+    heads = [tuple(ids[:_OPENING].tolist()) for ids in (*prompts, *rows) if ids is not None]
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(min(heads), max(heads), strict=False)) if heads else ()
+    families = (
+        FamilySeen(family, sum(family.fits(ids) for ids in sequences))
+        for family in sorted(FAMILIES, key=lambda family: family.size)
+        if largest < family.size
+    )
     return IdsAlone(
         sequences=len(sequences),
         ids=sum(map(len, sequences)),
         distinct=len(every),
         smallest=int(every[0]),
-        largest=int(every[-1]),
-        opening=_shared_opening([ids for rollout in rollouts for ids in _prompts(rollout)]),
+        largest=largest,
+        opening=tuple(first for first, _ in alike),
         turns=ends.total(),
         ends=tuple(ends.most_common(_ENDS)),
-        families=tuple(_families(sequences, int(every[-1]))),
+        families=tuple(seen for seen in families if seen.sequences >= _NEARLY_ALL * len(sequences)),
     )
 
 
 def id_sequences(rollouts: Iterable[Rollout]) -> list[Ids]:
     """All ids that a model saw or was trained on, each prompt with its completion, without padding."""
-    sequences = (ids[ids >= 0] for rollout in rollouts for ids in _sequences(rollout))
-    return [ids for ids in sequences if len(ids)]
-
-
-def _families(sequences: Sequence[Ids], largest: int) -> Iterator[FamilySeen]:
-    for family in sorted(FAMILIES, key=lambda fam: fam.size):
-        if largest >= family.size:
-            continue
-        fitting = sum(family.fits(ids) for ids in sequences)
-        if fitting >= _NEARLY_ALL * len(sequences):
-            yield FamilySeen(family, fitting)
-
-
-def _sequences(rollout: Rollout) -> Iterator[Ids]:
-    if rollout.training_row is not None:
-        yield rollout.training_row.token_ids
-    for turn in rollout.turns:
-        ids = turn.seen_ids if turn.completion_ids is not None else turn.prompt_ids
-        if ids is not None:
-            yield ids
-
-
-def _prompts(rollout: Rollout) -> Iterator[Ids]:
-    for turn in rollout.turns:
-        if turn.prompt_ids is not None:
-            yield turn.prompt_ids
-    if rollout.training_row is not None:
-        yield rollout.training_row.token_ids
+    sequences: list[Ids | None] = []
+    for rollout in rollouts:
+        sequences.append(rollout.training_row.token_ids if rollout.training_row is not None else None)
+        for turn in rollout.turns:
+            sequences.append(turn.seen_ids if turn.completion_ids is not None else turn.prompt_ids)
+    real = (ids[ids >= 0] for ids in sequences if ids is not None)
+    return [ids for ids in real if len(ids)]
 
 
 def _ends(rollout: Rollout) -> Iterator[int]:
@@ -168,12 +158,3 @@ def _ends(rollout: Rollout) -> Iterator[int]:
     row = rollout.training_row
     if row is not None and row.loss_mask is not None and not rollout.turns:
         yield from (int(row.token_ids[end - 1]) for _, end in trained_runs(row.loss_mask))
-
-
-def _shared_opening(prompts: Sequence[Ids]) -> tuple[int, ...]:
-    heads = [tuple(ids[:_OPENING].tolist()) for ids in prompts]
-    if not heads:
-        return ()
-    shortest, longest = min(heads), max(heads)
-    same = next((at for at, pair in enumerate(zip(shortest, longest, strict=False)) if pair[0] != pair[1]), None)
-    return shortest[:same] if same is not None else shortest[: len(longest)]

@@ -69,7 +69,7 @@ class _Seen:
     """Rows with ids past the end of the vocabulary."""
     past_end: set[int] = field(default_factory=set)
     texts: int = 0
-    found: int = 0
+    texts_found: int = 0
     decoded: list[str] = field(default_factory=list)
     """The decoded text of each row."""
 
@@ -81,7 +81,6 @@ def tested(rollouts: Sequence[Rollout]) -> Tested:
 
 def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
     """Why the tokenizer cannot have written these ids; None if it can."""
-    # Why the tokenizer cannot have written these ids; None if it can.
     seen = _look(rows, reference.tokenizer)
     words = _counted(seen)
     enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
@@ -117,10 +116,13 @@ def not_read(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
     That needs no encoding, so misfits are found without loading tokenizers.
     """
     seen = [_look(rows, tokenizer) for tokenizer in tokenizers]
-    if not any(rows_seen.texts > _IN_PIECES and rows_seen.found >= _READ * rows_seen.texts for rows_seen in seen):
+    if not any(
+        rows_seen.texts > _IN_PIECES and rows_seen.texts_found >= _READ * rows_seen.texts for rows_seen in seen
+    ):
         return [None] * len(seen)
     return [
-        listed(_counted(rows_seen)) if rows_seen.found <= _FOUND * rows_seen.texts else None for rows_seen in seen
+        listed(_counted(rows_seen)) if rows_seen.texts_found <= _FOUND * rows_seen.texts else None
+        for rows_seen in seen
     ]
 
 
@@ -132,14 +134,16 @@ def unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
 
 def share_back(rows: Tested, reference: Reference) -> float:
     """The share of the unsampled ids that re-encoding their text reproduces."""
-    return _come_back([ids for rollout, _ in rows for ids in _given(rollout)], reference)
+    return _come_back([ids for rollout, _ in rows for ids in _unsampled(rollout)], reference)
 
 
 def _counted(seen: _Seen) -> list[str]:
     words = []
     if seen.texts:
         are = "is" if seen.texts == 1 else "are"
-        words.append(f"{seen.found:,} of {many(seen.texts, 'logged text')} {are} found in what the ids decode to")
+        words.append(
+            f"{seen.texts_found:,} of {many(seen.texts, 'logged text')} {are} found in what the ids decode to"
+        )
     if seen.outside:
         words.append(f"{percent(seen.outside / seen.ids)} of the ids lie outside the vocabulary")
     return words
@@ -147,13 +151,13 @@ def _counted(seen: _Seen) -> list[str]:
 
 def _reads(seen: _Seen) -> bool:
     """Whether the texts of the log are found in its decoded ids."""
-    return seen.texts > 1 and seen.found > _FOUND * seen.texts
+    return seen.texts > 1 and seen.texts_found > _FOUND * seen.texts
 
 
 def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
     """The share of the ids that come back, if it is too small for the right tokenizer; else None."""
     alone = seen.texts < 2
-    ids = [sequence for rollout, all_ids in tested for sequence in (_given(rollout) if alone else all_ids)]
+    ids = [sequence for rollout, all_ids in tested for sequence in (_unsampled(rollout) if alone else all_ids)]
     if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
         return None
     same = _come_back(ids, reference)
@@ -177,7 +181,7 @@ def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
             seen.texts += 1
             # Whether the beginning or the middle of a text is found.
             start = max((len(logged) - _LOOKED) // 2, 0)
-            seen.found += logged[:_LOOKED] in plain or logged[start : start + _LOOKED] in plain
+            seen.texts_found += logged[:_LOOKED] in plain or logged[start : start + _LOOKED] in plain
     return seen
 
 
@@ -194,7 +198,7 @@ def _ids(rollout: Rollout) -> list[Ids]:
     return [ids[:_DECODED] for ids in sequences if _real(ids)]
 
 
-def _given(rollout: Rollout) -> Iterator[Ids]:
+def _unsampled(rollout: Rollout) -> Iterator[Ids]:
     """The unsampled ids, which a tokenizer must have written; the whole row if it has no mask."""
     row = rollout.training_row
     prompts = [turn.prompt_ids for turn in rollout.turns[-1:] if turn.prompt_ids is not None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.other_dates import other_date
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes
+from tito_audit.ways.reading import other_date
 
 
 @cause(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tito_audit.evidence.built_tools import tools_in
 from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, in_answer, same_bytes
+from tito_audit.ways.reading import tools_in
 
 
 @cause(

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from datetime import datetime
 
-from tito_audit.evidence.first_prompt import FirstPrompt, at, first_prompt, own_date
-from tito_audit.evidence.reference import Reference
-from tito_audit.record.finding import Finding, Hit, Where
+from tito_audit.errors import SetupError
+from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
-from tito_audit.render.renderer import Renderer
+from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.run.headlines import headed
-from tito_audit.settings.model import RECORDED, Settings
-from tito_audit.terminal.words import many
+from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
+from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.ways.explain import explain_head
+from tito_audit.ways.explanation import GIVEN_TEMPLATE, OWN_TEMPLATE, DepartureKind, Explanation, NamedTemplate
+from tito_audit.ways.observed import Observation, first_prompt
+from tito_audit.ways.way import Way
+from tito_audit.ways.writer import FirstWriter
 
-if TYPE_CHECKING:
-    from tito_audit.run.change import Change
-
-CODES = frozenset(("REC011", "TPL210", "TPL212"))
+ARGUMENTS, DATE, TOOLS = "REC011", "TPL210", "TPL212"
+CODES = frozenset((ARGUMENTS, DATE, TOOLS))
 """Codes of the finding that a log was not written with these settings."""
-_FIRST = 3
-"""How many prompts are rendered if they all match."""
 _LEAST = 3
-"""The fewest prompts that allow a conclusion."""
+"""The fewest prompts that allow a conclusion, and how many are rendered if they all match."""
 _RIGHT = 0.8
 """The share of the prompts that must match for the settings to fit."""
 _SHARE = 0.75
 """The share of the prompts that an explanation must write exactly."""
+_ADOPTED = frozenset((DepartureKind.CLOCK_VARIES, DepartureKind.STATED_UNUSED))
+"""What can be adopted although there is no flag for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +62,27 @@ def adopted(
     speakers = Speakers(settings.sampled_roles)
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
     prompts = [prompt for prompt in map(first_prompt, rollouts) if prompt is not None]
-    reading_given = _Reading(tokenizer, renderer, own_dates=settings.clock == RECORDED)
-    if len(prompts) < _LEAST or reading_given.fits(prompts):
+    as_set = FirstWriter(tokenizer, renderer, own_dates=settings.clock == RECORDED)
+    if len(prompts) < _LEAST or _fits(as_set, prompts):
         return None
-    from tito_audit.run.change import changes_of  # slow to import, and rarely needed
-
-    right = sum(map(reading_given.writes, prompts))
+    right = sum(map(as_set.writes, prompts))
     # If many prompts match as given, an explanation must write those and all others.
     least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
-    for change in changes_of(rollouts, prompts, tokenizer, renderer, settings):
-        reading = replace(reading_given, renderer=change.renderer, own_dates=change.own_dates)
-        exact = reading.exact(prompts)
+    for change in _changes_of(rollouts, prompts, tokenizer, renderer, settings):
+        writer = FirstWriter(tokenizer, change.renderer, own_dates=change.own_dates)
+        exact = sum(map(writer.is_exact, prompts))
         if exact >= least:
-            return _adopted(change, reading, exact, right, prompts) if change.code in codes else None
+            return _adopted(change, exact, right, prompts) if change.code in codes else None
     return None
 
 
-def _adopted(change: Change, reading: _Reading, exact: int, right: int, prompts: Sequence[FirstPrompt]) -> Adopted:
+def _fits(writer: FirstWriter, prompts: Sequence[Observation]) -> bool:
+    """Whether it writes most prompts; usually a few show it."""
+    few = prompts[:: max(len(prompts) // _LEAST, 1)][:_LEAST]
+    return all(map(writer.writes, few)) or sum(map(writer.writes, prompts)) > _RIGHT * len(prompts)
+
+
+def _adopted(change: _Change, exact: int, right: int, prompts: Sequence[Observation]) -> Adopted:
     """An adopted change, with the finding that says so."""
     of = many(len(prompts), "prompt")
     message = (
@@ -82,33 +90,173 @@ def _adopted(change: Change, reading: _Reading, exact: int, right: int, prompts:
         f"the log is audited that way; {change.advice}"
     )
     hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
-    finding = headed(Finding(change.code, change.severity, prompts[0].rollout.place, hit))
-    return Adopted(finding, reading.renderer, reading.own_dates)
+    finding = headed(Finding(change.code, change.severity, prompts[0].place, hit))
+    return Adopted(finding, change.renderer, change.own_dates)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What prompts are rendered and encoded with."""
+def _changes_of(
+    head: Sequence[Rollout],
+    prompts: Sequence[Observation],
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    settings: Settings,
+) -> Iterator[_Change]:
+    """Changes to the settings that certainly explain all or part of a log's first rollouts, as some rows may
+    differ from the rest. The tokenizer's other templates come last."""
+    for part in (head, *(head[start::4] for start in range(4))):
+        explanation = _surely(part, tokenizer, renderer)
+        if explanation is not None:
+            yield _Change(explanation, settings, prompts, renderer)
+    for template in _other_templates(tokenizer, settings):
+        try:
+            named = make_renderer(
+                tokenizer, template_name=template.template_name, time_limit=settings.template_seconds
+            )
+        except SetupError:
+            continue
+        other = replace(renderer, templates=named.templates, name=named.name)
+        way = Way.of(renderer)
+        same = dict(way.args), way.tool_arguments, way.clock, way.without_tools
+        yield _Change(Explanation(tokenizer.name, template, *same), settings, prompts, other)
+        explanation = _surely(head, tokenizer, other)
+        if explanation is not None:
+            yield _Change(replace(explanation, template=template), settings, prompts, other)
 
-    tokenizer: Tokenizer
-    renderer: Renderer
-    own_dates: bool
 
-    def fits(self, prompts: Sequence[FirstPrompt]) -> bool:
-        """Whether it writes most prompts; usually a few show it."""
-        few = prompts[:: max(len(prompts) // _FIRST, 1)][:_FIRST]
-        if all(map(self.writes, few)):
-            return True
-        return sum(map(self.writes, prompts)) > _RIGHT * len(prompts)
+def _surely(head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
+    """What certainly explains rollouts with a template, if a log can be audited with it."""
+    explanation = explain_head(head, tokenizer, renderer)
+    if explanation is None or not all(departure.kind in _ADOPTED for departure in explanation.departures):
+        return None
+    return explanation
 
-    def writes(self, prompt: FirstPrompt) -> bool:
-        """Whether it writes the text of a prompt."""
-        return prompt.is_written(self._reference(prompt))
 
-    def exact(self, prompts: Sequence[FirstPrompt]) -> int:
-        """How many prompts it writes in exactly the recorded tokens."""
-        return sum(prompt.is_exact(self._reference(prompt)) for prompt in prompts)
+def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[NamedTemplate]:
+    """The templates of a tokenizer that are not in use, its own first."""
+    names = sorted(tokenizer.chat_templates, key=lambda name: (name != "default", name))
+    used = None if settings.chat_template else settings.template_name or "default"
+    return [
+        OWN_TEMPLATE if name == "default" else NamedTemplate(f"its template {name}", template_name=name)
+        for name in names[:8]
+        if name != used
+    ]
 
-    def _reference(self, prompt: FirstPrompt) -> Reference:
-        date = own_date(prompt, self.tokenizer, self.renderer) if self.own_dates else None
-        return Reference(self.tokenizer, self.renderer if date is None else at(self.renderer, date))
+
+class _Change:
+    """An explanation as a change to the settings, in words."""
+
+    def __init__(
+        self, explanation: Explanation, settings: Settings, prompts: Sequence[Observation], renderer: Renderer
+    ) -> None:
+        kinds = {departure.kind: departure for departure in explanation.departures}
+        self._explanation = explanation
+        self._settings = settings
+        self._renderer = renderer
+        self._unused = DepartureKind.STATED_UNUSED in kinds
+        varies = kinds.get(DepartureKind.CLOCK_VARIES)
+        self._dates = varies.values if varies is not None else ()
+        self.own_dates = varies is not None or (settings.clock == RECORDED and explanation.clock is not None)
+        self._stated = _stated(prompts) if self._unused else {}
+        self._parts = list(self._changes())
+
+    @property
+    def renderer(self) -> Renderer:
+        """The renderer with this change."""
+        changed = replace(self._explanation.applied(self._renderer), without_stated=self._unused)
+        return replace(changed, clock=self._renderer.clock) if self.own_dates else changed
+
+    @property
+    def code(self) -> str:
+        """The rule that reports it."""
+        codes = {code for code, _, _ in self._parts}
+        return codes.pop() if len(codes) == 1 else ARGUMENTS
+
+    @property
+    def severity(self) -> Severity:
+        """An error if the rows state otherwise; a note if only the date differs, as in any log from yesterday."""
+        if self._unused:
+            return Severity.ERROR
+        another_day = self.code == DATE and not isinstance(self._settings.clock, datetime)
+        return Severity.NOTE if another_day else Severity.WARNING
+
+    @property
+    def cause(self) -> str:
+        """The cause of the finding, the same however many prompts show it."""
+        return listed([cause for _, cause, _ in self._parts]) or "other template arguments"
+
+    @property
+    def says(self) -> str:
+        """What the log was written with, and instead of what."""
+        return f"the prompts of this log were rendered {listed([words for _, _, words in self._parts])}"
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        flags = " ".join(map(shell_word, self._flags()))
+        if self._unused:
+            return f"log the arguments that were used, or leave the stated ones out and pass {flags}"
+        return f"pass {flags}"
+
+    def _changes(self) -> Iterator[tuple[str, str, str]]:
+        """Each difference from the settings: the rule that reports it, its cause, and its wording."""
+        new, old = self._explanation, self._settings
+        if new.template != GIVEN_TEMPLATE:
+            instead = old.chat_template or f"its template {old.template_name or 'default'}"
+            yield (
+                ARGUMENTS,
+                "another chat template",
+                f"with the tokenizer's {new.template.label[4:]}, not with {instead}",
+            )
+        yield from self._arguments()
+        if new.tool_arguments != old.tool_arguments:
+            form = "texts" if new.tool_arguments == "string" else "objects"
+            yield ARGUMENTS, f"tool arguments as {form}", f"with the arguments of tool calls as {form}"
+        if self._dates:
+            dates = self._dates
+            on = listed(dates) if len(dates) <= 3 else f"many dates, {listed(dates[:3])} among them"
+            yield DATE, "other dates", f"on {on}, not on the date that the template writes now"
+        elif new.clock is not None and not self.own_dates and new.clock != old.clock:
+            is_stated = isinstance(old.clock, datetime)
+            instead = (
+                f"{old.clock:%Y-%m-%d}, as --clock says" if is_stated else f"{datetime.now():%Y-%m-%d}, as now"
+            )
+            yield DATE, f"written on {new.clock:%Y-%m-%d}", f"on {new.clock:%Y-%m-%d}, not on {instead}"
+        if new.without_tools and old.tools != NO_TOOLS:
+            yield TOOLS, "all tools missing", "without the tools that the rows state"
+
+    def _arguments(self) -> Iterator[tuple[str, str, str]]:
+        """The template arguments that differ from those given or stated."""
+        new, old = self._explanation.template_args, self._settings.template_args
+        for name in sorted({*new, *old} | {*self._stated}):
+            now, stated = _argument(new, name), self._stated.get(name)
+            if self._unused and stated is not None and now != stated:
+                yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
+            elif now != (was := _argument(old, name)):
+                how = f"with {now}" if name in new else f"without {name}"
+                yield ARGUMENTS, now, f"{how}, not with {was}" if name in old else how
+
+    def _flags(self) -> Sequence[str]:
+        old = self._settings
+        as_given = NamedTemplate("", None, old.chat_template, old.template_name)
+        template = as_given if self._explanation.template == GIVEN_TEMPLATE else self._explanation.template
+        clock = None if self.own_dates else self._explanation.clock
+        stated = replace(
+            self._explanation, tokenizer=old.tokenizer or "", template=template, clock=clock, departures=()
+        )
+        return (*stated.flags(), *(("--clock", RECORDED) if self.own_dates else ()))
+
+
+def _argument(arguments: Mapping[str, object], name: str) -> str:
+    """`enable_thinking=false`; `no enable_thinking`."""
+    if name not in arguments:
+        return f"no {name}"
+    return f"{name}={json.dumps(arguments[name], ensure_ascii=False, default=str)}"
+
+
+def _stated(prompts: Sequence[Observation]) -> Mapping[str, str]:
+    """The arguments stated in the rows, as in the first row that has each."""
+    stated: dict[str, str] = {}
+    for prompt in prompts:
+        for name in prompt.stated:
+            stated.setdefault(name, _argument(prompt.stated, name))
+    return stated

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
-from tito_audit.evidence.first_prompt import at_own_date
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
@@ -40,6 +39,7 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import Observed
+from tito_audit.ways.writer import at_own_date
 
 Viewed = Callable[[Iterable[Finding]], bool]
 """Whether a rollout with these findings gets a view; called once per rollout, in order."""

@@ -6,16 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from tito_audit.errors import SetupError, TokenizerError
 from tito_audit.identify import OWN_TEMPLATE, Candidate, NamedTemplate
 from tito_audit.identify.ids_alone import id_sequences
-from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.fit import names_of_log
 from tito_audit.tokens.bounds import read_template
-from tito_audit.tokens.hub import HubName, cached_tokenizer, cached_tokenizers, glance
+from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -58,13 +55,23 @@ class Candidates:
 
 def templates_of_files(files: Sequence[str]) -> tuple[NamedTemplate, ...]:
     """The chat templates in Jinja files; SetupError for one that cannot be read."""
-    return tuple(NamedTemplate(Path(file).name, source=_source(file), chat_template=file) for file in files)
+    templates = []
+    for file in files:
+        try:
+            source = read_template(Path(file))
+        except (OSError, ValueError) as error:
+            raise SetupError(
+                f"{file}: the chat template cannot be read ({error}).\n"
+                "Pass --chat-template with the path of a Jinja text file."
+            ) from None
+        templates.append(NamedTemplate(Path(file).name, source=source, chat_template=file))
+    return tuple(templates)
 
 
 def candidates_for(
     rollouts: Sequence[Rollout],
     logs: Sequence[Path],
-    given: Sequence[str],
+    chosen: Sequence[str],
     configured: Sequence[str] = (),
     templates: Sequence[NamedTemplate] = (),
     *,
@@ -75,7 +82,7 @@ def candidates_for(
     If tokenizers are given, no others are tried. TokenizerError if one of them cannot be loaded.
     """
     passed_over: list[PassedOver] = []
-    offers = [Offer(name, "given", required=True) for name in given]
+    offers = [Offer(name, "given", required=True) for name in chosen]
     if not offers:
         offers = [Offer(name, "configured", required=True) for name in configured]
         offers += _named(rollouts, logs, passed_over)
@@ -86,31 +93,19 @@ def candidates_for(
             continue
         tokenizer = _loaded(offer, passed_over, trust_remote_code)
         if tokenizer is not None:
-            own = _own_templates(tokenizer)
+            several = len(tokenizer.chat_templates) > 1
+            own = (
+                NamedTemplate(f"its template {name}", template_name=name)
+                if several and name != "default"
+                else OWN_TEMPLATE
+                for name in tokenizer.chat_templates
+            )
             tried[offer.name] = Candidate(tokenizer, (*own, *templates)), offer.because
     return Candidates(
         tuple(candidate for candidate, _ in tried.values()),
         tuple(because for _, because in tried.values()),
         tuple(passed_over),
     )
-
-
-def _source(file: str) -> str:
-    try:
-        return read_template(Path(file))
-    except (OSError, ValueError) as error:
-        raise SetupError(
-            f"{file}: the chat template cannot be read ({error}).\n"
-            "Pass --chat-template with the path of a Jinja text file."
-        ) from None
-
-
-def _own_templates(tokenizer: Tokenizer) -> Iterator[NamedTemplate]:
-    for name in tokenizer.chat_templates:
-        if name == "default" or len(tokenizer.chat_templates) == 1:
-            yield OWN_TEMPLATE
-        else:
-            yield NamedTemplate(f"its template {name}", template_name=name)
 
 
 def _loaded(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
@@ -148,10 +143,10 @@ def _cached(rollouts: Sequence[Rollout], offered: set[str], passed_over: list[Pa
     cached = [tokenizer for tokenizer in cached_tokenizers() if tokenizer.name not in offered]
     passed_over += [PassedOver(other.name, "too many in the hub cache: pass -t") for other in cached[_GLANCED:]]
     sequences = id_sequences(rollouts)
-    ranked = []
+    largest = max((int(ids.max()) for ids in sequences), default=-1)
+    ranked: list[tuple[int, CachedTokenizer]] = []
     for tokenizer in cached[:_GLANCED]:
         seen = glance(tokenizer.folder)
-        largest = max((int(ids.max()) for ids in sequences), default=-1)
         if seen is None:
             passed_over.append(PassedOver(tokenizer.name, "its tokenizer.json cannot be read"))
         elif largest >= seen.size:
@@ -159,14 +154,8 @@ def _cached(rollouts: Sequence[Rollout], offered: set[str], passed_over: list[Pa
                 PassedOver(tokenizer.name, f"its ids end at {seen.size - 1:,}, the log has {largest:,}")
             )
         else:
-            ranked.append((_opened(sequences, seen.control_ids), tokenizer))
+            opened = sum(int(ids[0]) in seen.control_ids for ids in sequences)  # sequences that open with one
+            ranked.append((opened, tokenizer))
     ranked.sort(key=lambda pair: -pair[0])
     passed_over += [PassedOver(other.name, "others are more likely: pass -t") for _, other in ranked[_LOADED:]]
     yield from (Offer(tokenizer.name, "in the hub cache", tokenizer.folder) for _, tokenizer in ranked[:_LOADED])
-
-
-def _opened(sequences: Sequence[Ids], control_ids: frozenset[int]) -> float:
-    """The share of sequences that open with one of these ids."""
-    if not sequences:
-        return 0.0
-    return float(np.mean([int(ids[0]) in control_ids for ids in sequences]))

@@ -51,7 +51,10 @@ def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer
         return None
     if why is None:
         return None
-    message = f"{why}: {_what(cause, tokenizer)}; {_advice(cause, rollouts)}"
+    what = f"tokenizer {tokenizer.name}"
+    if cause == TEMPLATE:
+        what = f"chat template of {tokenizer.name}, or the one that was given"
+    message = f"{why}: this log was not written with the {what}; {_advice(cause, rollouts)}"
     hit = Hit(Where.LOG, 0, 0, message, cause=cause, severity=Severity.ERROR)
     return headed(Finding(CODE, Severity.ERROR, rows[0][0].place, hit))
 
@@ -77,7 +80,14 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
     for rollout, all_ids in rows_tested:
         if rows == _RENDERED:
             break
-        text = _rendered(rollout, reference)
+        text = None
+        if rollout.messages and reference.renderer is not None:
+            text = reference.renderer.guess(
+                rollout.messages,
+                rollout.tools,
+                add_generation_prompt=False,
+                template_kwargs=rollout.template_kwargs,
+            )
         if text is not None:
             rows += 1
             recorded += _control_ids(all_ids, reference)
@@ -90,14 +100,6 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
     writes = listed([f"'{piece}'" for piece, _ in rendered.most_common(3)]) or "no control tokens"
     holds = listed([f"'{piece}'" for piece, _ in recorded.most_common(3)])
     return f"the rows hold {holds} where the template writes {writes}"
-
-
-def _rendered(rollout: Rollout, reference: Reference) -> str | None:
-    if not rollout.messages or reference.renderer is None:
-        return None
-    return reference.renderer.guess(
-        rollout.messages, rollout.tools, add_generation_prompt=False, template_kwargs=rollout.template_kwargs
-    )
 
 
 def _control_ids(all_ids: Sequence[Ids], reference: Reference) -> Counter[str]:
@@ -119,28 +121,17 @@ def _control_texts(text: str, reference: Reference) -> Counter[str]:
 # Words
 
 
-def _what(cause: str, tokenizer: Tokenizer) -> str:
-    if cause == TOKENIZER:
-        return f"this log was not written with the tokenizer {tokenizer.name}"
-    return f"this log was not written with the chat template of {tokenizer.name}, or the one that was given"
-
-
 def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:
     """What the log names, what to pass, and what to run next."""
     named = names_of_log(rollouts)
     says = listed([f"its {key} '{name}'" for key, name in named.items()])
     advice = f"the log names {says}; " if says else ""
-    here = next((cached for cached in map(_on_this_machine, named.values()) if cached is not None), None)
-    if here is not None:
-        advice += f"pass -t {shell_word(here)}, which is on this machine, or else "
+    for cached in (cached_tokenizer(name) for name in named.values() if "/" in name):
+        if cached is not None:
+            advice += f"pass -t {shell_word(cached.name)}, which is on this machine, or else "
+            break
     identify = f"`tito-audit identify {shell_word(rollouts[0].place.file)}` tries those on this machine"
     if cause == TOKENIZER:
         return f"{advice}pass the tokenizer of the model that sampled it (-t NAME); {identify}"
     sampler = "pass the template that the sampler used (--chat-template FILE), or that tokenizer (-t NAME)"
     return f"{advice}{sampler}; {identify}"
-
-
-def _on_this_machine(name: str) -> str | None:
-    """What to pass to `-t` for a tokenizer that a log names, if the hub client has downloaded it; else None."""
-    cached = cached_tokenizer(name) if "/" in name else None
-    return None if cached is None else cached.name

@@ -46,9 +46,21 @@ def rewriting(
 
     `template` holds the words that name it after `tito-audit template`.
     """
+
+    def by_reference(*messages: Any, **how: Any) -> str | None:
+        try:
+            return renderer.render(*messages, **how)
+        except RenderError:
+            return None
+
     several = [each for each in (with_speakers(rollout, speakers) for rollout in head) if len(_answers(each)) > 1]
     looked = several[:_ROLLOUTS]
-    rewritten = [(each, place) for each in looked if (place := _rewritten(each, renderer)) is not None]
+    rewritten: list[tuple[Rollout, _Rewritten]] = []
+    for each in looked:
+        # What the faster engine shows counts only if the reference shows the same.
+        place = _place(each, partial(renderer.guess, forms=Forms())) and _place(each, by_reference)
+        if place is not None:
+            rewritten.append((each, place))
     if not rewritten:
         return None
     first, place = rewritten[0]
@@ -68,25 +80,8 @@ def _answers(rollout: Rollout) -> list[int]:
     return [place for place, message in enumerate(rollout.messages[:_MESSAGES]) if message.sampled and place]
 
 
-def _rewritten(rollout: Rollout, renderer: Renderer) -> _Rewritten | None:
-    """The first place where an earlier text is not the start of the last prompt; None if there is none.
-
-    What the faster engine shows counts only if the reference shows the same.
-    """
-    forms = Forms()
-    place = _place(rollout, partial(renderer.guess, forms=forms))
-    return place and _place(rollout, partial(_by_reference, renderer))
-
-
-def _by_reference(renderer: Renderer, *messages: Any, **how: Any) -> str | None:
-    """What the template writes; None if it refuses the messages."""
-    try:
-        return renderer.render(*messages, **how)
-    except RenderError:
-        return None
-
-
 def _place(rollout: Rollout, render: Callable[..., str | None]) -> _Rewritten | None:
+    """The first place where an earlier text is not the start of the last prompt; None if there is none."""
     *earlier, last = _answers(rollout)
     render = partial(render, tools=rollout.tools, template_kwargs=rollout.template_kwargs)
     whole = render(rollout.messages[:last], add_generation_prompt=True)

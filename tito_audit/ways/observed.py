@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -10,12 +9,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from tito_audit.evidence.prompts import prompt_messages
-from tito_audit.evidence.reference import Reference
-from tito_audit.identify.model import Ending
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_part
 from tito_audit.record.runs import trained_runs
 
 _LONGEST, _ALL = 32_768, 65_536
@@ -89,6 +85,30 @@ class Observation:
         return " and ".join(words)
 
 
+def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
+    """The messages that a call was sent; None when the log does not say."""
+    call = rollout.turns[turn]
+    if call.prompt_messages is not None:
+        return call.prompt_messages
+    return None if call.message_index is None else rollout.messages[: call.message_index]
+
+
+def first_prompt(rollout: Rollout) -> Observation | None:
+    """What a template wrote before anything was sampled: the first call's prompt, else the whole training row.
+
+    None where the log has neither.
+    """
+    if rollout.turns:
+        ids, sent = rollout.turns[0].prompt_ids, prompt_messages(rollout, 0)
+        return None if ids is None or not len(ids) or not sent else observed(rollout, 0, sent, ids, Part.FIRST)
+    row = rollout.training_row
+    answer = next((place for place, message in enumerate(rollout.messages) if message.sampled), 0)
+    if row is None or not answer:
+        return None
+    start, end = visible_part(row)
+    return observed(rollout, 0, rollout.messages[:answer], row.token_ids[start:end], Part.START)
+
+
 def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
     """The observations of rollouts: their prompts, else the starts of their training rows."""
     return [observation for rollout in rollouts for observation in observations_of(rollout)]
@@ -102,7 +122,7 @@ def observations_of(rollout: Rollout) -> Iterator[Observation]:
     for k, ids in prompts:
         sent = prompt_messages(rollout, k)
         if sent and len(ids):
-            yield _made(rollout, k, sent, ids, _kept(rollout, k, ids))
+            yield observed(rollout, k, sent, ids, begun=_begun(rollout, k, ids))
     if not prompts and rollout.training_row is not None and rollout.messages:
         yield from _of_row(rollout, rollout.training_row)
 
@@ -124,17 +144,9 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
     for k, (index, start) in enumerate(pairs):
         if index and start:
             begun = ends[k - 1] if k and len(ends) == len(pairs) else 0
-            yield _made(rollout, k, rollout.messages[:index], row.token_ids[:start], begun)
+            yield observed(rollout, k, rollout.messages[:index], row.token_ids[:start], begun=begun)
     if not pairs and row.loss_mask is None and len(row.token_ids):
-        whole = Observation(
-            rollout.place,
-            None,
-            rollout.messages,
-            rollout.tools,
-            rollout.template_kwargs,
-            row.token_ids,
-            Part.WHOLE,
-        )
+        whole = observed(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
         if answers and answers[0] and (text := _first_text(rollout.messages[answers[0]])):
             before = rollout.messages[: answers[0]]
             yield replace(whole, turn=0, messages=before, part=Part.START, answer=text)
@@ -147,7 +159,7 @@ def _first_text(answer: Message) -> str:
     return text if text == text.strip() and not answer.reasoning and "</think>" not in text else ""
 
 
-def _kept(rollout: Rollout, turn: int, ids: Ids) -> int:
+def _begun(rollout: Rollout, turn: int, ids: Ids) -> int:
     """The length of the latest earlier prompt with its answer that a prompt begins with; 0 without one."""
     for earlier in reversed(rollout.turns[:turn]):
         seen = earlier.seen_ids
@@ -156,8 +168,18 @@ def _kept(rollout: Rollout, turn: int, ids: Ids) -> int:
     return 0
 
 
-def _made(rollout: Rollout, turn: int, messages: Sequence[Message], ids: Ids, begun: int = 0) -> Observation:
-    part = Part.LATER if any(message.sampled for message in messages) else Part.FIRST
+def observed(
+    rollout: Rollout,
+    turn: int | None,
+    messages: Sequence[Message],
+    ids: Ids,
+    part: Part | None = None,
+    *,
+    begun: int = 0,
+) -> Observation:
+    """An observation of a rollout; without `part`, of a prompt."""
+    if part is None:
+        part = Part.LATER if any(message.sampled for message in messages) else Part.FIRST
     return Observation(rollout.place, turn, messages, rollout.tools, rollout.template_kwargs, ids, part, begun)
 
 
@@ -184,57 +206,3 @@ def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
         for at, (observation, size) in enumerate(zip(picked, sizes, strict=True))
         if at < 2 or size <= _ALL
     ][:most]
-
-
-# Which tokens end sampled turns, and what follows them in later prompts
-
-
-_CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))
-_MOST = 6
-_FOLLOWING = 32
-"""Most tokens between an answer and the next message."""
-
-
-def endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, ...]:
-    """The control tokens that end sampled turns, the most frequent first."""
-    ends = reference.end_ids()
-    turns: Counter[int] = Counter()
-    after: dict[int, Counter[str]] = {}
-    for rollout in rollouts:
-        for answer, rest in _answers(rollout):
-            last = int(answer[-1])
-            if last in ends:
-                turns[last] += 1
-                if rest is not None:
-                    after.setdefault(last, Counter())[_gap(rest, reference)] += 1
-    vocabulary = reference.vocabulary
-    return tuple(
-        Ending(
-            token, vocabulary.piece(token), number, after[token].most_common(1)[0][0] if token in after else None
-        )
-        for token, number in turns.most_common(_MOST)
-    )
-
-
-def _answers(rollout: Rollout) -> Iterator[tuple[Ids, Ids | None]]:
-    """Every sampled turn that was not cut off, with the ids that follow it in the next prompt or the row."""
-    for turn, later in zip(rollout.turns, (*rollout.turns[1:], None), strict=False):
-        ids = turn.completion_ids
-        if ids is None or not len(ids) or turn.finish_reason in _CUT_OFF:
-            continue
-        seen, prompt = turn.seen_ids, later.prompt_ids if later is not None else None
-        goes_on = seen is not None and prompt is not None and len(prompt) > len(seen)
-        same = goes_on and seen is not None and prompt is not None and np.array_equal(prompt[: len(seen)], seen)
-        yield ids, prompt[len(seen) :] if same and prompt is not None and seen is not None else None
-    row = rollout.training_row
-    if not rollout.turns and row is not None and row.loss_mask is not None:
-        for start, end in trained_runs(row.loss_mask):
-            rest = row.token_ids[end:]
-            yield row.token_ids[start:end], rest if len(rest) else None
-
-
-def _gap(rest: Ids, reference: Reference) -> str:
-    """The text of these ids before the next control token."""
-    first = rest[:_FOLLOWING]
-    control = np.flatnonzero(reference.vocabulary.control(first))
-    return reference.text(first[: int(control[0])] if len(control) else first)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from tito_audit.identify.observe import Observation
-from tito_audit.identify.ways import CLOCK, SYSTEM, Way, Writer, has_reasoning
+from tito_audit.ways.explanation import NamedTemplate
+from tito_audit.ways.observed import Observation, Part, for_search
+from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, Way, has_reasoning
+from tito_audit.ways.writer import Writer
 
 if TYPE_CHECKING:
     from tito_audit.render.arguments import Argument
 
+SEARCHED = 8
+"""How many observations are searched."""
+NEARLY_ALL = 0.95
+"""The share of the prompts that an explanation must write to be certain."""
+_CONFIRMED, _CONFIRMED_IDS = 240, 2_000_000
+"""How many observations confirm an explanation, and how many ids these have at most."""
 _PRODUCT = 128
 """The most combinations of arguments tried exhaustively."""
-_ROUNDS = 6
-_PREFILL = 400
 _MOST_WRITTEN = 20_000_000
 """The most characters rendered in one search."""
 _LATER, _FIRST = 2, 5
@@ -98,7 +104,7 @@ class Search:
 
     def _climb(self, way: Way) -> Way:
         """The way after single changes, as long as one helps."""
-        for _ in range(_ROUNDS):
+        for _ in range(6):
             before = way
             for options in self._dimensions():
                 if self._exhausted:
@@ -188,9 +194,8 @@ class Search:
         if any(observation.messages[0].role in ("system", "developer") for observation in self._seen):
             yield replace(way, system=None, drops_system=True)
         texts = [text for observation in self._seen for text in self._writer.system(way, observation)]
-        controls = self._writer.renderer.control_texts
         for text, _ in Counter(texts).most_common(4):
-            if not any(token in text for token in controls):
+            if not self._writer.holds_control(text):
                 yield replace(way, system=text, drops_system=False)
         plain = replace(way, system=None, drops_system=False)
         own = {self._writer.own_system(plain, observation) for observation in self._seen}
@@ -219,10 +224,8 @@ class Search:
             text, recorded = self._writer.text(plain, observation), self._writer.recorded(observation)
             if observation.opens and not observation.answer and text is not None and recorded.startswith(text):
                 rest = recorded[len(text) :]
-                if 0 < len(rest) <= _PREFILL:
+                if 0 < len(rest) <= 400:
                     yield replace(way, prefill=rest)
-
-    # How close a text is
 
 
 def _lighter(way: Way) -> Iterator[Way]:
@@ -260,3 +263,124 @@ def common_start(text: str, other: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+# Which of the confirming rows a way writes exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A way, and which observations it writes exactly."""
+
+    writer: Writer
+    template: NamedTemplate
+    way: Way
+    written: frozenset[int]
+    """The positions of these observations."""
+    read: Mapping[int, str] = field(default_factory=dict)
+    """The system prompts read from them, if each has its own."""
+
+    @property
+    def name(self) -> str:
+        """The name of its tokenizer."""
+        return self.writer.tokenizer.name
+
+    def rank(self, seen: Sequence[Observation]) -> tuple[int, int, int]:
+        """A sort key: first prompts written, then all prompts, then how little it claims."""
+        first = sum(seen[at].first for at in self.written)
+        return first, len(self.written), -self.way.cost - self.read_cost
+
+    @property
+    def read_cost(self) -> int:
+        """How much it claims by reading values from each prompt, in units of a way's cost."""
+        return sum(1 + len(text) // CHARACTERS for text in self.read.values())
+
+
+def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[Observation]) -> Confirmed:
+    """The prompts that a way writes; with values that vary from row to row, if that writes more."""
+    best = Confirmed(writer, template, way, _written(writer, way, seen))
+    for other in _varied(best):
+        if len(best.written) == len(seen):
+            break
+        written = _written(writer, other, seen)
+        if len(written) > len(best.written):
+            best = replace(best, way=other, written=written)
+    if SYSTEM not in best.way.varies:
+        return best
+    own = ((at, best.writer.resolved(best.way, seen[at])) for at in sorted(best.written))
+    return replace(best, read={at: way.system for at, way in own if way is not None and way.system is not None})
+
+
+def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset[int]:
+    return frozenset(
+        at
+        for at, observation in enumerate(seen)
+        if writer.writes(way, observation)
+        or (observation.part is Part.WHOLE and writer.writes_around_answers(way, observation))
+    )
+
+
+def _varied(best: Confirmed) -> Iterator[Way]:
+    """The ways in which a value that was read from one prompt is read from each of them."""
+    way = best.way
+    if way.clock is not None:
+        yield replace(way, clock=None, varies=way.varies | {CLOCK})
+    if way.system is not None:
+        yield replace(way, system=None, varies=way.varies | {SYSTEM})
+    for name, _ in way.args:
+        argument = best.writer.arguments.named(name)
+        if argument is not None and argument.written:
+            yield replace(way.without_arg(name), varies=way.varies | {name})
+
+
+def spread(seen: Sequence[Observation], searched: Sequence[Observation]) -> list[Observation]:
+    """The observations that confirm: those of the search, and others spread evenly over the rest."""
+    in_search = set(map(id, searched))
+    picked = list(searched)
+    size = sum(len(observation.ids) for observation in picked)
+    for part in Part:
+        others = [
+            observation for observation in seen if observation.part is part and id(observation) not in in_search
+        ]
+        most = _CONFIRMED * 2 // 3 if part is Part.FIRST else _CONFIRMED // 3
+        step = max(len(others) / most, 1.0)
+        for observation in (others[int(number * step)] for number in range(min(most, len(others)))):
+            size += len(observation.ids)
+            if size > _CONFIRMED_IDS:
+                break
+            picked.append(observation)
+    return picked
+
+
+def explained(
+    writer: Writer,
+    template: NamedTemplate,
+    start: Way,
+    searched: Sequence[Observation],
+    rest: Sequence[Observation],
+) -> list[Confirmed]:
+    """The best way to write with a template, and other ways for the rows that it does not explain."""
+    explanations = [_searched(writer, template, start, searched, rest)]
+    for _ in range(2):  # of what is left, the unexplained rows are searched again
+        written = frozenset().union(*(each.written for each in explanations))
+        missing = [seen for at, seen in enumerate(rest) if at not in written and seen.first]
+        if not explanations[0].written or len(missing) <= (1 - NEARLY_ALL) * len(rest):
+            break
+        other = _searched(writer, template, explanations[0].way, for_search(missing, SEARCHED), rest)
+        if other.written <= written:
+            break
+        explanations.append(other)
+    return explanations
+
+
+def _searched(
+    writer: Writer,
+    template: NamedTemplate,
+    start: Way,
+    searched: Sequence[Observation],
+    rest: Sequence[Observation],
+) -> Confirmed:
+    way = Search(writer, searched).best(start)
+    if not any(writer.spells(way, observation) for observation in searched):
+        return Confirmed(writer, template, way, frozenset())
+    return confirmed(writer, template, way, rest)
