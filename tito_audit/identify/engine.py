@@ -38,7 +38,7 @@ from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explanation_of, unsure
-from tito_audit.ways.explanation import Explanation, NamedTemplate
+from tito_audit.ways.explanation import Explanation
 from tito_audit.ways.observed import Observation, Part, for_search, observations
 from tito_audit.ways.reading import PROBE, date_near
 from tito_audit.ways.search import SEARCHED, Confirmed, explained, spread
@@ -88,9 +88,12 @@ def identify(
     confirmed_ways: list[Confirmed] = []
     for candidate in fitting:
         for template in candidate.templates:
-            writer = _writer(candidate.tokenizer, template)
-            if writer is not None:
-                confirmed_ways += explained(writer, template, Way(), searched, rest)
+            try:
+                renderer = template.renderer(candidate.tokenizer, time_limit=_SECONDS, size_limit=_CHARACTERS)
+            except SetupError:
+                continue
+            writer = Writer(candidate.tokenizer, renderer)
+            confirmed_ways += explained(writer, template, Way(), searched, rest)
     if not confirmed_ways:
         return replace(fitted, lack=Lack.NO_TEMPLATE, endings=ends)
     return _identified(fitted, confirmed_ways, searched, rest, rollouts, audit)
@@ -110,21 +113,6 @@ def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
         return TokenizerFit(tokenizer.name, True, same=share_back(rows, reference))
     except EncodeError as error:
         return TokenizerFit(tokenizer.name, False, str(error).split("\n")[0])
-
-
-def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:
-    """A writer for a template; None if the tokenizer has none, or it does not compile."""
-    try:
-        renderer = make_renderer(
-            tokenizer,
-            chat_template=template.source,
-            template_name=template.template_name,
-            time_limit=_SECONDS,
-            size_limit=_CHARACTERS,
-        )
-    except SetupError:
-        return None
-    return Writer(tokenizer, renderer)
 
 
 def _identified(
@@ -201,38 +189,35 @@ def _left(
     if CLOCK in best.way.varies:
         ways = ((observation.place, best.writer.resolved(best.way, observation)) for observation in rest)
         dates = {place: way.clock for place, way in ways if way is not None}
-    numbers: Counter[str] = Counter()
-    first: dict[str, Finding] = {}
+    causes = []
     for rollout in [each for each in rollouts if each.place in missing][:_AUDITED]:
         date = dates.get(rollout.place)
         renderer = same_date if date is None else replace(same_date, clock=Clock(date))
         for finding in audit(rollout, tokenizer, renderer):
-            cause = f"{finding.code} {finding.hit.cause}".rstrip()
-            numbers[cause] += 1
-            first.setdefault(cause, finding)
-    causes = tuple(
-        Left(cause, number, first[cause].place, first[cause].hit.turn) for cause, number in numbers.most_common()
-    )
-    return causes or _unwritten(best, rest)
+            causes.append((f"{finding.code} {finding.hit.cause}".rstrip(), finding.place, finding.hit.turn))
+    return _by_cause(causes) or _unwritten(best, rest)
 
 
 def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]:
     """The same without an audit: the template refuses, or text or tokens differ."""
-    numbers: Counter[str] = Counter()
-    first: dict[str, Observation] = {}
+    writer, way, causes = best.writer, best.way, []
     for at, observation in enumerate(rest):
         if at not in best.written:
-            text = best.writer.text(best.way, observation)
-            refusal = best.writer.refusal(best.way, observation) if text is None else None
-            sampled = best.writer.writes_around_answers(best.way, observation)
-            what = "the same text in other tokens" if best.writer.spells(best.way, observation) else "another text"
-            cause = f"{what}, in answers" if sampled else what
-            cause = f"the template refuses the messages: {refusal}" if refusal is not None else cause
-            numbers[cause] += 1
-            first.setdefault(cause, observation)
-    return tuple(
-        Left(cause, number, first[cause].place, first[cause].turn) for cause, number in numbers.most_common()
-    )
+            cause = "the same text in other tokens" if writer.spells(way, observation) else "another text"
+            if writer.writes_around_answers(way, observation):
+                cause += ", in answers"
+            refusal = writer.refusal(way, observation) if writer.text(way, observation) is None else None
+            if refusal is not None:
+                cause = f"the template refuses the messages: {refusal}"
+            causes.append((cause, observation.place, observation.turn))
+    return _by_cause(causes)
+
+
+def _by_cause(causes: Sequence[tuple[str, Place, int | None]]) -> tuple[Left, ...]:
+    """Each cause with its number and its first place, the most frequent first."""
+    numbers = Counter(cause for cause, _, _ in causes)
+    first = {cause: (place, turn) for cause, place, turn in reversed(causes)}
+    return tuple(Left(cause, number, *first[cause]) for cause, number in numbers.most_common())
 
 
 def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:

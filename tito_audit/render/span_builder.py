@@ -77,9 +77,15 @@ class SpanBuilder:
 
 
 def common_start(text: str, other: str) -> int:
-    """How many characters two texts share at the start."""
-    shared = min(len(text), len(other))
-    return next((n for n in range(shared) if text[n] != other[n]), shared)
+    """How many characters two texts share at the start, found in a few comparisons."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def first_of(tokens: tuple[str, ...], text: str, start: int, stop: int) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
-from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.render.renderer import Renderer
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.terminal.shell import shell_word
@@ -109,9 +109,7 @@ def _changes_of(
             yield _Change(explanation, settings, prompts, renderer)
     for template in _other_templates(tokenizer, settings):
         try:
-            named = make_renderer(
-                tokenizer, template_name=template.template_name, time_limit=settings.template_seconds
-            )
+            named = template.renderer(tokenizer, time_limit=settings.template_seconds)
         except SetupError:
             continue
         other = replace(renderer, templates=named.templates, name=named.name)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from tito_audit.errors import EncodeError
 from tito_audit.evidence.reference import Reference
 from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, tested
-from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
@@ -27,10 +26,6 @@ TOKENIZER, TEMPLATE = "another tokenizer", "another chat template"
 """The causes of the finding."""
 ROWS = 16
 """How many rollouts with ids are tested."""
-
-_RENDERED = 6
-"""How many rows are rendered at most."""
-_NAME = 100
 
 
 def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer | None) -> Finding | None:
@@ -65,20 +60,20 @@ def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
     for rollout in rollouts:
         for key, value in (("tokenizer", rollout.stated.tokenizer), ("model", rollout.stated.model)):
             if value is not None and value.strip():
-                named.setdefault(key, value.strip()[:_NAME])
+                named.setdefault(key, value.strip()[:100])
     return named
-
-
-# The template
 
 
 def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
     """Why the template cannot have written these rows; None if it can, or if it is unclear."""
     recorded: Counter[str] = Counter()
     rendered: Counter[str] = Counter()
+    # Control tokens, without BOS and end tokens.
+    vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
+    pieces = [vocabulary.piece(token) for token in vocabulary.special_ids - ends]
     rows = 0
     for rollout, all_ids in rows_tested:
-        if rows == _RENDERED:
+        if rows == 6:  # enough are rendered
             break
         text = None
         if rollout.messages and reference.renderer is not None:
@@ -90,8 +85,9 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
             )
         if text is not None:
             rows += 1
-            recorded += _control_ids(all_ids, reference)
-            rendered += _control_texts(text, reference)
+            control = (token for ids in all_ids for token in ids[vocabulary.control(ids)].tolist())
+            recorded.update(vocabulary.piece(token) for token in control if token not in ends)
+            rendered.update({piece: text.count(piece) for piece in pieces if piece in text})
     if recorded.total() < 2 * rows or not rows:
         return None
     # Counts prove nothing: a log may hold part of a conversation, and templates skip unknown roles.
@@ -100,25 +96,6 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
     writes = listed([f"'{piece}'" for piece, _ in rendered.most_common(3)]) or "no control tokens"
     holds = listed([f"'{piece}'" for piece, _ in recorded.most_common(3)])
     return f"the rows hold {holds} where the template writes {writes}"
-
-
-def _control_ids(all_ids: Sequence[Ids], reference: Reference) -> Counter[str]:
-    """How often the recorded ids hold each control token, by text, without BOS and end tokens."""
-    vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
-    counts = Counter(
-        token for ids in all_ids for token in ids[vocabulary.control(ids)].tolist() if token not in ends
-    )
-    return Counter({vocabulary.piece(token): number for token, number in counts.items()})
-
-
-def _control_texts(text: str, reference: Reference) -> Counter[str]:
-    """The same for a rendered text."""
-    vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
-    pieces = (vocabulary.piece(token) for token in vocabulary.special_ids - ends)
-    return Counter({piece: text.count(piece) for piece in pieces if piece in text})
-
-
-# Words
 
 
 def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:

@@ -8,11 +8,12 @@ from json import dumps
 
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
+from tito_audit.render.span_builder import common_start
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explanation import GIVEN_TEMPLATE, Departure, DepartureKind, Explanation, NamedTemplate
 from tito_audit.ways.observed import Observation, for_search, observations
 from tito_audit.ways.reading import MARK
-from tito_audit.ways.search import NEARLY_ALL, SEARCHED, Confirmed, common_start, explained, spread
+from tito_audit.ways.search import NEARLY_ALL, SEARCHED, Confirmed, explained, spread
 from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, Way
 from tito_audit.ways.writer import Writer
 

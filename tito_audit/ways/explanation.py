@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
-from tito_audit.render.template import TIME_LIMIT
+from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.settings.readers import json_or_text
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -30,11 +30,17 @@ class NamedTemplate:
     template_name: str | None = None
     """The name for `--template-name`."""
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The flags that choose it, as words of a command."""
-        file = () if self.chat_template is None else ("--chat-template", self.chat_template)
-        return file if self.template_name is None else (*file, "--template-name", self.template_name)
+    def renderer(
+        self, tokenizer: Tokenizer, *, time_limit: float = TIME_LIMIT, size_limit: int = SIZE_LIMIT
+    ) -> Renderer:
+        """A renderer with it; SetupError if the tokenizer has no such template, or it does not compile."""
+        return make_renderer(
+            tokenizer,
+            chat_template=self.source,
+            template_name=self.template_name,
+            time_limit=time_limit,
+            size_limit=size_limit,
+        )
 
 
 OWN_TEMPLATE = NamedTemplate("its own template")
@@ -115,32 +121,17 @@ class Explanation:
         """Whether prompts have dates of their own; `clock` is then the most frequent one."""
         return any(departure.kind is DepartureKind.CLOCK_VARIES for departure in self.departures)
 
-    @property
-    def _clock(self) -> str | None:
-        """The date as `--clock` reads it; None for the current one."""
-        if self.dates_vary:
-            return RECORDED
-        return (
-            (
-                self.clock.date().isoformat()
-                if self.clock == datetime(*self.clock.timetuple()[:3])
-                else self.clock.isoformat(timespec="seconds")
-            )
-            if self.clock is not None
-            else None
-        )
-
     def flags(self) -> tuple[str, ...]:
         """The flags for `scan` and `repair`, as words of a command, not quoted."""
-        words = ["-t", self.tokenizer, *self.template.flags]
-        for name, value in self.template_args.items():
-            words += ["--template-arg", f"{name}={_as_flag(value)}"]
-        if self.tool_arguments != "auto":
-            words += ["--tool-arguments", self.tool_arguments]
-        if self._clock is not None:
-            words += ["--clock", self._clock]
-        if self.without_tools:
-            words += ["--tools", NO_TOOLS]
+        words: list[str] = []
+        for key, value in self.config().items():
+            if key != "template-args":
+                words += ["-t" if key == "tokenizer" else f"--{key}", str(value)]
+                continue
+            for name, argument in self.template_args.items():  # as `--template-arg` reads them back
+                is_plain = isinstance(argument, str) and json_or_text(argument) == argument
+                text = argument if is_plain else json.dumps(argument, ensure_ascii=False)
+                words += ["--template-arg", f"{name}={text}"]
         return tuple(words)
 
     def config(self) -> Mapping[str, object]:
@@ -154,30 +145,22 @@ class Explanation:
             keys["template-args"] = dict(self.template_args)
         if self.tool_arguments != "auto":
             keys["tool-arguments"] = self.tool_arguments
-        if self._clock is not None:
-            keys["clock"] = self._clock
+        if self.dates_vary:
+            keys["clock"] = RECORDED
+        elif self.clock is not None:
+            is_midnight = self.clock == datetime(*self.clock.timetuple()[:3])
+            keys["clock"] = (
+                self.clock.date().isoformat() if is_midnight else self.clock.isoformat(timespec="seconds")
+            )
         if self.without_tools:
             keys["tools"] = NO_TOOLS
         return keys
 
     def renderer(self, tokenizer: Tokenizer, *, time_limit: float = TIME_LIMIT) -> Renderer:
         """A renderer with its settings, as far as flags can express them; SetupError without a template."""
-        own = make_renderer(
-            tokenizer,
-            chat_template=self.template.source,
-            template_name=self.template.template_name,
-            time_limit=time_limit,
-        )
-        return self.applied(own)
+        return self.applied(self.template.renderer(tokenizer, time_limit=time_limit))
 
     def applied(self, renderer: Renderer) -> Renderer:
         """The same renderer with its settings, as far as flags can express them."""
         args = tuple(self.template_args.items())
         return Way(args, self.tool_arguments, self.clock, self.without_tools).renderer(renderer)
-
-
-def _as_flag(value: object) -> str:
-    """A value as `--template-arg` reads it back."""
-    if isinstance(value, str) and json_or_text(value) == value:
-        return value
-    return json.dumps(value, ensure_ascii=False)

@@ -110,21 +110,19 @@ def first_prompt(rollout: Rollout) -> Observation | None:
 
 
 def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
-    """The observations of rollouts: their prompts, else the starts of their training rows."""
-    return [observation for rollout in rollouts for observation in observations_of(rollout)]
-
-
-def observations_of(rollout: Rollout) -> Iterator[Observation]:
-    """The observations of one rollout; none without messages or real ids."""
-    if rollout.stated.dummy_tokens:
-        return
-    prompts = [(k, ids) for k, turn in enumerate(rollout.turns) if (ids := turn.prompt_ids) is not None]
-    for k, ids in prompts:
-        sent = prompt_messages(rollout, k)
-        if sent and len(ids):
-            yield observed(rollout, k, sent, ids, begun=_begun(rollout, k, ids))
-    if not prompts and rollout.training_row is not None and rollout.messages:
-        yield from _of_row(rollout, rollout.training_row)
+    """The prompts of rollouts, else the starts of their training rows; none without messages or real ids."""
+    seen: list[Observation] = []
+    for rollout in rollouts:
+        if rollout.stated.dummy_tokens:
+            continue
+        prompts = [(k, ids) for k, turn in enumerate(rollout.turns) if (ids := turn.prompt_ids) is not None]
+        for k, ids in prompts:
+            sent = prompt_messages(rollout, k)
+            if sent and len(ids):
+                seen.append(observed(rollout, k, sent, ids, begun=_begun(rollout, k, ids)))
+        if not prompts and rollout.training_row is not None and rollout.messages:
+            seen += _of_row(rollout, rollout.training_row)
+    return seen
 
 
 def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
@@ -147,16 +145,14 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
             yield observed(rollout, k, rollout.messages[:index], row.token_ids[:start], begun=begun)
     if not pairs and row.loss_mask is None and len(row.token_ids):
         whole = observed(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
-        if answers and answers[0] and (text := _first_text(rollout.messages[answers[0]])):
-            before = rollout.messages[: answers[0]]
-            yield replace(whole, turn=0, messages=before, part=Part.START, answer=text)
+        if answers and answers[0]:
+            answer = rollout.messages[answers[0]]
+            text = answer.text
+            # The answer's ids begin with its text, unless that depends on the template.
+            if text and text == text.strip() and not answer.reasoning and "</think>" not in text:
+                before = rollout.messages[: answers[0]]
+                yield replace(whole, turn=0, messages=before, part=Part.START, answer=text)
         yield whole
-
-
-def _first_text(answer: Message) -> str:
-    """The text at the start of an answer's ids with any template; "" if it depends on the template."""
-    text = answer.text
-    return text if text == text.strip() and not answer.reasoning and "</think>" not in text else ""
 
 
 def _begun(rollout: Rollout, turn: int, ids: Ids) -> int:

@@ -9,6 +9,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from tito_audit.render.span_builder import common_start
 from tito_audit.ways.explanation import NamedTemplate
 from tito_audit.ways.observed import Observation, Part, for_search
 from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, Way, has_reasoning
@@ -251,18 +252,6 @@ def _leading(text: str, token: str) -> int:
     while text.startswith(token, number * len(token)):
         number += 1
     return number
-
-
-def common_start(text: str, other: str) -> int:
-    """How many characters two texts share at the start, found in a few comparisons."""
-    low, high = 0, min(len(text), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 # Which of the confirming rows a way writes exactly
