@@ -117,7 +117,7 @@ def _measured(name: str, path: str, way: str, workers: int, tokenizer: Path, add
 def _once(path: str, tokenizer: str, jobs: int, address: str | None) -> dict[str, Any]:
     """Two scans by this process."""
     from tito_audit import Settings, scan_rollouts
-    from tito_audit.run.ray_cluster import joined_cluster
+    from tito_audit.run.ray_tasks import joined_cluster
 
     settings = Settings(tokenizer=tokenizer, jobs=jobs)
     if address is not None:

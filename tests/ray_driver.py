@@ -107,7 +107,7 @@ def ended() -> None:
 
 def stay_connected() -> None:
     """Connect once for all that follows."""
-    from tito_audit.run.ray_cluster import joined_cluster
+    from tito_audit.run.ray_tasks import joined_cluster
 
     _running["open"].enter_context(joined_cluster(_running["cluster"].address))
 
@@ -149,7 +149,7 @@ def scanned(
         ):
             return scanned(logs, chunk, settings)
     from tito_audit import Settings, scan_rollouts
-    from tito_audit.run.parallel import bare
+    from tito_audit.run.tasks import bare
 
     scan = scan_rollouts(logs, Settings(**settings))
     scan.chunk_bytes = chunk

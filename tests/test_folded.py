@@ -21,8 +21,7 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 from tito_audit.run import row_repair
-from tito_audit.run.check import check_explained, explain
-from tito_audit.run.fold import SINGLE
+from tito_audit.run.check import SINGLE, check_explained, explain
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
 from tito_audit.summary import Summary

@@ -28,7 +28,7 @@ from tests.tiers import examples, some
 from tests.world import BROKEN, CLEAN, zstd
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.record.arrays import Ids
-from tito_audit.run.parallel import bare, chunk_bytes
+from tito_audit.run.tasks import bare, chunk_bytes
 from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of

@@ -29,7 +29,7 @@ from tito_audit.evidence.trainings import trainings_of
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.trainings import SEQUENCE, SPAN, Trainings
-from tito_audit.run.once import NEVER, UNDECIDED
+from tito_audit.run.log_findings import NEVER, UNDECIDED
 from tito_audit.run.workers import can_fork
 from tito_audit.summary import Summary
 

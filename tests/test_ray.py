@@ -46,8 +46,7 @@ from tito_audit import (
 )
 from tito_audit.ray import ROW_ID, AuditBatches, RepairBatches, row_id
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.ray_cluster import joined_cluster
-from tito_audit.run.ray_tasks import _Call, _lost
+from tito_audit.run.ray_tasks import _Call, _lost, joined_cluster
 
 SHARED = ROOT.parent / "shared"
 FORMATS_OF = {log.stem: log for log in FORMATS}

@@ -31,12 +31,10 @@ from tito_audit import Outcome, RepairSettings, Result, Settings, repair_rollout
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.testimony import Witness
-from tito_audit.run.executor import Executor, InProcess, is_small
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.parallel import bare
 from tito_audit.run.repair import Repairs
-from tito_audit.run.repair_tasks import Batch, RepairBatch, planned
-from tito_audit.run.workers import can_fork
+from tito_audit.run.tasks import Batch, RepairBatch, bare, planned
+from tito_audit.run.workers import Executor, InProcess, can_fork, is_small
 from tito_audit.tokens.encoders import FastEncoder
 
 pytestmark = [

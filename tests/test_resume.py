@@ -27,8 +27,8 @@ from tests.tiers import DEEP, examples, some
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.run.parallel import bare
 from tito_audit.run.resume import _Outcome, _Result, identity_of, packed, unpacked
+from tito_audit.run.tasks import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import find_logs

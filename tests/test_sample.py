@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples, some
 from tests.world import json_lines
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
-from tito_audit.run.parallel import bare
+from tito_audit.run.tasks import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of

@@ -31,7 +31,7 @@ from tito_audit import (
 )
 from tito_audit.record.finding import Severity
 from tito_audit.record.moved import moved_row
-from tito_audit.run.parallel import bare
+from tito_audit.run.tasks import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
 from tito_audit.summary import Summary

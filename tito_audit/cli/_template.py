@@ -15,8 +15,7 @@ from rich.text import Text
 
 from tito_audit.errors import SetupError
 from tito_audit.report_objects import as_json, fields
-from tito_audit.run.against import Compared, compared
-from tito_audit.run.template import log_probes, open_template
+from tito_audit.run.template import Compared, compared, log_probes, open_template
 from tito_audit.settings.model import Settings
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.templates import (

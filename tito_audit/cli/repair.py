@@ -48,9 +48,9 @@ def repair(
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
-    from tito_audit.run.executor import all_cores
     from tito_audit.run.progress import REPAIRING, TRYING
     from tito_audit.run.repair import repair_rollouts
+    from tito_audit.run.workers import all_cores
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 
     if out is None and not dry_run and not diff:

@@ -39,7 +39,7 @@ def scan(
     from tito_audit.gate import gate_rollouts
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
-    from tito_audit.run.executor import all_cores
+    from tito_audit.run.workers import all_cores
     from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
 
     settings = all_cores(options.settings())

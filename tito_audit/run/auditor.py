@@ -27,9 +27,8 @@ from tito_audit.repairs import all_repairs
 from tito_audit.rule import Rule, selected
 from tito_audit.rules import all_rules
 from tito_audit.run.adopt import Adopted
-from tito_audit.run.check import check_explained, explain
+from tito_audit.run.check import SINGLE, check_explained, explain
 from tito_audit.run.fit import TOKENIZER
-from tito_audit.run.fold import SINGLE
 from tito_audit.run.guard import LEAVE_OUT, failed
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings

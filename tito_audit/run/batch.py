@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tito_audit.chains.ledger import Ledger
-from tito_audit.errors import RecordError
+from tito_audit.errors import RecordError, SetupError
+from tito_audit.format import Row
 from tito_audit.formats import format_named
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
@@ -19,14 +20,195 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.reports import verdict_lines
 from tito_audit.run.auditor import Auditor, Loader, audit_rollout, unreadable
-from tito_audit.run.batch_rows import batch_rows
 from tito_audit.run.fit import CODE, ROWS, misfit
-from tito_audit.run.log_findings import count_logs, note_witness
-from tito_audit.run.once import Once
+from tito_audit.run.log_findings import Once, count_logs, note_witness
 from tito_audit.run.scan import conclude
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
+from tito_audit.terminal.words import many
+
+TOKENS, PROMPT, COMPLETION, SEEN = "token_ids", "prompt_ids", "completion_ids", "attention_mask"
+_MASK, _RESPONSE = "loss_mask", "response_lengths"
+GENERIC, PADDED = "generic", "verl_batch"
+"""The formats that read the rows: plain columns, or a prompt and a response with their padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a batch."""
+
+    name: str
+    rows: Sequence[Any]
+    """A list or array of each row; None where a row has none."""
+    width: int | None = None
+    """Entries of every row, if it was a two-dimensional array or tensor; None for a list of rows."""
+
+    def left_padded(self, width: int) -> Column:
+        """The column of an array, with entries that say nothing before it, up to this width."""
+        missing = width - (self.width or 0)
+        return Column(
+            self.name,
+            [np.concatenate([np.full(missing, _nothing(self.name, row)), row]) for row in self.rows],
+            width,
+        )
+
+
+def batch_rows(given: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
+    """The format that reads a batch, and its rows; `given` holds the columns, None for those that there are not.
+
+    SetupError, in one line, if columns do not belong together.
+    """
+    columns = {
+        name: column(name, value) for name, value in given.items() if value is not None and name != _RESPONSE
+    }
+    _refuse_unclear(columns)
+    lead = columns.get(TOKENS) or columns[COMPLETION]
+    size = len(lead.rows)
+    for one in columns.values():
+        if len(one.rows) != size:
+            held = many(len(one.rows), "row")
+            raise SetupError(f"{one.name} holds {held}, {lead.name} {size}: pass one for each.")
+    columns = _aligned(columns)
+    padded = SEEN in columns and TOKENS not in columns
+    names = {PROMPT: "prompts", COMPLETION: "responses"} if padded else {}
+    rows: list[dict[str, Any]] = [
+        {names.get(name, name): one.rows[number] for name, one in columns.items() if one.rows[number] is not None}
+        for number in range(size)
+    ]
+    for row, length in zip(rows, _lengths(given.get(_RESPONSE), lead), strict=True):
+        if length is not None:
+            row["response_length"] = length
+    return PADDED if padded else GENERIC, rows
+
+
+def column(name: str, value: Any) -> Column:
+    """A column of a batch: a list of rows, a two-dimensional array, or a tensor on any device.
+
+    SetupError if it is none of these.
+    """
+    if hasattr(value, "detach"):
+        value = list(value.unbind()) if getattr(value, "is_nested", False) else _array(name, value)
+    elif not isinstance(value, list | tuple) and hasattr(value, "__array__"):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        if value.ndim != 2:
+            raise SetupError(f"{name} has {_dimensions(value.ndim)}; a batch has two: rows and their tokens.")
+        return Column(name, list(value), value.shape[1])
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise SetupError(f"{name} is a value of type {type(value).__name__}, not a batch: pass a list of rows.")
+    return Column(name, [_row(name, number, one) for number, one in enumerate(value)])
+
+
+def _row(name: str, number: int, value: Any) -> Any:
+    """One row of a list of rows: a list or an array."""
+    if hasattr(value, "detach"):
+        value = _array(f"{name}[{number}]", value)
+    elif not isinstance(value, list | tuple) and hasattr(value, "__array__") and np.ndim(value):
+        value = np.asarray(value)
+    if value is None or isinstance(value, list):
+        return np.asarray(value) if value and isinstance(value[0], np.generic) else value
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return value
+    what = _dimensions(value.ndim) if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
+    raise SetupError(f"{name}[{number}] is not a row but a value of {what}; for one row, pass [{name}].")
+
+
+def _array(name: str, tensor: Any) -> Any:
+    """A tensor on any device as an array; SetupError for one that is not dense."""
+    try:
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point() and tensor.element_size() < 4:  # numpy has no bfloat16
+            tensor = tensor.float()
+        return tensor.numpy()
+    except (TypeError, RuntimeError) as error:  # sparse, or without values
+        raise SetupError(f"{name} is not an array ({str(error).splitlines()[0]}): pass a dense tensor.") from error
+
+
+def _refuse_unclear(columns: Mapping[str, Column]) -> None:
+    """SetupError unless there are token ids, once."""
+    if (TOKENS in columns) == (COMPLETION in columns):
+        what = "token_ids and completion_ids are both given" if TOKENS in columns else "There are no token ids"
+        raise SetupError(f"{what}: pass token_ids, or completion_ids with prompt_ids.")
+    if PROMPT in columns and TOKENS in columns:
+        raise SetupError("prompt_ids are given with token_ids, which hold them: leave them out.")
+
+
+def _aligned(columns: dict[str, Column]) -> dict[str, Column]:
+    """The columns of arrays, narrower ones brought in line with the ids, which they end with."""
+    ids = columns.get(TOKENS)
+    if ids is None:
+        return _joined(columns)
+    width = ids.width
+    narrow = [one for one in columns.values() if width and one.width is not None and one.width < width]
+    if not narrow or width is None:
+        return columns
+    if SEEN in columns and columns[SEEN].width != width:
+        raise SetupError(
+            f"attention_mask has {columns[SEEN].width} columns, token_ids {width}: pass one for each id."
+        )
+    others = [one for one in columns.values() if one.name not in (TOKENS, SEEN)]
+    response = narrow[0].width or 0
+    if response < width - 1 and all(one.width == response for one in others):
+        split = {name: one for name, one in columns.items() if name != TOKENS}
+        parts = {
+            PROMPT: Column(PROMPT, [row[: width - response] for row in ids.rows], width - response),
+            COMPLETION: Column(COMPLETION, [row[width - response :] for row in ids.rows], response),
+        }
+        return {**parts, **split}
+    if SEEN not in columns and response == width - 1:
+        return columns
+    return {name: one.left_padded(width) if one in narrow else one for name, one in columns.items()}
+
+
+def _joined(columns: dict[str, Column]) -> dict[str, Column]:
+    """Prompts and completions as one column of ids, if there is padding and another column covers both."""
+    prompt, completion, seen = (columns.get(name) for name in (PROMPT, COMPLETION, SEEN))
+    if seen is None or completion is None:
+        return columns
+    if prompt is None or prompt.width is None or completion.width is None:
+        raise SetupError("attention_mask with completion_ids needs arrays of prompt_ids and completion_ids.")
+    width = prompt.width + completion.width
+    if seen.width != width:
+        raise SetupError(
+            f"attention_mask has {seen.width} columns; prompt_ids and completion_ids together have {width}."
+        )
+    others = {name: one for name, one in columns.items() if name not in (PROMPT, COMPLETION)}
+    if not any(one.width == width for one in others.values() if one is not seen):
+        return columns
+    rows = [np.concatenate(pair) for pair in zip(prompt.rows, completion.rows, strict=True)]
+    return _aligned({TOKENS: Column(TOKENS, rows, width), **others})
+
+
+def _nothing(name: str, row: Any) -> Any:
+    """The entry of a column that says nothing about its token: no logprob, or not trained."""
+    if name != _MASK:
+        return np.nan
+    return -100 if row.dtype.kind == "i" and (row == -100).any() else 0
+
+
+def _lengths(value: Any, lead: Column) -> Sequence[int | None]:
+    """How many tokens of each row are its response; None where that is not said."""
+    size = len(lead.rows)
+    if value is None:
+        return [None] * size
+    try:
+        lengths = np.asarray(_array(_RESPONSE, value) if hasattr(value, "detach") else value)
+    except ValueError:  # lists of several lengths
+        lengths = np.empty(0)
+    if lengths.shape != (size,) or lengths.dtype.kind not in "iu":
+        raise SetupError(f"response_lengths are not {size} whole numbers, one for each row.")
+    for number, (length, ids) in enumerate(zip(lengths, lead.rows, strict=True)):
+        if ids is not None and not 0 <= length <= len(ids):
+            raise SetupError(f"response_lengths[{number}] is {length}, and the row has {len(ids)} tokens.")
+    return [int(length) for length in lengths]
+
+
+def _dimensions(number: int) -> str:
+    return f"{number} dimension{'' if number == 1 else 's'}"
+
 
 BATCH = "batch"
 """The file that the places of findings name; their row is the row of the batch."""

@@ -2,21 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
 
 from tito_audit.errors import ODD_VALUES, PluginError, in_words
 from tito_audit.evidence.judgement import JUDGEMENT
-from tito_audit.evidence.model import Difference, Evidence, Explained, Sound
+from tito_audit.evidence.many import ManyDifferences, ManyExplained
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound
 from tito_audit.evidence.needs import Needs, applies
-from tito_audit.record.finding import Finding, Severity, Skip
+from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severity, Skip, Where
+from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, hit_of, missing
-from tito_audit.run.fold import Findings, Spot
 from tito_audit.run.guard import failed, guarded
-from tito_audit.run.headlines import linked
+from tito_audit.run.headlines import Turns, linked
+
+SINGLE = 100
+"""How many findings of one rule, severity and cause in one rollout are each a finding of their own."""
+
+_CallsAt = tuple[tuple[str, int], ...]
+
+
+class Spot(NamedTuple):
+    """Where a hit is: all that a folded finding keeps of it."""
+
+    where: Where
+    turn: int | None
+    start: int
+    end: int
+    cause: str
+    later_turn: int | None
+    beside: bool
+    """Whether it is shown against the training row."""
+
+    @classmethod
+    def of(cls, hit: Hit) -> Spot:
+        """The spot of a hit."""
+        beside = hit.canonical.label == TRAINING_ROW
+        return cls(hit.where, hit.turn, hit.start, hit.end, hit.cause, hit.later_turn, beside)
+
+    @classmethod
+    def of_difference(cls, explained: Explained) -> Spot:
+        """The spot of the hit of an explained difference."""
+        one: Difference = explained.difference
+        beside = one.against is Against.ROW
+        return cls(one.where, one.turn, one.start, one.end, explained.cause, one.later_turn, beside)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Findings of one rule, severity and cause."""
+
+    found: int = 0
+    at: int = -1
+    """The number of the finding that the others are folded into."""
+    tokens: int = 0
+    places: array[int] = field(default_factory=lambda: array("q"))
+    turns: dict[int | None, None] = field(default_factory=dict)
+
+    def add(self, spot: Spot) -> None:
+        self.tokens += spot.end - spot.start
+        self.places.extend((-1 if spot.turn is None else spot.turn, spot.start, spot.end))
+        self.turns[spot.turn if spot.later_turn is None else spot.later_turn] = None
+
+
+class Findings:
+    """The findings of a rollout as its rules find them; beyond `single` of one kind, the others become one.
+
+    `calls_at` are the rows of the calls if single calls were joined: findings of different rows stay apart.
+    `single` None folds nothing.
+    """
+
+    def __init__(self, place: Place, calls_at: _CallsAt = (), single: int | None = SINGLE) -> None:
+        self._place = place
+        self._calls_at = calls_at
+        self._single = single
+        self._found: list[Finding] = []
+        self._groups: dict[Hashable, _Group] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def wants(self, code: str, severity: Severity, spot: Spot) -> bool:
+        """Whether the hit at a spot has to be made: to be a finding, or the first of those that become one."""
+        if self._single is None:
+            return True
+        row = self._calls_at[spot.turn] if self._calls_at and spot.turn is not None else None
+        key = code, severity, spot.cause, spot.where, spot.later_turn is None, spot.beside, row
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
+        group.found += 1
+        if group.found <= self._single:
+            return True
+        group.add(spot)
+        if group.at < 0:
+            group.at = len(self._found)
+            return True
+        return False
+
+    def add(self, code: str, severity: Severity, hit: Hit) -> None:
+        """Add the hit at a spot that was wanted last."""
+        self._found.append(Finding(code, severity, self._place, hit))
+
+    def take(self, code: str, usual: Severity, hit: Hit) -> None:
+        """Add a hit of a rule, `usual` being its severity if it has none of its own."""
+        severity = usual if hit.severity is None else hit.severity
+        if self.wants(code, severity, Spot.of(hit)):
+            self.add(code, severity, hit)
+
+    def folded(self) -> tuple[list[Finding], dict[int, Turns]]:
+        """The findings in order, and by number the turns of those that others were folded into."""
+        turns: dict[int, Turns] = {}
+        for group in self._groups.values():
+            if group.found > (self._single or 0) + 1 and group.at >= 0:
+                first, times = self._found[group.at], group.found - (self._single or 0)
+                message = f"{first.hit.message} ({times - 1:,} more like this in the row are counted here)"
+                packed, group.places = group.places.tobytes(), array("q")
+                folded = Folded(times, len(group.turns), group.tokens, packed)
+                self._found[group.at] = replace(first, hit=replace(first.hit, message=message), folded=folded)
+                turns[group.at] = group.turns.keys()
+        return self._found, turns
+
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
 _Owners = tuple[tuple[Rule, _Explain], ...]
@@ -31,11 +144,13 @@ def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] 
     if not evidence.differences and not evidence.explained:
         return evidence  # nothing to explain, so its cache stays valid
     owners = _owners(tuple(rules))
-    explained = tuple(
-        Explained(difference, *reason)
-        for difference in evidence.differences
-        if (reason := _reason(difference, evidence, owners, selected)) is not None
+    explained: Sequence[Explained] = tuple(
+        Explained(one, *reason)
+        for one in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
+        if (reason := _reason(one, evidence, owners, selected)) is not None
     )
+    if isinstance(evidence.differences, ManyDifferences):
+        explained = _explained(evidence.differences, evidence, owners, selected)
     # The judgement of the row does not depend on why it differs.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=explained, memo=memo)
@@ -59,6 +174,19 @@ def _reason(
         if reason is not None:
             return rule.code, reason.cause, reason.what
     return None
+
+
+def _explained(
+    differences: ManyDifferences, evidence: Evidence, owners: _Owners, selected: frozenset[str] | None
+) -> ManyExplained:
+    """Very many differences with their reasons, each reason held once."""
+    reasons: dict[tuple[str, str, str] | None, int] = {}
+    numbers = np.fromiter(
+        (reasons.setdefault(_reason(one, evidence, owners, selected), len(reasons)) for one in differences),
+        np.int32,
+        len(differences),
+    )
+    return ManyExplained.of(differences, reasons, numbers)
 
 
 def check(
@@ -156,6 +284,8 @@ def _asked(
 
 def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
     """The explained differences by the code of their rule."""
+    if isinstance(evidence.explained, ManyExplained):
+        return evidence.explained.by_code()
     owned: dict[str, list[Explained]] = {}
     for one in evidence.explained:
         owned.setdefault(one.code, []).append(one)

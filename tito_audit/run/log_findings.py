@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, starmap
 from typing import Any
 
+import numpy as np
+
+from tito_audit.chains.doubles import Cause, Double
+from tito_audit.chains.ledger import BLOCK, Ledger
+from tito_audit.chains.trained_once import Settled, settle
+from tito_audit.evidence.trainings import hit_again
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.reading import Slide, assume_flags, slides_in_words
 from tito_audit.record.rollout import Place
-from tito_audit.record.testimony import EndsOf, Tally, Testimony
+from tito_audit.record.testimony import PLACES, EndsOf, Tally, Testimony
+from tito_audit.record.trainings import ONCE, TrainedAgain
+from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.headlines import headed
 from tito_audit.summary import Summary
-from tito_audit.terminal.words import listed_or, many
+from tito_audit.terminal.words import listed, listed_or, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
 _ADVICE = "log the calls, or write null where no logprob exists"
@@ -169,3 +179,210 @@ def _named(tally: Tally) -> str:
     names = [f"{place.row}[{place.item}]" if place.item else f"{place.row}" for place in tally.places]
     more = f" and {tally.rows - len(names):,} more" if tally.rows > len(names) else ""
     return f"row{'' if tally.rows == 1 else 's'} {', '.join(names)}{more}"
+
+
+NEVER, UNDECIDED = "never trained", "undecided"
+_Noted = tuple[int, TrainedAgain]
+"""A sequence, and what it trains again or never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What the rows of a run train more than once or never, in words."""
+
+    ledger: Ledger
+    settled: Settled
+
+    @classmethod
+    def of(cls, ledger: Ledger, *, whole: bool = True) -> Once:
+        """What the ledger of a run shows; if only part of the rows was read, nothing counts as never trained."""
+        settled = settle(ledger)
+        never = settled.never if whole and not ledger.left_out else settled.never[:0]
+        return cls(ledger, Settled(settled.trained, settled.doubles, never, settled.undecided))
+
+    def results(self) -> Iterator[Result]:
+        """The findings, one result for each rollout and each log, in the order of the rows."""
+        for place, noted in groupby(self._noted(), key=lambda one: self.ledger.place(one[0])):
+            yield Result(place, None, tuple(starmap(self._finding, noted)), of_log=True)
+        for file, numbers in self._by_file(self.settled.undecided.tolist()):
+            yield self._undecided(file, numbers)
+
+    def notices(self) -> Iterator[str]:
+        """How much is trained twice or not at all, for the summary."""
+        doubles, never = self.settled.doubles, self._never_tokens()
+        if self.ledger.left_out:
+            compared = self.ledger.rollouts - self.ledger.left_out
+            yield (
+                f"REC009 compared only the first {many(compared, 'rollout')}, as their records take all the "
+                f"memory it may use; {self.ledger.left_out:,} more were not compared. Scan fewer files at a time."
+            )
+        if len(doubles):
+            share = f"{many(doubles.tokens, 'token')} ({self._share(doubles.tokens)} of all trained tokens)"
+            rows, calls = len(doubles) - doubles.calls, doubles.calls
+            counted = [many(count, noun) for count, noun in ((rows, "row"), (calls, "call")) if count]
+            advice = f"; `repair --with {ONCE}` takes the repeated tokens out of the loss" if rows else ""
+            yield f"{share} are trained more than once, in {listed(counted)}{advice}."
+        if never:
+            counted_calls = many(len(self.settled.never), "call")
+            yield f"No row of the run trains {many(never, 'sampled token')} of {counted_calls}."
+
+    def again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
+        """What these rows of a file train again, by row, then by item."""
+        found: dict[int, dict[int, tuple[TrainedAgain, ...]]] = {}
+        for number in self.ledger.sequences(file, rows):
+            double = self.settled.doubles.of(number)
+            if double is not None:
+                place, (_, said) = self.ledger.place(number), self._again(double)
+                items = found.setdefault(place.row, {})
+                items[place.item] = (*items.get(place.item, ()), said)
+        return found
+
+    def _noted(self) -> Iterator[_Noted]:
+        """What each sequence trains again or never, in the order of the sequences."""
+        never, at = self.settled.never.tolist(), 0
+        for double in self.settled.doubles:
+            while at < len(never) and never[at] < double.sequence:
+                yield self._never(never[at])
+                at += 1
+            yield self._again(double)
+        yield from map(self._never, never[at:])
+
+    def _again(self, double: Double) -> _Noted:
+        """What a sequence trains again."""
+        place = self.ledger.row_place(double.sequence)
+        named = self._named(double.first, place) + (
+            f" and {many(double.others, 'other row')}" if double.others else ""
+        )
+        counted = many(double.tokens, "token")
+        spans = f" in {many(len(double.runs), 'span')}" if len(double.runs) > 1 else ""
+        all_ = "its only trained token" if double.tokens == 1 else f"all of its {counted} in the loss"
+        verb = "train" if double.others else "trains"
+        what = {
+            Cause.HISTORY: f"{counted}{spans} of its history, which {named} {verb} first",
+            Cause.PREFIX: f"{counted}{spans} of what it shares with {named}, which {verb} them first",
+            Cause.ROW: f"{all_}, as {named} {verb} the same tokens first",
+            Cause.CALL: f"{all_}, as {named} {'have' if double.others else 'has'} the same call",
+        }[double.cause]
+        message = f"trained again: {what}; {self._share(double.tokens)} of all that the run trains"
+        turn, runs = self.ledger.turn(double.sequence), double.runs
+        if turn is not None:
+            runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
+        return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
+
+    def _finding(self, number: int, said: TrainedAgain) -> Finding:
+        hit = hit_again(said)
+        severity = Severity.ERROR if hit.severity is None else hit.severity
+        repair = ONCE if said.turn is None else None
+        return headed(Finding(TRAINED_ONCE, severity, self.ledger.row_place(number), hit, repair))
+
+    def _named(self, number: int, here: Place) -> str:
+        """A sequence, named from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, `turn 2` of the same row."""
+        place, turn = self.ledger.row_place(number), self.ledger.turn(number)
+        if turn is not None and place == here:
+            return f"turn {turn}"
+        if place.file != here.file:
+            return str(place)
+        return f"row {place.row}" + (f"[{place.item}]" if place.item or place.row == here.row else "")
+
+    def _never(self, number: int) -> _Noted:
+        """What a call sampled but no row trains."""
+        tokens = self.ledger.tokens(number)
+        message = (
+            f"no row of the run trains the {many(tokens, 'token')} of this call, although rows train most calls"
+        )
+        turn = self.ledger.turn(number)
+        return number, TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)
+
+    def _undecided(self, file: str, numbers: Sequence[int]) -> Result:
+        """The finding that rows may or may not train the same sampling twice."""
+        places = [self.ledger.row_place(number) for number in numbers[:PLACES]]
+        one = len(numbers) == 1
+        more = f" and {len(numbers) - PLACES:,} more" if len(numbers) > PLACES else ""
+        named = f"row{'s' * (not one)} {', '.join(str(place.row) for place in places)}{more}"
+        message = (
+            f"{many(len(numbers), 'row')} ({named}) {'trains' if one else 'train'} the same tokens as another, "
+            "and nothing shows whether they were sampled twice; log the logprobs, or the id of each answer"
+        )
+        hit = Hit(Where.LOG, 0, 0, message, cause=UNDECIDED, severity=Severity.NOTE)
+        place = Place(file, places[0].row)
+        return Result(place, None, (headed(Finding(TRAINED_ONCE, Severity.NOTE, place, hit)),), of_log=True)
+
+    def _by_file(self, numbers: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
+        for file, found in groupby(numbers, key=lambda number: self.ledger.place(number).file):
+            yield file, list(found)
+
+    def _never_tokens(self) -> int:
+        return sum(self.ledger.tokens(number) for number in self.settled.never.tolist())
+
+    def _share(self, tokens: int) -> str:
+        """`4.2 %`."""
+        return percent(tokens / max(self.settled.trained, 1))
+
+
+CODE, ROW_OF_OTHERS = "REC012", "row of other calls"
+"""The code and cause of a training row that is not of the calls beside it."""
+_SAME = 0.9
+"""The share of these rows that have to be as many rows from their calls to say that the join is off."""
+MOST = 1 << 17
+"""How many such rows are looked for."""
+
+
+def is_stranger(result: Result) -> bool:
+    """Whether the training row of a rollout is not of the calls beside it."""
+    return any(one.code == CODE and one.hit.cause == ROW_OF_OTHERS for one in result.findings)
+
+
+def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
+    """A finding for each log with such rows whose tokens the calls beside other rows of the run sampled."""
+    owners = _owners(ledger, _last_spans(ledger, strangers))
+    for _, places in groupby(owners, key=lambda place: place.file):
+        pairs = [(place, owners[place]) for place in places]
+        hit = Hit(Where.LOG, 0, 0, _message(pairs), cause="joined to other calls", severity=Severity.ERROR)
+        first = pairs[0][0]
+        yield Result(first, None, (headed(Finding(CODE, Severity.ERROR, first, hit)),), of_log=True)
+
+
+def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
+    """The hash of the last trained span of each of these training rows."""
+    spans, first, found = ledger.spans, ledger.first_spans, dict[int, Place]()
+    for file, places in groupby(strangers, key=lambda place: place.file):
+        among = set(places)
+        for number in ledger.sequences(file, sorted({place.row for place in among})):
+            place = ledger.place(number)
+            if ledger.turn(number) is None and place in among:
+                own = spans[first[number] : first[number + 1]]
+                found[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
+    return found
+
+
+def _owners(ledger: Ledger, wanted: dict[int, Place]) -> dict[Place, Place]:
+    """By row, the first rollout with a call that sampled its last span, in the order of the rows."""
+    keys, found = np.fromiter(wanted, np.uint64, len(wanted)), dict[Place, Place]()
+    hashes = ledger.spans["hash"]
+    for at in range(0, len(hashes) if wanted else 0, BLOCK):
+        held = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
+        for span, number in zip(held.tolist(), ledger.sequences_of(held).tolist(), strict=True):
+            place, owner = wanted[int(hashes[span])], ledger.place(number)
+            if ledger.turn(number) is not None and owner != place:
+                found.setdefault(place, owner)
+    return {place: found[place] for place in wanted.values() if place in found}
+
+
+def _message(pairs: Sequence[tuple[Place, Place]]) -> str:
+    """Which rows hold what, and how far the join is off."""
+    apart = Counter(owner.row - place.row for place, owner in pairs if owner.file == place.file)
+    rows, times = apart.most_common(1)[0] if apart else (0, 0)
+    named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
+    more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
+    verb = "trains" if len(pairs) == 1 else "train"
+    said = f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}"
+    if rows and times >= max(_SAME * len(pairs), 2):
+        return f"{said}; the join of rows and calls is off by {rows:+d}: join them by id"
+    return f"{said}; join rows and calls by id"
+
+
+def _name(place: Place, beside: Place | None = None) -> str:
+    """`row 3`, `row 3[1]`; with its file if that is another than the one beside it."""
+    if beside is not None and place.file != beside.file:
+        return str(place)
+    return f"row {place.row}" + (f"[{place.item}]" if place.item else "")

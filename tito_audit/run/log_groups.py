@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,12 @@ from tito_audit.run.auditor import (
     unreadable,
 )
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
-from tito_audit.run.executor import Executor, InProcess, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, Progress
-from tito_audit.run.reading_flags import joining_flags, reading_flags
 from tito_audit.run.rewriting import CODE as REWRITING
 from tito_audit.run.rewriting import rewriting
 from tito_audit.run.rows import LogGroup, ReadRow, share_of
-from tito_audit.run.workers import ForkedProcesses, can_fork
+from tito_audit.run.workers import Executor, ForkedProcesses, InProcess, can_fork, is_small, mapped
 from tito_audit.settings.model import Settings
 from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
 from tito_audit.summary import Summary
@@ -403,3 +403,33 @@ class Garbage:
         if self._bytes >= EVERY:
             self._bytes = 0
             gc.collect(1)
+
+
+def joining_flags(settings: Settings) -> tuple[str, ...]:
+    """The flags that join single calls as these settings do."""
+    if not settings.join:
+        return ("--no-join",)
+    return ("--session", settings.session) if settings.session is not None else ()
+
+
+def reading_flags(settings: Settings) -> tuple[str, ...]:
+    """The flags that read and render rows as these settings do, without the tokenizer and those of joining."""
+    return tuple(word for flag, value in _flags(settings) if value is not None for word in (flag, value))
+
+
+def _flags(settings: Settings) -> Iterator[tuple[str, str | None]]:
+    yield "--format", settings.format
+    yield from (("--map", f"{ours}={theirs}") for ours, theirs in settings.columns.items())
+    yield "--rows-at", settings.rows_at
+    yield "--messages", settings.messages
+    yield "--tools", settings.tools
+    yield from (("--on", mine if mine == other else f"{mine}={other}") for mine, other in settings.on.items())
+    yield "--chat-template", settings.chat_template
+    yield "--template-name", settings.template_name
+    yield from (
+        ("--template-arg", f"{name}={json.dumps(value)}") for name, value in settings.template_args.items()
+    )
+    yield "--tool-arguments", None if settings.tool_arguments == "auto" else settings.tool_arguments
+    clock = settings.clock
+    yield "--clock", clock.isoformat() if isinstance(clock, datetime) else clock
+    yield from (("--sampled-role", role) for role in settings.sampled_roles)

@@ -1,24 +1,35 @@
-"""Work as tasks of a Ray cluster, tried again when a worker or a machine is lost."""
+"""Work as tasks of a Ray cluster, tried again when a worker or a machine is lost.
+
+First the tasks in flight, then what runs in a worker process, then the cluster: one that is there, or a new one.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
+import shutil
+import signal
+import socket
+import tempfile
+import threading
 import time
 import uuid
+import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
-from tito_audit.errors import SetupError
-from tito_audit.run.ray_cluster import joined_cluster
-from tito_audit.run.ray_worker import Work
-from tito_audit.run.workers import Failed
+from tito_audit.errors import SetupError, TitoAuditError
+from tito_audit.run.workers import Failed, answered
+from tito_audit.signals import exit_by_signal
+from tito_audit.storage.atomic import sigterm_raises
 from tito_audit.version import VERSION
 
-__all__ = ["RayTasks", "ray_tasks"]
+__all__ = ["NotLoaded", "RayTasks", "Work", "answers", "joined_cluster", "ray_tasks"]
 
 Tag = TypeVar("Tag")
 Task = TypeVar("Task")
@@ -34,19 +45,42 @@ _AHEAD = 2
 """Calls in flight per task that may run at once: the current one, and the next."""
 _LOOKS = 10.0
 """Seconds between two looks at how large the cluster is."""
+Work: TypeAlias = tuple[str, list[Any], str]
+"""Work as it is sent to worker processes: a key; in a list, which Ray leaves as it is, a reference to its pickle;
+and the working folder of the run, to which its paths are relative."""
+
+_MOST_WORKS = 2
+"""How many works a process holds: a scan runs one while it plans the tasks of another."""
+_works: dict[str, Callable[[Any], Any]] = {}
+_ANSWERS_WITHIN = 5.0
+"""How long an address has to answer."""
+_QUIET = {
+    # A report on stderr is no place for the log of a scheduler.
+    "GRPC_VERBOSITY": "NONE",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Nothing is sent anywhere, and no folder is copied to workers unasked.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # A task that takes all memory would be tried for ever.
+    "RAY_task_oom_retries": str(_RETRIES),
+}
+"""What Ray is told while a run connects, unless the environment says otherwise."""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How an HTTP/2 client begins; a gRPC server, as each Ray cluster has, answers with a frame of settings."""
+_SETTINGS_FRAME = 4
 
 
 @contextmanager
 def ray_tasks(address: str | None, jobs: int | None) -> Iterator[RayTasks]:
     """An executor on a cluster (`joined_cluster`) that runs `jobs` tasks at once; None: one for each CPU."""
     with joined_cluster(address) as ray:
-        made = RayTasks(ray, jobs)
-        if not made.cpus() and jobs is None:
+        executor = RayTasks(ray, jobs)
+        if not executor.cpus() and jobs is None:
             raise SetupError(
                 "--engine ray: the cluster has no CPUs for tasks.\n"
                 "Add nodes to it or, if it adds them when there is work, pass --jobs N."
             )
-        yield made
+        yield executor
 
 
 @dataclass(slots=True)
@@ -134,7 +168,9 @@ class _Flight(Generic[Tag, Task, Answer]):
                 return
             tag, call, number = self._order[0]
             if call is not None and not call.done:
-                self._wait()
+                done, _ = self._ray.wait(list(self._running), num_returns=1)
+                for reference in done:
+                    self._running.pop(reference).done = True
                 continue
             self._order.popleft()
             yield tag, None if call is None else self._answer(call, number)
@@ -156,7 +192,11 @@ class _Flight(Generic[Tag, Task, Answer]):
             filling = self._filling
             full = len(filling.tasks) >= self._together or filling.size >= _BYTES
             if full or (self._ended and filling.tasks):
-                self._start(filling)
+                filling.reference = self._send.remote(VERSION, self._work, filling.tasks)
+                filling.tasks = []
+                self._running[filling.reference] = filling
+                self._waiting += 1
+                self._filling = _Call()
 
     def _take(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Take another tag, and put its task, if it has one, into the next call."""
@@ -171,26 +211,12 @@ class _Flight(Generic[Tag, Task, Answer]):
             return
         self._ended = True
 
-    def _start(self, call: _Call) -> None:
-        call.reference = self._send.remote(VERSION, self._work, call.tasks)
-        call.tasks = []
-        self._running[call.reference] = call
-        self._waiting += 1
-        self._filling = _Call()
-
-    def _wait(self) -> None:
-        """Wait for at least one call."""
-        done, _ = self._ray.wait(list(self._running), num_returns=1)
-        for reference in done:
-            self._running.pop(reference).done = True
-
     def _answer(self, call: _Call, number: int) -> Answer:
         if call.answers is None:
             call.answers = self._answers(call)
-        found = pickle.loads(call.answers[number])
-        if isinstance(found, Failed):
-            raise found.error
-        answer: Answer = found
+        answer: Answer | Failed = pickle.loads(call.answers[number])
+        if isinstance(answer, Failed):
+            raise answer.error
         return answer
 
     def _answers(self, call: _Call) -> list[bytes]:
@@ -204,20 +230,20 @@ class _Flight(Generic[Tag, Task, Answer]):
             raise SetupError(problem)
         each = seconds / len(answers)
         self._together = max(1, min(_TOGETHER, int(_SECONDS / each) if each else _TOGETHER))
-        found: list[bytes] = answers
-        return found
+        packed: list[bytes] = answers
+        return packed
 
 
 def _lost(call: _Call, error: Exception) -> NoReturn:
     """Raise SetupError for a call whose worker was lost as often as it was tried."""
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if type(error).__name__ == "LocalRayletDiedError":
         raise SetupError(
-            f"{call.where()}: Ray has stopped on the machine of this run ({said})\n"
+            f"{call.where()}: Ray has stopped on the machine of this run ({reason})\n"
             "Nothing after this place was read. Start Ray again, then this run; with --resume it goes on."
         ) from error
     raise SetupError(
-        f"{call.where()}: Ray lost what worked on this, {_RETRIES + 1} times ({type(error).__name__}: {said}).\n"
+        f"{call.where()}: Ray lost what worked on this, {_RETRIES + 1} times ({type(error).__name__}: {reason}).\n"
         "It most likely ran out of memory; nothing after this place was read.\n"
         "Run with fewer --jobs, or on nodes with more memory."
     ) from error
@@ -232,14 +258,14 @@ def _remote(ray: Any) -> Any:
 
         node = f"Ray node {ray.util.get_node_ip_address()}"
         try:
-            from tito_audit.version import VERSION as found
+            from tito_audit.version import VERSION as installed
         except ImportError as error:
             how = "Install it there, or name it in the runtime_env of the job (docs/ray.md)."
             return 0.0, [], f"{node}: tito-audit cannot be imported ({error}).\n{how}"
-        if found != version:
+        if installed != version:
             how = "Install the same version on all nodes."
-            return 0.0, [], f"{node}: it has tito-audit {found}, and this run is of {version}.\n{how}"
-        from tito_audit.run.ray_worker import NotLoaded, answers
+            return 0.0, [], f"{node}: it has tito-audit {installed}, and this run is of {version}.\n{how}"
+        from tito_audit.run.ray_tasks import NotLoaded, answers
 
         try:
             return (*answers(work, tasks), "")
@@ -247,3 +273,181 @@ def _remote(ray: Any) -> Any:
             return 0.0, [], f"{node}: {error}"
 
     return ray.remote(num_cpus=1, max_retries=_RETRIES)(tito_audit_chunks)
+
+
+class NotLoaded(Exception):
+    """Work cannot be loaded on this machine."""
+
+
+def answers(work: Work, tasks: Sequence[bytes]) -> tuple[float, list[bytes]]:
+    """The seconds that the tasks took, and the pickled answer to each; NotLoaded if the work cannot be loaded."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    key, packed, folder = work
+    with chdir(folder if Path(folder).is_dir() else Path.cwd()):
+        doing = _loaded(key, packed[0])
+        started = time.perf_counter()
+        packed_answers = [answered(doing, pickle.loads(task)) for task in tasks]
+        return time.perf_counter() - started, packed_answers
+
+
+def _loaded(key: str, packed: Any) -> Callable[[Any], Any]:
+    if key not in _works:
+        import ray
+
+        try:
+            work = pickle.loads(ray.get(packed))
+        except (TitoAuditError, OSError) as error:
+            raise NotLoaded(str(error)) from error
+        while len(_works) >= _MOST_WORKS:
+            del _works[next(iter(_works))]
+        _works[key] = work
+    return _works[key]
+
+
+@contextmanager
+def joined_cluster(address: str | None) -> Iterator[Any]:
+    """The module `ray`, connected to a cluster; SetupError if that cannot be.
+
+    `address` is `HOST:PORT` of a cluster; `auto`, the one that runs on this machine; `local`, a new one; None:
+    RAY_ADDRESS, else the one that runs on this machine, else a new one. A program that is connected stays so, to
+    the cluster that it has. A cluster that was started here ends with the block.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_environment(_QUIET))
+        ray = _imported()
+        if not ray.is_initialized():
+            where = _answering(address)
+            stack.enter_context(_terminated())
+            how: dict[str, Any] = {"address": where}
+            if where == "local":
+                # Paths of sockets may have about a hundred characters.
+                short = "/tmp" if Path("/tmp").is_dir() else None
+                folder = tempfile.mkdtemp(prefix="tito-ray-", dir=short)
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                how |= {"include_dashboard": False, "_temp_dir": folder}
+            stack.callback(ray.shutdown)
+            stack.enter_context(_silence(ray))
+            _connect(ray, how)
+        yield ray
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the block with an exit code of its own, which Ray replaces by 1 where it waits."""
+    with sigterm_raises():
+        try:
+            yield
+        except SystemExit:
+            if signal.getsignal(signal.SIGTERM) is exit_by_signal:
+                exit_by_signal(signal.SIGTERM, None)
+            raise
+
+
+def _imported() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+    except ImportError as error:
+        raise SetupError(
+            f"--engine ray: Ray cannot be imported ({error}).\nInstall it with: pip install 'tito-audit[ray]'"
+        ) from None
+    return ray
+
+
+def _connect(ray: Any, how: Mapping[str, Any]) -> None:
+    """Connect; Ray prints nothing, and signals mean what they meant before."""
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if main else None
+    where = "a cluster on this machine" if how["address"] == "local" else f"the cluster at {how['address']}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **how)
+    except Exception as error:  # of any type: Ray raises plain ones, as for nodes that are too slow
+        reason = " ".join(str(error).split())
+        raise SetupError(
+            f"--engine ray: {where} cannot be used ({reason}).\n"
+            "Check the cluster with `ray status`, or run here with --engine local."
+        ) from error
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _silence(ray: Any) -> Iterator[None]:
+    """Keeps off stdout, where reports go, what Ray prints there when it loses a worker, whatever it was told."""
+    module = ray._private.worker
+    printing = getattr(module, "print_to_stdstream", None)
+    module.print_to_stdstream = lambda *words, **how: None
+    try:
+        yield
+    finally:
+        module.print_to_stdstream = printing
+
+
+def _answering(address: str | None) -> str:
+    """The address to connect to, which answers; `local` for a new cluster."""
+    wanted = address or os.environ.get("RAY_ADDRESS") or None
+    if wanted == "local":
+        return wanted
+    if wanted in (None, "auto"):
+        running = _running()
+        if running is not None and _refused(running) is None:
+            return running
+        if wanted is None:
+            return "local"
+        raise SetupError(
+            "--address auto: no Ray cluster runs on this machine.\n"
+            "Pass --address HOST:PORT, start one with `ray start --head`, or leave --address out."
+        )
+    assert wanted is not None
+    if wanted.startswith("ray://"):
+        raise SetupError(
+            f"--address {wanted}: clients outside of the cluster (ray://) are not served.\n"
+            "Run this on a node of the cluster, with `ray job submit -- tito-audit ... --engine ray`."
+        )
+    if (refused := _refused(wanted)) is not None:
+        raise SetupError(
+            f"--address {wanted}: no Ray cluster answers there ({refused}).\n"
+            "Pass HOST:PORT as `ray start` prints it (the port is 6379 unless it was set)."
+        )
+    return wanted
+
+
+def _running() -> str | None:
+    """The address of the cluster that was last started on this machine, as Ray notes it; None without one."""
+    with suppress(OSError, UnicodeDecodeError):
+        noted = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+        return noted.read_text(encoding="utf-8").strip() or None
+    return None
+
+
+def _refused(address: str) -> str | None:
+    """Why no cluster answers at an address; None if one seems to. Ray itself would ask for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return "not HOST:PORT"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN) as line:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return None
+            line.sendall(_GREETING)
+            answer = line.recv(4)
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return None if len(answer) == 4 and answer[3] == _SETTINGS_FRAME else "what listens there is not Ray"
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets those of the variables that are not set, for the block."""
+    ours = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)

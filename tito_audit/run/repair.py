@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tito_audit.chains.ledger import Ledger
-from tito_audit.errors import SetupError
-from tito_audit.record.finding import Finding, Result
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.join import lines_of
+from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
+from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import Testimony
 from tito_audit.record.trainings import ONCE
-from tito_audit.run.auditor import selected_codes
-from tito_audit.run.closing_scan import closing_scan, count_trained_again
-from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small, mapped
-from tito_audit.run.log_findings import count_logs, note_witness
+from tito_audit.run.auditor import selected_codes, unreadable
+from tito_audit.run.log_findings import Once, count_logs, note_witness
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.once import Once
-from tito_audit.run.parallel import chunk_bytes
-from tito_audit.run.progress import Progress
-from tito_audit.run.repair_in_memory import InMemory, repaired_rows
-from tito_audit.run.repair_output import Writes, opened_quarantine, targets_of, write_row
-from tito_audit.run.repair_tasks import Batch, Kept, Part, RepairBatch, Repaired, Started, planned
+from tito_audit.run.progress import CHECKING, Progress, entered
 from tito_audit.run.resume import (
     KeptOutcome,
     Recorder,
@@ -39,29 +34,230 @@ from tito_audit.run.resume import (
 )
 from tito_audit.run.row_repair import RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
-from tito_audit.run.scan import conclude, once_of
+from tito_audit.run.scan import Scan, conclude, once_of
+from tito_audit.run.tasks import (
+    Batch,
+    Kept,
+    Part,
+    RepairBatch,
+    Repaired,
+    Started,
+    chunk_bytes,
+    engine_of,
+    planned,
+    unpacked,
+)
+from tito_audit.run.workers import Executor, InProcess, executor_for, is_small, mapped
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
     Log,
     Logs,
+    MemoryOutput,
     Name,
     Output,
     Quarantine,
     RawRow,
     RowsInMemory,
+    allow_open_files,
+    dataset_metadata,
     find_logs,
+    given,
     make_folder,
+    memory_targets,
+    open_log,
+    open_memory_output,
     open_output,
     output_path,
-    passed_logs,
+    refuse_taken,
+    same_place,
+    target_paths,
     write_dataset_metadata,
 )
+from tito_audit.storage.atomic import Sealed
+from tito_audit.storage.changes import Changes
 from tito_audit.storage.journal import Journal
-from tito_audit.storage.output import Changes
 from tito_audit.storage.watch import Watch
 from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
 from tito_audit.tokens.vocab import Vocabulary
+
+
+def closing_scan(
+    written: Sequence[tuple[Path, Path]],
+    settings: Settings,
+    progress: Progress | None,
+    flow: RowFlow,
+    journal: Journal | None,
+) -> tuple[Summary, int]:
+    """The counts of the files that were written, each with its log before it, and how many findings fail the run.
+
+    A file that is no log any more is a finding, since it was written: if a repair moves all rows but damaged ones,
+    what is left may look like other data.
+    """
+    refused = {target: why for _, target in written if (why := _refused(target)) is not None}
+    logs = {str(target): str(log) for log, target in written}
+    scan = Scan(
+        [one for _, one in written if one not in refused], every_row(settings), entered(progress, CHECKING)
+    )
+    scan.journal = journal
+    scan.loader = flow.loader
+    scan.standing_for = {target: log for log, target in written}
+    failed = 0
+    if scan.logs or not written:
+        failed = sum(failing(flow, logs[result.place.file], result) for result in scan)
+    for target, why in refused.items():
+        group = flow.groups[logs[str(target)]]
+        result = unreadable(Place(str(target), 0), why, group.auditor.codes)
+        scan.summary.files.append(str(target))
+        scan.summary.add(result)
+        failed += failing(flow, logs[str(target)], result)
+    return scan.summary, failed
+
+
+def count_trained_again(ledger: Ledger, summary: Summary) -> Sequence[Result]:
+    """Count what the rows of a run train more than once, or never; the findings, as a scan has them."""
+    if not len(ledger):
+        return ()
+    once = Once.of(ledger)
+    results = tuple(once.results())
+    for result in results:
+        summary.add(result)
+    summary.notices += once.notices()
+    return results
+
+
+def _refused(target: Path) -> str | None:
+    """Why a written file cannot be read as a log; None where it can."""
+    try:
+        open_log(target).kind  # noqa: B018  # reads the beginning of the file
+    except StorageError as error:
+        return f"the repaired file is no log any more: {str(error).splitlines()[0]}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Which files a run may replace, and a record of those that it writes."""
+
+    force: bool
+    journal: Journal | None
+
+    def replaces(self, target: Path) -> bool:
+        """Whether a file may be replaced: any if forced, else one that this journal's runs wrote."""
+        return self.force or (self.journal is not None and self.journal.is_ours(target))
+
+    def refuse_taken(self, targets: Mapping[Path, Path]) -> None:
+        """StorageError if one of the files to write exists and may not be replaced."""
+        ours = {file: target for file, target in targets.items() if self.replaces(target)}
+        others = {file: target for file, target in targets.items() if file not in ours}
+        for mine, overwrite in ((ours, True), (others, False)):
+            refuse_taken(mine, overwrite=overwrite)
+
+    @property
+    def sealed(self) -> Sealed | None:
+        """What is called for each file that is complete, before it gets its name."""
+        return None if self.journal is None else self.journal.wrote
+
+
+def targets_of(
+    logs: Sequence[Name], files: Sequence[Path], out: Path | None, writes: Writes
+) -> Mapping[Path, Path]:
+    """The file to write for each log; rows in memory without an `out` are their own target.
+
+    {} in a dry run. SetupError or StorageError if a file may not be written.
+    """
+    rows = [file for file in files if isinstance(file, RowsInMemory)]
+    if out is None:
+        return {file: file for file in rows}
+    if rows:
+        targets, metadata = memory_targets(rows, out), dict[Path, Path]()
+    else:
+        names = list(map(str, logs))
+        targets = target_paths(names, files, out)
+        metadata = dataset_metadata(names, targets)
+    writes.refuse_taken({**targets, **metadata})
+    return targets
+
+
+@contextmanager
+def opened_quarantine(name: str, targets: Mapping[Path, Path], writes: Writes) -> Iterator[Quarantine]:
+    """The quarantine of a run; SetupError if the run reads or writes that file."""
+    place = output_path(name)
+    if any(same_place(place, one) for one in (*targets, *targets.values())):
+        raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
+    with Quarantine.opened(place, overwrite=writes.replaces(place), sealed=writes.sealed) as quarantine:
+        allow_open_files(len(targets))
+        yield quarantine
+
+
+def write_row(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quarantine | None) -> list[bytes]:
+    """Write a row as repaired; the lines that went to the quarantine instead."""
+    moved: list[bytes] = []
+    outcome = repaired.outcome
+    if outcome.quarantined is not None:
+        if quarantine is None:
+            raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
+        codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
+        for line in lines_of(unpacked(raw)):
+            said = {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}}
+            moved.append(quarantine.add(line, outcome.place, said))
+        out.replace(raw, [])
+    elif repaired.rows is None:
+        out.keep(raw)
+    else:
+        out.replace(replace(raw, value=repaired.logged), repaired.rows)
+    return moved
+
+
+class InMemory:
+    """The repaired rows of the logs of a run that are in memory."""
+
+    def __init__(self) -> None:
+        self.together: Callable[[list[Any]], Any] | None = None
+        """Puts the rows of all logs together as the caller had them; None for files."""
+        self.outputs: dict[Path, MemoryOutput] = {}
+        """By log, what holds its repaired rows."""
+        self.complete = False
+        """Whether all logs are repaired and were scanned again."""
+
+    @contextmanager
+    def opened(self, log: Log, file: RowsInMemory, target: Path, repairs: RepairSettings) -> Iterator[Output]:
+        """An output for the rows of a log; `target` is a file, or the log itself to keep them in memory."""
+        added = (COLUMN,) if repairs.provenance else ()
+        place = None if isinstance(target, RowsInMemory) else target
+        with open_memory_output(log, file, place, overwrite=repairs.force, added=added) as (kept, out):
+            self.outputs[file] = kept
+            yield out
+
+    def path(self, file: Path) -> Path | None:
+        """The repaired rows of a log as a path; None if they are in a file."""
+        kept = self.outputs.get(file)
+        return kept.result if kept is not None and kept.target is None else None
+
+
+class _Run(Protocol):
+    in_memory: InMemory
+    before: Summary
+
+    def __iter__(self) -> Iterator[Outcome]: ...
+
+
+def repaired_rows(run: _Run) -> Any:
+    """Rows that were given in memory, repaired, as the caller had them: a list, a frame, a table, a data set.
+
+    Repairs them if that was not done yet. SetupError for logs in files, which are written to `out`, and if the
+    outcomes were not iterated to the end. What was given is not changed; rows without repairs are shared with it.
+    """
+    held = run.in_memory
+    if held.together is None:
+        raise SetupError("repaired: only rows given in memory come back; files are written to `out`.")
+    if not held.complete and not run.before.files:
+        for _ in run:
+            pass
+    if not held.complete:
+        raise SetupError("repaired: the repair is not done yet; iterate over all outcomes first.")
+    return held.together([output.result.value for output in held.outputs.values()])
+
 
 _LARGEST = 1 << 20
 """The most bytes in a batch: a few batches per process wait in memory to be written."""
@@ -394,7 +590,7 @@ def repair_rollouts(
     outcomes are the same; their rollouts keep only place and format.
     """
     settings, repairs = Settings.given(settings), repairs or RepairSettings()
-    found = passed_logs(logs)
+    found = given(logs)
     run = Repairs(found.names, out, settings, repairs, progress, resume=resume)
     run.in_memory.together = found.together
     return run

@@ -27,8 +27,8 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
 from tito_audit.run.encoders import Encoded
+from tito_audit.run.log_findings import Once
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.once import Once
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import RowsInMemory, find_logs

@@ -25,8 +25,7 @@ from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
 from tito_audit.run.apply_repairs import Applied, AppliedRow, Audited, RepairTerms, apply_repairs
 from tito_audit.run.auditor import TRAINED_ONCE, Auditor, counts_of, uncompared, unencoded, unreadable
-from tito_audit.run.check import check
-from tito_audit.run.fold import SINGLE
+from tito_audit.run.check import SINGLE, check
 from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup, ReadRow

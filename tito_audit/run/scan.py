@@ -18,16 +18,14 @@ from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import Loader, selected_codes
-from tito_audit.run.executor import Executor, InProcess, engine_of, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
-from tito_audit.run.log_findings import count_logs, note_witness
+from tito_audit.run.log_findings import MOST, Once, count_logs, is_stranger, note_witness, owner_results
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.once import Once
-from tito_audit.run.parallel import audit_in_chunks, bare, chunk_bytes
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import SCAN, FinishedLogs, States, states_of
 from tito_audit.run.rows import share_of
-from tito_audit.run.strangers import MOST, is_stranger, owner_results
+from tito_audit.run.tasks import audit_in_chunks, bare, chunk_bytes, engine_of
+from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
 from tito_audit.storage.journal import Journal

@@ -1,4 +1,4 @@
-"""Work in processes forked from this one, which share what was loaded before without copying it.
+"""Executors: work in this process, or in processes forked from it, which share what was loaded before.
 
 `concurrent.futures` was tried: where a process is killed, it tells neither its task nor the signal.
 """
@@ -14,17 +14,18 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from tito_audit.errors import SetupError, TitoAuditError
+from tito_audit.settings.model import Settings
 from tito_audit.signals import ENDING, exit_by_signal
+from tito_audit.summary import Summary
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
 
 Tag = TypeVar("Tag")
 Task = TypeVar("Task")
@@ -36,6 +37,86 @@ _LIGHT = 16 * 1024
 """How many pickled bytes of a task always fit into a pipe. A larger task is sent only to an idle process: a busy
 process may itself be waiting for us to take its answer."""
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_SMALL = 3 << 20
+"""How many bytes of logs one process gets through before others would have started."""
+
+
+class Executor(Protocol):
+    """Runs work on tasks.
+
+    Work, tasks and answers can be pickled; nothing else is shared. Work pickles as the arguments it was made from,
+    and may keep what it has loaded from one task to the next.
+    """
+
+    @property
+    def jobs(self) -> int:
+        """How many tasks run at once."""
+
+    @property
+    def here(self) -> bool:
+        """Whether work runs in this process, on the tasks themselves rather than copies."""
+
+    def map(
+        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
+    ) -> Generator[tuple[Tag, Answer | None], None, None]:
+        """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
+
+        Tasks are taken only a few ahead, so neither they nor answers pile up. What `work` raises is raised in its
+        turn. However the generator ends, nothing is left running.
+        """
+
+
+class InProcess:
+    """Runs work in this process, each task when its answer is needed."""
+
+    jobs = 1
+    here = True
+
+    def map(
+        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
+    ) -> Generator[tuple[Tag, Answer | None], None, None]:
+        """Each tag with what `work` returned for its task."""
+        for tag, task in tasks:
+            yield tag, None if task is None else work(task)
+
+
+def mapped(
+    executor: Executor, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
+) -> Generator[tuple[Tag, Answer | None], None, None]:
+    """What `executor.map` yields; an error in `tasks` is raised after the answers to the tasks before it."""
+
+    def until_error() -> Generator[tuple[Tag | Exception, Task | None], None, None]:
+        try:
+            yield from tasks
+        except Exception as error:
+            yield error, None
+
+    with closing(executor.map(work, until_error())) as answers:
+        for tag, answer in answers:
+            if isinstance(tag, Exception):
+                raise tag
+            yield tag, answer
+
+
+def executor_for(jobs: int, summary: Summary) -> Executor:
+    """An executor for `jobs` processes; if the system cannot fork, this process, and the summary says so."""
+    if jobs > 1 and can_fork():
+        return ForkedProcesses(jobs)
+    if jobs > 1:
+        summary.notices.append("This system cannot fork processes safely: one process did all the work.")
+    return InProcess()
+
+
+def all_cores(settings: Settings) -> Settings:
+    """The settings with a process for each core, unless they say how many, or another engine does the work."""
+    if settings.engine != "local" or settings.jobs is not None:
+        return settings
+    return replace(settings, jobs=usable_cores() if can_fork() else 1)
+
+
+def is_small(files: Sequence[Path]) -> bool:
+    """Whether one process gets through the files before others would have started."""
+    return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) <= _SMALL
 
 
 def can_fork() -> bool:
@@ -89,8 +170,8 @@ class _Worker:
     pid: int
     tasks: Connection[Any, Any]
     answers: Connection[Any, Any]
-    held: deque[int] = field(default_factory=deque)
-    """The numbers of its unanswered tasks."""
+    unanswered: deque[int] = field(default_factory=deque)
+    """The numbers of its tasks without an answer."""
 
 
 class _Crew(Generic[Tag, Task, Answer]):
@@ -162,10 +243,10 @@ class _Crew(Generic[Tag, Task, Answer]):
                 continue
             number, data = self._next
             room = _AHEAD if len(data) <= _LIGHT else 1
-            worker = min(self._workers, key=lambda one: len(one.held))
-            if len(worker.held) >= room:
+            worker = min(self._workers, key=lambda worker: len(worker.unanswered))
+            if len(worker.unanswered) >= room:
                 return
-            worker.held.append(number)
+            worker.unanswered.append(number)
             self._next = None
             try:
                 worker.tasks.send_bytes(data)
@@ -189,7 +270,7 @@ class _Crew(Generic[Tag, Task, Answer]):
 
     def _dismiss(self) -> None:
         """Let idle processes end once there are no more tasks: freeing their memory takes time."""
-        for worker in [one for one in self._workers if self._ended and not one.held]:
+        for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
             worker.tasks.close()
             self._workers.remove(worker)
             self._dismissed.append(worker)
@@ -205,12 +286,12 @@ class _Crew(Generic[Tag, Task, Answer]):
                     data = worker.answers.recv_bytes()
                 except (EOFError, OSError):
                     self._lost(worker)
-                self._done[worker.held.popleft()] = pickle.loads(data)
+                self._done[worker.unanswered.popleft()] = pickle.loads(data)
 
     def _lost(self, worker: _Worker) -> NoReturn:
         """Raise SetupError for a process that died, naming what it was working on."""
         tags = dict(self._order)
-        where = next((str(tags[number]) for number in worker.held if number in tags), "")
+        where = next((str(tags[number]) for number in worker.unanswered if number in tags), "")
         status = _status(worker)
         self._workers.remove(worker)
         how = "ended"
@@ -235,7 +316,11 @@ class _Crew(Generic[Tag, Task, Answer]):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if not pid:
-                ours = [give, collect, *(end for one in self._workers for end in (one.tasks, one.answers))]
+                ours = [
+                    give,
+                    collect,
+                    *(end for worker in self._workers for end in (worker.tasks, worker.answers)),
+                ]
                 _serve(self._work, take, answer, ours, cores, signals)
             self._workers.append(_Worker(pid, give, collect))
             take.close()
@@ -248,14 +333,14 @@ def _serve(
     work: Callable[[Any], Any],
     tasks: Connection[Any, Any],
     answers: Connection[Any, Any],
-    not_mine: Iterable[Connection[Any, Any]],
+    others: Iterable[Connection[Any, Any]],
     cores: Sequence[int],
     signals: Iterable[int],
 ) -> NoReturn:
     """The main loop of a forked process; it exits here and never returns to its parent's code."""
     code = 1
     try:
-        for end in not_mine:  # a pipe reports its end only once every process has closed the other end
+        for end in others:  # a pipe reports its end only once every process has closed the other end
             end.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in ENDING:
