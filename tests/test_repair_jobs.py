@@ -33,7 +33,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.testimony import Witness
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.repair import Repairs
-from tito_audit.run.tasks import Batch, RepairBatch, bare, planned
+from tito_audit.run.tasks import Batch, RepairBatch, bare, repair_steps
 from tito_audit.run.workers import Executor, InProcess, can_fork, is_small
 from tito_audit.tokens.encoders import FastEncoder
 
@@ -258,7 +258,7 @@ def test_work_needs_nothing_but_what_is_pickled(name: str, tmp_path: Path) -> No
 def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", rows(8))
     flow = RowFlow([log], Settings())
-    parts = [(part, task) for part, task in planned(flow, 1, keep_text=True) if isinstance(part, Batch)]
+    parts = [(part, task) for part, task in repair_steps(flow, 1, keep_text=True) if isinstance(part, Batch)]
     assert [len(part.rows) for part, _ in parts] == [1] * 8
     assert all(raw.value is None and raw.text for part, _ in parts for raw in part.rows)
     assert [str(part) for part, _ in parts][:2] == [f"{log}, rows 0 to 0", f"{log}, rows 1 to 1"]

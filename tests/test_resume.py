@@ -27,7 +27,7 @@ from tests.tiers import DEEP, examples, some
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.run.resume import _Outcome, _Result, identity_of, packed, unpacked
+from tito_audit.run.resume import DoneRow, _Result, _Row, identity_of, packed, unpacked
 from tito_audit.run.tasks import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import RepairSettings
@@ -134,8 +134,8 @@ def test_an_outcome_is_read_from_json_as_it_was(tmp_path: Path) -> None:
         before = tuple(map(bare, outcome.before))
         after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
         whole = replace(outcome, before=before, after=after)
-        text = packed(_Outcome.of(whole, [b"moved\n"]))
-        assert unpacked(text, _Outcome).read(Path(outcome.place.file)) == (whole, (b"moved\n",))
+        row = DoneRow(whole, moved=(b"moved\n",))
+        assert unpacked(packed(_Row.of(row)), _Row).read(Path(outcome.place.file)) == row
         seen += bool(outcome.cured) + bool(outcome.declined) + (outcome.quarantined is not None)
     assert seen > 5
 

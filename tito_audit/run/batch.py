@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Row
 from tito_audit.formats import format_named
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.testimony import Testimony
 from tito_audit.reports import verdict_lines
 from tito_audit.run.auditor import Auditor, Loader, audit_rollout, unreadable
 from tito_audit.run.fit import CODE, ROWS, misfit
-from tito_audit.run.log_findings import Once, count_logs, note_witness
+from tito_audit.run.log_findings import RunCounts
 from tito_audit.run.scan import conclude
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
@@ -54,29 +52,33 @@ class Column:
         )
 
 
-def batch_rows(given: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
-    """The format that reads a batch, and its rows; `given` holds the columns, None for those that there are not.
+def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
+    """The format that reads a batch, and its rows; `passed` holds the columns, None for those that there are not.
 
     SetupError, in one line, if columns do not belong together.
     """
     columns = {
-        name: column(name, value) for name, value in given.items() if value is not None and name != _RESPONSE
+        name: column(name, value) for name, value in passed.items() if value is not None and name != _RESPONSE
     }
     _refuse_unclear(columns)
     lead = columns.get(TOKENS) or columns[COMPLETION]
     size = len(lead.rows)
-    for one in columns.values():
-        if len(one.rows) != size:
-            held = many(len(one.rows), "row")
-            raise SetupError(f"{one.name} holds {held}, {lead.name} {size}: pass one for each.")
+    for each in columns.values():
+        if len(each.rows) != size:
+            rows_of_it = many(len(each.rows), "row")
+            raise SetupError(f"{each.name} holds {rows_of_it}, {lead.name} {size}: pass one for each.")
     columns = _aligned(columns)
     padded = SEEN in columns and TOKENS not in columns
     names = {PROMPT: "prompts", COMPLETION: "responses"} if padded else {}
     rows: list[dict[str, Any]] = [
-        {names.get(name, name): one.rows[number] for name, one in columns.items() if one.rows[number] is not None}
+        {
+            names.get(name, name): each.rows[number]
+            for name, each in columns.items()
+            if each.rows[number] is not None
+        }
         for number in range(size)
     ]
-    for row, length in zip(rows, _lengths(given.get(_RESPONSE), lead), strict=True):
+    for row, length in zip(rows, _lengths(passed.get(_RESPONSE), lead), strict=True):
         if length is not None:
             row["response_length"] = length
     return PADDED if padded else GENERIC, rows
@@ -97,7 +99,7 @@ def column(name: str, value: Any) -> Column:
         return Column(name, list(value), value.shape[1])
     if not isinstance(value, list | tuple | np.ndarray):
         raise SetupError(f"{name} is a value of type {type(value).__name__}, not a batch: pass a list of rows.")
-    return Column(name, [_row(name, number, one) for number, one in enumerate(value)])
+    return Column(name, [_row(name, number, row) for number, row in enumerate(value)])
 
 
 def _row(name: str, number: int, value: Any) -> Any:
@@ -142,17 +144,17 @@ def _aligned(columns: dict[str, Column]) -> dict[str, Column]:
     if ids is None:
         return _joined(columns)
     width = ids.width
-    narrow = [one for one in columns.values() if width and one.width is not None and one.width < width]
+    narrow = [each for each in columns.values() if width and each.width is not None and each.width < width]
     if not narrow or width is None:
         return columns
     if SEEN in columns and columns[SEEN].width != width:
         raise SetupError(
             f"attention_mask has {columns[SEEN].width} columns, token_ids {width}: pass one for each id."
         )
-    others = [one for one in columns.values() if one.name not in (TOKENS, SEEN)]
+    others = [each for each in columns.values() if each.name not in (TOKENS, SEEN)]
     response = narrow[0].width or 0
-    if response < width - 1 and all(one.width == response for one in others):
-        split = {name: one for name, one in columns.items() if name != TOKENS}
+    if response < width - 1 and all(each.width == response for each in others):
+        split = {name: each for name, each in columns.items() if name != TOKENS}
         parts = {
             PROMPT: Column(PROMPT, [row[: width - response] for row in ids.rows], width - response),
             COMPLETION: Column(COMPLETION, [row[width - response :] for row in ids.rows], response),
@@ -160,7 +162,7 @@ def _aligned(columns: dict[str, Column]) -> dict[str, Column]:
         return {**parts, **split}
     if SEEN not in columns and response == width - 1:
         return columns
-    return {name: one.left_padded(width) if one in narrow else one for name, one in columns.items()}
+    return {name: each.left_padded(width) if each in narrow else each for name, each in columns.items()}
 
 
 def _joined(columns: dict[str, Column]) -> dict[str, Column]:
@@ -175,8 +177,8 @@ def _joined(columns: dict[str, Column]) -> dict[str, Column]:
         raise SetupError(
             f"attention_mask has {seen.width} columns; prompt_ids and completion_ids together have {width}."
         )
-    others = {name: one for name, one in columns.items() if name not in (PROMPT, COMPLETION)}
-    if not any(one.width == width for one in others.values() if one is not seen):
+    others = {name: each for name, each in columns.items() if name not in (PROMPT, COMPLETION)}
+    if not any(each.width == width for each in others.values() if each is not seen):
         return columns
     rows = [np.concatenate(pair) for pair in zip(prompt.rows, completion.rows, strict=True)]
     return _aligned({TOKENS: Column(TOKENS, rows, width), **others})
@@ -298,47 +300,32 @@ class BatchAuditor:
         return self._audited(read, len(rows), started)
 
     def _audited(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
-        auditor = self._fitting([one for one in read if isinstance(one, Rollout)])
+        auditor = self._fitting([row for row in read if isinstance(row, Rollout)])
         tokenizer = auditor.tokenizer
         summary = Summary(files=[BATCH], codes=auditor.codes)
         if self._auditor.tokenizer is not None:
             summary.tokenizer = self._auditor.tokenizer.name
             summary.encoder = None if tokenizer is None else tokenizer.encoder_name
         summary.notices += [] if self._notice is None else [self._notice]
-        results = []
-        for result in self._results(read, auditor, summary):
-            summary.add(result)
+        counts = RunCounts(summary)
+        results = list(counts.about_log(auditor.told))
+        for row in read:
+            result = row if isinstance(row, Result) else audit_rollout(row, auditor)
+            counts.add(result)
             results.append(result)
+        results += counts.of_logs({BATCH: auditor.codes})
+        results += counts.of_run()
         conclude(summary)
         summary.seconds = time.perf_counter() - started
         return BatchAudit(tuple(results), summary, self._failing(results, size))
-
-    def _results(self, read: Sequence[Rollout | Result], auditor: Auditor, summary: Summary) -> Iterator[Result]:
-        """The results of the rows, with those about the whole batch where a scan has them."""
-        if auditor.told:
-            yield Result(auditor.told[0].place, None, auditor.told, of_log=True)
-        testimonies, ledger = dict[str, Testimony](), Ledger()
-        for one in read:
-            if isinstance(one, Result):
-                yield one
-                continue
-            result = audit_rollout(one, auditor)
-            note_witness(result, testimonies)
-            ledger.note(result)
-            yield result
-        yield from count_logs(testimonies, summary, {BATCH: auditor.codes})
-        if len(ledger):
-            once = Once.of(ledger)
-            yield from once.results()
-            summary.notices += once.notices()
 
     def _fitting(self, rollouts: Sequence[Rollout]) -> Auditor:
         """The auditor; without its tokenizer if the batch was certainly written with another one."""
         tokenizer = self._auditor.tokenizer
         if tokenizer is None or CODE not in self._auditor.codes:
             return self._auditor
-        found = misfit(list(islice(rollouts, ROWS)), tokenizer, self._auditor.renderer)
-        return self._auditor if found is None else self._auditor.held_back(found)
+        finding = misfit(list(islice(rollouts, ROWS)), tokenizer, self._auditor.renderer)
+        return self._auditor if finding is None else self._auditor.held_back(finding)
 
     def _failing(self, results: Sequence[Result], size: int) -> Mask:
         failing = np.zeros(size, np.bool_)

@@ -1,4 +1,8 @@
-"""Findings about a whole log: the conventions that its rows keep, and what its rows leave open."""
+"""Findings about whole logs and about a whole run.
+
+Of a log: the conventions that its rows keep, and what its rows leave open. Of a run: tokens that its rows train
+more than once, calls that no row trains, and training rows that hold what the calls beside other rows sampled.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,59 @@ _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
 _ADVICE = "log the calls, or write null where no logprob exists"
 _LogFinding = tuple[str, Severity, str, str, Tally]
 """Code, severity, cause, message and the rows that it is about."""
+
+
+class RunCounts:
+    """What the results of a run add up to: what each log shows as a whole, and what the rows of all train."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+        self.testimonies: dict[str, Testimony] = {}
+        """By log, what the rows so far together say about how they were written."""
+        self.ledger = Ledger()
+        """What the rows so far train."""
+        self.strangers: list[Place] = []
+        """Training rows so far that are not of the calls beside them."""
+
+    def add(self, result: Result) -> None:
+        """Count a result of a row."""
+        self.summary.add(result)
+        if result.witness is not None:
+            self.testimonies.setdefault(result.place.file, Testimony()).add(result.witness, result.place)
+        self.ledger.note(result)
+        if len(self.strangers) < MOST_STRANGERS and any(
+            finding.code == CODE and finding.hit.cause == ROW_OF_OTHERS for finding in result.findings
+        ):
+            self.strangers.append(result.place)
+
+    def about_log(self, findings: tuple[Finding, ...]) -> Iterator[Result]:
+        """Findings about a whole log, counted; nothing if there are none."""
+        if findings:
+            yield self._counted(Result(findings[0].place, None, findings, of_log=True))
+
+    def of_log(self, file: str, codes: frozenset[str]) -> Iterator[Result]:
+        """What the rows of a log show together, and what they leave open, counted."""
+        if file in self.testimonies:
+            count_open(self.testimonies[file], self.summary)
+            yield from self.about_log(findings_of_log(file, self.testimonies[file], codes))
+
+    def of_logs(self, codes: Mapping[str, frozenset[str]]) -> Iterator[Result]:
+        """The findings about each whole log, by its codes."""
+        for file in self.testimonies:
+            yield from self.of_log(file, codes[file])
+
+    def of_run(self, *, whole: bool = True, owners: bool = False) -> Iterator[Result]:
+        """The findings about all rows together, which are counted; `owners`: also whose rows strangers are."""
+        if not len(self.ledger):
+            return
+        once = Once.of(self.ledger, whole=whole)
+        for result in chain(owner_results(self.ledger, self.strangers) if owners else (), once.results()):
+            yield self._counted(result)
+        self.summary.notices += once.notices()
+
+    def _counted(self, result: Result) -> Result:
+        self.summary.add(result)
+        return result
 
 
 def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
@@ -85,23 +142,6 @@ def _beside_faults(testimony: Testimony) -> Iterator[_LogFinding]:
             f"{assume_flags(slide)}"
         )
         yield _code((slide,)), Severity.WARNING, "may have the fault of other rows", message, tally
-
-
-def note_witness(result: Result, testimonies: dict[str, Testimony]) -> None:
-    """Add what a row shows to what its log shows."""
-    if result.witness is not None:
-        testimonies.setdefault(result.place.file, Testimony()).add(result.witness, result.place)
-
-
-def count_logs(
-    testimonies: Mapping[str, Testimony], summary: Summary, codes: Mapping[str, frozenset[str]]
-) -> Iterator[Result]:
-    """The findings about whole logs, by their codes, with what their rows leave open counted."""
-    for file, testimony in testimonies.items():
-        count_open(testimony, summary)
-        findings = findings_of_log(file, testimony, codes[file])
-        if findings:
-            yield Result(findings[0].place, None, findings, of_log=True)
 
 
 def count_open(testimony: Testimony, summary: Summary) -> None:
@@ -202,14 +242,16 @@ class Once:
 
     def results(self) -> Iterator[Result]:
         """The findings, one result for each rollout and each log, in the order of the rows."""
-        for place, noted in groupby(self._noted(), key=lambda one: self.ledger.place(one[0])):
+        for place, noted in groupby(self._noted(), key=lambda pair: self.ledger.place(pair[0])):
             yield Result(place, None, tuple(starmap(self._finding, noted)), of_log=True)
-        for file, numbers in self._by_file(self.settled.undecided.tolist()):
-            yield self._undecided(file, numbers)
+        undecided = self.settled.undecided.tolist()
+        for file, numbers in groupby(undecided, key=lambda number: self.ledger.place(number).file):
+            yield self._undecided(file, list(numbers))
 
     def notices(self) -> Iterator[str]:
         """How much is trained twice or not at all, for the summary."""
-        doubles, never = self.settled.doubles, self._never_tokens()
+        doubles = self.settled.doubles
+        never = sum(self.ledger.tokens(number) for number in self.settled.never.tolist())
         if self.ledger.left_out:
             compared = self.ledger.rollouts - self.ledger.left_out
             yield (
@@ -228,14 +270,14 @@ class Once:
 
     def again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
         """What these rows of a file train again, by row, then by item."""
-        found: dict[int, dict[int, tuple[TrainedAgain, ...]]] = {}
+        by_row: dict[int, dict[int, tuple[TrainedAgain, ...]]] = {}
         for number in self.ledger.sequences(file, rows):
             double = self.settled.doubles.of(number)
             if double is not None:
-                place, (_, said) = self.ledger.place(number), self._again(double)
-                items = found.setdefault(place.row, {})
-                items[place.item] = (*items.get(place.item, ()), said)
-        return found
+                place, (_, again) = self.ledger.place(number), self._again(double)
+                items = by_row.setdefault(place.row, {})
+                items[place.item] = (*items.get(place.item, ()), again)
+        return by_row
 
     def _noted(self) -> Iterator[_Noted]:
         """What each sequence trains again or never, in the order of the sequences."""
@@ -269,10 +311,10 @@ class Once:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
         return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
 
-    def _finding(self, number: int, said: TrainedAgain) -> Finding:
-        hit = hit_again(said)
+    def _finding(self, number: int, again: TrainedAgain) -> Finding:
+        hit = hit_again(again)
         severity = Severity.ERROR if hit.severity is None else hit.severity
-        repair = ONCE if said.turn is None else None
+        repair = ONCE if again.turn is None else None
         return headed(Finding(TRAINED_ONCE, severity, self.ledger.row_place(number), hit, repair))
 
     def _named(self, number: int, here: Place) -> str:
@@ -296,23 +338,16 @@ class Once:
     def _undecided(self, file: str, numbers: Sequence[int]) -> Result:
         """The finding that rows may or may not train the same sampling twice."""
         places = [self.ledger.row_place(number) for number in numbers[:PLACES]]
-        one = len(numbers) == 1
+        single = len(numbers) == 1
         more = f" and {len(numbers) - PLACES:,} more" if len(numbers) > PLACES else ""
-        named = f"row{'s' * (not one)} {', '.join(str(place.row) for place in places)}{more}"
+        named = f"row{'s' * (not single)} {', '.join(str(place.row) for place in places)}{more}"
         message = (
-            f"{many(len(numbers), 'row')} ({named}) {'trains' if one else 'train'} the same tokens as another, "
+            f"{many(len(numbers), 'row')} ({named}) {'trains' if single else 'train'} the same tokens as another, "
             "and nothing shows whether they were sampled twice; log the logprobs, or the id of each answer"
         )
         hit = Hit(Where.LOG, 0, 0, message, cause=UNDECIDED, severity=Severity.NOTE)
         place = Place(file, places[0].row)
         return Result(place, None, (headed(Finding(TRAINED_ONCE, Severity.NOTE, place, hit)),), of_log=True)
-
-    def _by_file(self, numbers: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
-        for file, found in groupby(numbers, key=lambda number: self.ledger.place(number).file):
-            yield file, list(found)
-
-    def _never_tokens(self) -> int:
-        return sum(self.ledger.tokens(number) for number in self.settled.never.tolist())
 
     def _share(self, tokens: int) -> str:
         """`4.2 %`."""
@@ -323,13 +358,8 @@ CODE, ROW_OF_OTHERS = "REC012", "row of other calls"
 """The code and cause of a training row that is not of the calls beside it."""
 _SAME = 0.9
 """The share of these rows that have to be as many rows from their calls to say that the join is off."""
-MOST = 1 << 17
+MOST_STRANGERS = 1 << 17
 """How many such rows are looked for."""
-
-
-def is_stranger(result: Result) -> bool:
-    """Whether the training row of a rollout is not of the calls beside it."""
-    return any(one.code == CODE and one.hit.cause == ROW_OF_OTHERS for one in result.findings)
 
 
 def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
@@ -344,28 +374,28 @@ def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result
 
 def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
     """The hash of the last trained span of each of these training rows."""
-    spans, first, found = ledger.spans, ledger.first_spans, dict[int, Place]()
+    spans, first, by_hash = ledger.spans, ledger.first_spans, dict[int, Place]()
     for file, places in groupby(strangers, key=lambda place: place.file):
         among = set(places)
         for number in ledger.sequences(file, sorted({place.row for place in among})):
             place = ledger.place(number)
             if ledger.turn(number) is None and place in among:
                 own = spans[first[number] : first[number + 1]]
-                found[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
-    return found
+                by_hash[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
+    return by_hash
 
 
 def _owners(ledger: Ledger, wanted: dict[int, Place]) -> dict[Place, Place]:
     """By row, the first rollout with a call that sampled its last span, in the order of the rows."""
-    keys, found = np.fromiter(wanted, np.uint64, len(wanted)), dict[Place, Place]()
+    keys, owners = np.fromiter(wanted, np.uint64, len(wanted)), dict[Place, Place]()
     hashes = ledger.spans["hash"]
     for at in range(0, len(hashes) if wanted else 0, BLOCK):
-        held = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
-        for span, number in zip(held.tolist(), ledger.sequences_of(held).tolist(), strict=True):
+        sampled = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
+        for span, number in zip(sampled.tolist(), ledger.sequences_of(sampled).tolist(), strict=True):
             place, owner = wanted[int(hashes[span])], ledger.place(number)
             if ledger.turn(number) is not None and owner != place:
-                found.setdefault(place, owner)
-    return {place: found[place] for place in wanted.values() if place in found}
+                owners.setdefault(place, owner)
+    return {place: owners[place] for place in wanted.values() if place in owners}
 
 
 def _message(pairs: Sequence[tuple[Place, Place]]) -> str:
@@ -375,10 +405,10 @@ def _message(pairs: Sequence[tuple[Place, Place]]) -> str:
     named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
     more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
     verb = "trains" if len(pairs) == 1 else "train"
-    said = f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}"
+    message = f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}"
     if rows and times >= max(_SAME * len(pairs), 2):
-        return f"{said}; the join of rows and calls is off by {rows:+d}: join them by id"
-    return f"{said}; join rows and calls by id"
+        return f"{message}; the join of rows and calls is off by {rows:+d}: join them by id"
+    return f"{message}; join rows and calls by id"
 
 
 def _name(place: Place, beside: Place | None = None) -> str:

@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.join import lines_of
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.record.rollout import Place
-from tito_audit.record.testimony import Testimony
 from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes, unreadable
-from tito_audit.run.log_findings import Once, count_logs, note_witness
+from tito_audit.run.log_findings import Once, RunCounts
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import CHECKING, Progress, entered
-from tito_audit.run.resume import (
-    KeptOutcome,
-    Recorder,
-    kept_log,
-    kept_outcomes,
-    refuse_model,
-    repair_recorder,
-    states_of,
-)
+from tito_audit.run.resume import DoneRow, Recorder, read_again, refuse_model, repair_recorder, states_of
 from tito_audit.run.row_repair import RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
 from tito_audit.run.scan import Scan, conclude, once_of
 from tito_audit.run.tasks import (
     Batch,
-    Kept,
-    Part,
+    Begun,
     RepairBatch,
     Repaired,
-    Started,
+    Step,
     chunk_bytes,
     engine_of,
-    planned,
+    repair_steps,
     unpacked,
 )
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small, mapped
@@ -81,58 +70,8 @@ from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
 from tito_audit.tokens.vocab import Vocabulary
 
-
-def closing_scan(
-    written: Sequence[tuple[Path, Path]],
-    settings: Settings,
-    progress: Progress | None,
-    flow: RowFlow,
-    journal: Journal | None,
-) -> tuple[Summary, int]:
-    """The counts of the files that were written, each with its log before it, and how many findings fail the run.
-
-    A file that is no log any more is a finding, since it was written: if a repair moves all rows but damaged ones,
-    what is left may look like other data.
-    """
-    refused = {target: why for _, target in written if (why := _refused(target)) is not None}
-    logs = {str(target): str(log) for log, target in written}
-    scan = Scan(
-        [one for _, one in written if one not in refused], every_row(settings), entered(progress, CHECKING)
-    )
-    scan.journal = journal
-    scan.loader = flow.loader
-    scan.standing_for = {target: log for log, target in written}
-    failed = 0
-    if scan.logs or not written:
-        failed = sum(failing(flow, logs[result.place.file], result) for result in scan)
-    for target, why in refused.items():
-        group = flow.groups[logs[str(target)]]
-        result = unreadable(Place(str(target), 0), why, group.auditor.codes)
-        scan.summary.files.append(str(target))
-        scan.summary.add(result)
-        failed += failing(flow, logs[str(target)], result)
-    return scan.summary, failed
-
-
-def count_trained_again(ledger: Ledger, summary: Summary) -> Sequence[Result]:
-    """Count what the rows of a run train more than once, or never; the findings, as a scan has them."""
-    if not len(ledger):
-        return ()
-    once = Once.of(ledger)
-    results = tuple(once.results())
-    for result in results:
-        summary.add(result)
-    summary.notices += once.notices()
-    return results
-
-
-def _refused(target: Path) -> str | None:
-    """Why a written file cannot be read as a log; None where it can."""
-    try:
-        open_log(target).kind  # noqa: B018  # reads the beginning of the file
-    except StorageError as error:
-        return f"the repaired file is no log any more: {str(error).splitlines()[0]}"
-    return None
+_LARGEST = 1 << 20
+"""The most bytes in a batch: a few batches per process wait in memory to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +87,10 @@ class Writes:
 
     def refuse_taken(self, targets: Mapping[Path, Path]) -> None:
         """StorageError if one of the files to write exists and may not be replaced."""
-        ours = {file: target for file, target in targets.items() if self.replaces(target)}
-        others = {file: target for file, target in targets.items() if file not in ours}
-        for mine, overwrite in ((ours, True), (others, False)):
-            refuse_taken(mine, overwrite=overwrite)
+        ours = {file for file, target in targets.items() if self.replaces(target)}
+        for overwrite in (True, False):
+            some = {file: target for file, target in targets.items() if (file in ours) is overwrite}
+            refuse_taken(some, overwrite=overwrite)
 
     @property
     def sealed(self) -> Sealed | None:
@@ -183,7 +122,7 @@ def targets_of(
 def opened_quarantine(name: str, targets: Mapping[Path, Path], writes: Writes) -> Iterator[Quarantine]:
     """The quarantine of a run; SetupError if the run reads or writes that file."""
     place = output_path(name)
-    if any(same_place(place, one) for one in (*targets, *targets.values())):
+    if any(same_place(place, file) for file in (*targets, *targets.values())):
         raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
     with Quarantine.opened(place, overwrite=writes.replaces(place), sealed=writes.sealed) as quarantine:
         allow_open_files(len(targets))
@@ -199,8 +138,8 @@ def write_row(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quara
             raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
         codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
         for line in lines_of(unpacked(raw)):
-            said = {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}}
-            moved.append(quarantine.add(line, outcome.place, said))
+            why = {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}}
+            moved.append(quarantine.add(line, outcome.place, why))
         out.replace(raw, [])
     elif repaired.rows is None:
         out.keep(raw)
@@ -225,42 +164,14 @@ class InMemory:
         """An output for the rows of a log; `target` is a file, or the log itself to keep them in memory."""
         added = (COLUMN,) if repairs.provenance else ()
         place = None if isinstance(target, RowsInMemory) else target
-        with open_memory_output(log, file, place, overwrite=repairs.force, added=added) as (kept, out):
-            self.outputs[file] = kept
+        with open_memory_output(log, file, place, overwrite=repairs.force, added=added) as (rows, out):
+            self.outputs[file] = rows
             yield out
 
     def path(self, file: Path) -> Path | None:
         """The repaired rows of a log as a path; None if they are in a file."""
-        kept = self.outputs.get(file)
-        return kept.result if kept is not None and kept.target is None else None
-
-
-class _Run(Protocol):
-    in_memory: InMemory
-    before: Summary
-
-    def __iter__(self) -> Iterator[Outcome]: ...
-
-
-def repaired_rows(run: _Run) -> Any:
-    """Rows that were given in memory, repaired, as the caller had them: a list, a frame, a table, a data set.
-
-    Repairs them if that was not done yet. SetupError for logs in files, which are written to `out`, and if the
-    outcomes were not iterated to the end. What was given is not changed; rows without repairs are shared with it.
-    """
-    held = run.in_memory
-    if held.together is None:
-        raise SetupError("repaired: only rows given in memory come back; files are written to `out`.")
-    if not held.complete and not run.before.files:
-        for _ in run:
-            pass
-    if not held.complete:
-        raise SetupError("repaired: the repair is not done yet; iterate over all outcomes first.")
-    return held.together([output.result.value for output in held.outputs.values()])
-
-
-_LARGEST = 1 << 20
-"""The most bytes in a batch: a few batches per process wait in memory to be written."""
+        rows = self.outputs.get(file)
+        return rows.result if rows is not None and rows.target is None else None
 
 
 class Repairs(ShownRepairs):
@@ -314,17 +225,33 @@ class Repairs(ShownRepairs):
         """Whether repaired rows go nowhere; known once logs are read."""
         self.watch = Watch(())
         """The logs as they were when they were listed."""
-        self._engine: Executor | None = None
 
-    repaired = property(repaired_rows)
+    @property
+    def repaired(self) -> Any:
+        """Rows that were given in memory, repaired, as the caller had them: a list, a frame, a table, a data set.
+
+        Repairs them if that was not done yet. SetupError for logs in files, which are written to `out`, and if the
+        outcomes were not iterated to the end. What was given is not changed; rows without repairs are shared with
+        it.
+        """
+        rows = self.in_memory
+        if rows.together is None:
+            raise SetupError("repaired: only rows given in memory come back; files are written to `out`.")
+        if not rows.complete and not self.before.files:
+            for _ in self:
+                pass
+        if not rows.complete:
+            raise SetupError("repaired: the repair is not done yet; iterate over all outcomes first.")
+        return rows.together([output.result.value for output in rows.outputs.values()])
 
     def __iter__(self) -> Iterator[Outcome]:
         with ExitStack() as stack:
-            self._engine = stack.enter_context(engine_of(self.settings))
-            yield from self._all(None if self.resume is None else self._journal(self.resume, stack))
+            engine = stack.enter_context(engine_of(self.settings))
+            journal = None if self.resume is None else self._journal(self.resume, stack)
+            yield from self._all(engine, journal)
         self._ended = True
 
-    def _all(self, journal: Journal | None) -> Iterator[Outcome]:
+    def _all(self, engine: Executor | None, journal: Journal | None) -> Iterator[Outcome]:
         selected_codes(self.settings)
         strategies(self.repairs)
         files = find_logs(self.logs)
@@ -340,10 +267,9 @@ class Repairs(ShownRepairs):
         recorder = None
         if journal is not None:
             recorder = repair_recorder(journal, flow, states, self.repairs, targets, once)
-            self.resumed = len(recorder.kept)
+            self.resumed = len(recorder.logs)
             self.before.notices += recorder.finished.notices()
-        trained, testimonies = (Ledger(), Ledger()), (dict[str, Testimony](), dict[str, Testimony]())
-        started = time.perf_counter()
+        before, after, started = RunCounts(self.before), RunCounts(self.after), time.perf_counter()
         # The quarantine is closed first: its file is complete before any log without those rows gets its name.
         # A journal holds those rows, so with one each log gets its name at once.
         with ExitStack() as later, ExitStack() as stack:
@@ -351,49 +277,40 @@ class Repairs(ShownRepairs):
             if self.repairs.quarantine is not None and self.out is not None:
                 quarantine = stack.enter_context(opened_quarantine(self.repairs.quarantine, targets, writes))
             writing = _Writing(self, targets, writes, quarantine, later, flow.size, once, recorder)
-            outcomes = stack.enter_context(closing(self._outcomes(flow, writing)))
+            outcomes = stack.enter_context(closing(self._outcomes(flow, writing, engine)))
             for outcome in outcomes:
                 for result in flow.noted(outcome.before):
-                    self.before.add(result)
-                    note_witness(result, testimonies[0])
-                    trained[0].note(result)
+                    before.add(result)
                 self.before.seconds = time.perf_counter() - started
                 for result in outcome.after if self.dry else ():
-                    self.after.add(result)
-                    note_witness(result, testimonies[1])
-                    trained[1].note(result)
+                    after.add(result)
                     self.failing += failing(flow, result.place.file, result)
                 yield outcome
         codes = {file: group.auditor.codes for file, group in flow.groups.items()}
-        for result in count_logs(testimonies[0], self.before, codes):
-            self.before.add(result)
-        for result in count_logs(testimonies[1], self.after, codes):
-            self.after.add(result)
-            self.failing += failing(flow, result.place.file, result)
-        if once is None:  # else the rows themselves had these findings
-            count_trained_again(trained[0], self.before)
-            for result in count_trained_again(trained[1], self.after):
-                self.failing += failing(flow, result.place.file, result)
+        for counts in (before, after):
+            # If the repair of what is trained again was named, the rows themselves had these findings.
+            of_run = counts.of_run() if once is None else ()
+            for result in chain(counts.of_logs(codes), of_run):
+                if counts is after:
+                    self.failing += failing(flow, result.place.file, result)
         write_dataset_metadata(list(map(str, self.logs)), targets, overwrite=writes.replaces, sealed=writes.sealed)
         flow.say_joined(self.before)
         flow.encoders.warn(self.before)
         conclude(self.before)
         flow.save()
         if not self.dry:
-            settings = replace(self.settings, assume={})
-            self.after, failed = closing_scan(self.written, settings, self.progress, flow, journal)
-            self.failing += failed
+            _closing_scan(self, flow, journal)
         else:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
             self.after.tokenizer_commits = self.before.tokenizer_commits
         self.in_memory.complete = True
 
-    def tell(self, flow: RowFlow, file: Path, told: tuple[Finding, ...]) -> None:
+    def count_about_log(self, flow: RowFlow, file: Path, findings: tuple[Finding, ...]) -> None:
         """Count the findings about a whole log, which no repair changes."""
-        if not told:
+        if not findings:
             return
-        result = Result(told[0].place, None, told, of_log=True)
+        result = Result(findings[0].place, None, findings, of_log=True)
         self.before.add(result)
         if self.dry:
             self.after.add(result)
@@ -406,27 +323,30 @@ class Repairs(ShownRepairs):
             make_folder(place.parent)
         return stack.enter_context(closing(Journal(place)))
 
-    def _outcomes(self, flow: RowFlow, writing: _Writing) -> Generator[Outcome, None, None]:
+    def _outcomes(
+        self, flow: RowFlow, writing: _Writing, engine: Executor | None
+    ) -> Generator[Outcome, None, None]:
         """The outcomes; each row is written before its outcome is yielded."""
-        given = self.executor or self._engine
-        several = given is not None or (self.settings.jobs or 1) > 1
-        executor = given or self._executor(flow)
-        recorder, writes = writing.recorder, bool(writing.targets)
-        flow.executor = self._engine
+        flow.executor, executor = engine, self.executor or engine
+        several = executor is not None or (self.settings.jobs or 1) > 1
+        if executor is None:
+            executor = executor_for(self.settings.jobs or 1, self.before)
+            if self.batch_bytes is None and is_small(flow.files):
+                executor = InProcess()
         size = None
         if not executor.here:
             flow.load()
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), _LARGEST)
+        writes = bool(writing.targets)
         writing.work = work = RepairBatch(flow, self.repairs, writes=writes, bare=several)
-        kept = recorder.kept if recorder is not None else {}
-        tasks = planned(flow, size, once=writing.once, keep_text=writes, kept=kept)
-        with closing(mapped(executor, work, tasks)) as parts:
-            for part, _ in parts:
-                if isinstance(part, Kept):
-                    yield from writing.replayed(part)
-                    continue
-                assert isinstance(part, Started), "the rows of a log are taken before the next one starts"
-                yield from writing.outcomes(part.file, part.log, parts)
+        recorded = writing.recorder.logs if writing.recorder is not None else {}
+        steps = repair_steps(flow, size, once=writing.once, keep_text=writes, recorded=recorded)
+        with closing(mapped(executor, work, steps)) as answers:
+            for step, _ in answers:
+                if isinstance(step, Begun) and step.log is not None:
+                    yield from writing.outcomes(step.file, step.log, answers)
+                elif isinstance(step, Begun):
+                    yield from writing.recorded(step.file)
 
     def _once(self, flow: RowFlow) -> Once | None:
         """What the logs train more than once, if the repair for that was named."""
@@ -438,11 +358,6 @@ class Repairs(ShownRepairs):
         once = once_of(flow.files, self.settings)
         self.before.notices += once.notices()
         return once
-
-    def _executor(self, flow: RowFlow) -> Executor:
-        """The executor that repairs the batches."""
-        executor = executor_for(self.settings.jobs or 1, self.before)
-        return InProcess() if self.batch_bytes is None and is_small(flow.files) else executor
 
 
 @dataclass(slots=True)
@@ -467,30 +382,28 @@ class _Writing:
     changed: int = 0
     """Rows that were changed or put into the quarantine."""
 
-    def outcomes(self, file: Path, log: Log, parts: Iterator[tuple[Part, Repaired | None]]) -> Iterator[Outcome]:
-        """The outcomes of one log, whose batches come next in `parts`."""
+    def outcomes(self, file: Path, log: Log, answers: Iterator[tuple[Step, Repaired | None]]) -> Iterator[Outcome]:
+        """The outcomes of one log, whose batches come next in `answers`."""
         flow, run, recorder, lacks_rows = self.work.flow, self.run, self.recorder, False
-        run.before.files.append(str(file))
         auditor = flow.group(str(file)).auditor
-        run.vocabulary = auditor.vocabulary
-        run.tell(flow, file, auditor.told)
+        self._begin(file, auditor.vocabulary, auditor.told)
         if recorder is not None:
             recorder.begin(file, auditor.told)
         with ExitStack() as stack:
             changes = Changes()
             out = self._output(file, log, stack, changes) if self.targets else None
-            for part, answer in parts:
-                if not isinstance(part, Batch) or answer is None:
+            for step, answer in answers:
+                if not isinstance(step, Batch) or answer is None:
                     break
                 flow.encoders.add(answer.encoders, run.before)
                 if recorder is not None:
                     recorder.encoders(answer.encoders)
-                for raw, repaired in zip(part.rows, answer.rows, strict=True):
+                for raw, repaired in zip(step.rows, answer.rows, strict=True):
                     moved = write_row(raw, repaired, out, self.quarantine) if out is not None else ()
                     if recorder is not None:
-                        recorder.add_outcome(repaired.outcome, moved)
+                        recorder.add(DoneRow(repaired.outcome, moved=tuple(moved)))
                     lacks_rows |= repaired.outcome.quarantined is not None
-                    self._passed(repaired.outcome, part.position)
+                    self._passed(repaired.outcome, step.done)
                     yield repaired.outcome
             run.watch.check(file)
             if out is not None:
@@ -501,52 +414,53 @@ class _Writing:
                 recorder.finish(changed=run.changed[file], notices=changes.notices)
             elif lacks_rows:
                 self.later.push(stack.pop_all())
-        self.done += log.size
-        if self.targets:
-            run.written.append((file, run.in_memory.path(file) or self.targets[file]))
+        self._end(file, log.size)
 
-    def replayed(self, part: Kept) -> Iterator[Outcome]:
+    def recorded(self, file: Path) -> Iterator[Outcome]:
         """The outcomes of a log that was repaired before; what they put into the quarantine is put there again."""
-        flow, run, file, recorder = self.work.flow, self.run, part.file, self.recorder
+        flow, run, recorder = self.work.flow, self.run, self.recorder
         assert recorder is not None, "only a journal keeps logs"
-        group = flow.groups[str(file)]
+        group, log = flow.groups[str(file)], recorder.log(file)
         if group.join is not None:
             group.join.rows(group.open(file))  # reads the calls of all logs, which the summary tells of
-        run.before.files.append(str(file))
-        run.vocabulary = group.auditor.vocabulary
-        log = kept_log(recorder.journal, part.recorded, file)
-        run.tell(flow, file, log.told)
-        whole = self._whole(file, kept_outcomes(recorder.journal, part.recorded, file))
-        for outcome, moved in kept_outcomes(recorder.journal, part.recorded, file):
+        self._begin(file, group.auditor.vocabulary, log.about_log)
+        shown = self._shown(file, recorder)
+        for row in recorder.rows(file):
             if self.quarantine is not None:
-                for line in moved:
+                for line in row.moved:
                     self.quarantine.write(line)
-            self._passed(outcome, 0)
-            yield whole.get(outcome.place.row, outcome)
+            self._passed(row.outcome, 0)
+            yield shown.get(row.outcome.place.row, row.outcome)
         for encoded in log.encoders:
             flow.encoders.add(encoded, run.before)
         run.changed[file] = [dict(rows) for rows in log.changed]
         run.before.notices += log.notices
-        self.done += file.stat().st_size
-        if self.targets:
-            run.written.append((file, self.targets[file]))
+        self._end(file, file.stat().st_size)
 
-    def _whole(self, file: Path, outcomes: Iterable[KeptOutcome]) -> Mapping[int, Outcome]:
+    def _begin(self, file: Path, vocabulary: Vocabulary | None, about_log: tuple[Finding, ...]) -> None:
+        self.run.before.files.append(str(file))
+        self.run.vocabulary = vocabulary
+        self.run.count_about_log(self.work.flow, file, about_log)
+
+    def _end(self, file: Path, size: int) -> None:
+        self.done += size
+        if self.targets:
+            self.run.written.append((file, self.run.in_memory.path(file) or self.targets[file]))
+
+    def _shown(self, file: Path, recorder: Recorder) -> Mapping[int, Outcome]:
         """By row, the outcomes that are shown with whole rollouts: their rows are repaired again."""
         room = self.run.shown - self.changed
         if room <= 0:
             return {}
         flow = self.work.flow
-        rows = (one.place.row for one, _ in outcomes if one.repaired or one.quarantined is not None)
-        wanted, found, group = set(islice(rows, room)), {}, flow.groups[str(file)]
+        outcomes = (row.outcome for row in recorder.rows(file))
+        changed = (each.place.row for each in outcomes if each.repaired or each.quarantined is not None)
+        numbers, group, shown = list(islice(changed, room)), flow.groups[str(file)], dict[int, Outcome]()
         self.run.vocabulary = flow.group(str(file)).auditor.vocabulary
-        for raw in group.rows(group.open(file, keep_text=True)) if wanted else ():
-            if raw.index in wanted:
-                wanted.remove(raw.index)
-                found[raw.index] = self._again(file, raw).outcome
-                if not wanted:
-                    break
-        return found
+        for raw in read_again(group, group.open(file, keep_text=True), numbers):
+            again = {} if self.once is None else self.once.again(str(file), [raw.index]).get(raw.index, {})
+            shown[raw.index] = self.work.row(file, raw, again).outcome
+        return shown
 
     def _output(self, file: Path, log: Log, stack: ExitStack, changes: Changes) -> Output:
         target, repairs, group = self.targets[file], self.run.repairs, self.work.flow.groups[str(file)]
@@ -557,11 +471,6 @@ class _Writing:
         opened = partial(open_output, log, target, added=(COLUMN,) if repairs.provenance else (), changes=changes)
         out = opened(overwrite=self.writes.replaces(target), sealed=self.writes.sealed)
         return group.output(stack.enter_context(out), log)
-
-    def _again(self, file: Path, raw: RawRow) -> RepairedRow:
-        """The repair of a row that an earlier run repaired."""
-        again = {} if self.once is None else self.once.again(str(file), [raw.index]).get(raw.index, {})
-        return self.work.row(file, raw, again)
 
     def _passed(self, outcome: Outcome, position: int) -> None:
         self.rows += 1
@@ -590,7 +499,39 @@ def repair_rollouts(
     outcomes are the same; their rollouts keep only place and format.
     """
     settings, repairs = Settings.given(settings), repairs or RepairSettings()
-    found = given(logs)
-    run = Repairs(found.names, out, settings, repairs, progress, resume=resume)
-    run.in_memory.together = found.together
+    inputs = given(logs)
+    run = Repairs(inputs.names, out, settings, repairs, progress, resume=resume)
+    run.in_memory.together = inputs.together
     return run
+
+
+def _closing_scan(run: Repairs, flow: RowFlow, journal: Journal | None) -> None:
+    """Scan what was written, read like any log, into the counts after the repair.
+
+    A file that is no log any more is a finding, since it was written: if a repair moves all rows but damaged ones,
+    what is left may look like other data.
+    """
+    refused: dict[Path, str] = {}
+    for _, target in run.written:
+        try:
+            open_log(target).kind  # noqa: B018  # reads the beginning of the file
+        except StorageError as error:
+            refused[target] = f"the repaired file is no log any more: {str(error).splitlines()[0]}"
+    logs = {str(target): str(log) for log, target in run.written}
+    scan = Scan(
+        [target for _, target in run.written if target not in refused],
+        every_row(replace(run.settings, assume={})),
+        entered(run.progress, CHECKING),
+    )
+    scan.journal = journal
+    scan.loader = flow.loader
+    scan.standing_for = {target: log for log, target in run.written}
+    if scan.logs or not run.written:
+        run.failing += sum(failing(flow, logs[result.place.file], result) for result in scan)
+    run.after = scan.summary
+    for target, why in refused.items():
+        log = logs[str(target)]
+        result = unreadable(Place(str(target), 0), why, flow.groups[log].auditor.codes)
+        run.after.files.append(str(target))
+        run.after.add(result)
+        run.failing += failing(flow, log, result)

@@ -11,14 +11,14 @@ import json
 import sys
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import date
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
@@ -31,7 +31,7 @@ from tito_audit.run.log_findings import Once
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.storage import RowsInMemory, find_logs
+from tito_audit.storage import Log, RawRow, RowsInMemory, find_logs
 from tito_audit.storage.journal import Finished, Journal
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.load import digest_of
@@ -89,7 +89,7 @@ class FinishedLogs:
         self._by_group: dict[int, Mapping[str, str]] = {}
         self._differs: dict[str, None] = {}
         self._unused = 0
-        self.found = {file: log for file in flow.files if (log := self._find(file)) is not None}
+        self.logs = {file: log for file in flow.files if (log := self._find(file)) is not None}
         """By log: what was recorded."""
 
     def notices(self) -> Iterator[str]:
@@ -100,39 +100,33 @@ class FinishedLogs:
                 f"{listed([f'other {name}' for name in self._differs])}; this run did not use that."
             )
 
-    def finish(self, file: Path, **said: object) -> bool:
-        """Whether the log was recorded as finished: not if it changed since the run began."""
+    def finish(self, file: Path, **more: object) -> None:
+        """Record that the log is finished, unless it changed since the run began."""
         state = self._states.get(file)
-        same = state is not None and state == identity_of(file)
-        if same:
-            self.journal.finish(self._kind, str(file), state, self._decided(file), **said)
-        return same
+        if state is not None and state == identity_of(file):
+            self.journal.finish(self._kind, str(file), state, self._decided(file), **more)
 
     def _find(self, file: Path) -> Finished | None:
-        found, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
-        if found is None or state is None or found.state != state:
+        log, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
+        if log is None or state is None or log.state != state:
             return None
         decided = self._decided(file)
-        differs = [name for name in {**decided, **found.decided} if decided.get(name) != found.decided.get(name)]
+        differs = [name for name in {**decided, **log.decided} if decided.get(name) != log.decided.get(name)]
         self._differs |= dict.fromkeys(differs)
         self._unused += bool(differs)
-        return None if differs else found
+        return None if differs else log
 
     def _decided(self, file: Path) -> Mapping[str, str]:
         """What decides the result of a log, by name, as hashes."""
         group = self.flow.groups[str(file)]
         if id(group) not in self._by_group:
-            said = {**_deciding(group, self._kind), **self._more}
-            self._by_group[id(group)] = {name: _hash(value) for name, value in said.items()}
+            deciding = {**_deciding(group, self._kind), **self._more}
+            self._by_group[id(group)] = {name: _hash(value) for name, value in deciding.items()}
         decided = self._by_group[id(group)]
         if group.join is None or not group.join.joins_logs(file):
             return decided
         # With a limit, only so many rows are searched for the calls of a conversation.
-        return {**decided, "logs": self._all_logs + str(group.settings.limit)}
-
-    @cached_property
-    def _all_logs(self) -> str:
-        return logs_hash(self._states)
+        return {**decided, "logs": logs_hash(self._states) + str(group.settings.limit)}
 
 
 def logs_hash(states: States) -> str:
@@ -143,28 +137,25 @@ def logs_hash(states: States) -> str:
 def _deciding(group: LogGroup, kind: str) -> dict[str, object]:
     """What decides the results of a group of logs, besides what is in them."""
     settings, auditor = group.settings, group.auditor
-    said: dict[str, object] = {
+    # What fails a scan is decided later.
+    others = _NOT_DECIDING | ({"fail_on"} if kind == SCAN else set())
+    names = [field.name for field in fields(Settings) if field.name not in others]
+    deciding: dict[str, object] = {
         "code": _code(),
-        "settings": [(name, _plain(getattr(settings, name))) for name in _fields(kind)],
+        "settings": [(name, _plain(getattr(settings, name))) for name in names],
     }
     if auditor.tokenizer is not None:
-        said["tokenizer files"] = digest_of(auditor.tokenizer)
+        deciding["tokenizer files"] = digest_of(auditor.tokenizer)
     if auditor.renderer is not None:
         sources = {name: template.source for name, template in auditor.renderer.templates.items()}
-        said["chat template"] = _plain(sources)
+        deciding["chat template"] = _plain(sources)
         if settings.clock is None and any("strftime_now" in source for source in sources.values()):
-            said["date (--clock sets it)"] = date.today().isoformat()
-    others = [name for name in (settings.messages, settings.tools_file) if name is not None]
-    if others and group.join is not None:
-        files = [(str(file), identity_of(file)) for name in others for file in find_logs([name])]
-        said["joined files"] = files, group.join.keys()
-    return said
-
-
-def _fields(kind: str) -> list[str]:
-    """The settings that decide a result. What fails a scan is decided later."""
-    without = _NOT_DECIDING | ({"fail_on"} if kind == SCAN else set())
-    return [one.name for one in fields(Settings) if one.name not in without]
+            deciding["date (--clock sets it)"] = date.today().isoformat()
+    beside = [name for name in (settings.messages, settings.tools_file) if name is not None]
+    if beside and group.join is not None:
+        files = [(str(file), identity_of(file)) for name in beside for file in find_logs([name])]
+        deciding["joined files"] = files, group.join.keys()
+    return deciding
 
 
 def _plain(value: object) -> object:
@@ -189,11 +180,19 @@ def _code() -> str:
     return code.hexdigest()
 
 
-KeptRow: TypeAlias = tuple[int, Sequence[Result]]
-"""How many rows a sample left out before a row, and the results of the row."""
-KeptOutcome: TypeAlias = tuple[Outcome, Sequence[bytes]]
-"""An outcome, and the lines that it put into the quarantine."""
 Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class DoneRow:
+    """A row that a run is done with."""
+
+    outcome: Outcome
+    """What became of it; a scan is a repair that changes nothing."""
+    left_out: int = 0
+    """How many rows a sample left out before it."""
+    moved: tuple[bytes, ...] = ()
+    """The lines that it put into the quarantine."""
 
 
 class Changed(TypedDict):
@@ -212,7 +211,7 @@ class KeptLog:
     """What encoded its chunks."""
     left_out: int = 0
     """Rows that a sample left out after the last one."""
-    told: tuple[Finding, ...] = ()
+    about_log: tuple[Finding, ...] = ()
     """The findings about all of it."""
     changed: tuple[Changed, ...] = ()
     notices: tuple[str, ...] = ()
@@ -251,29 +250,30 @@ class _Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """An outcome, its results, and the lines that it put into the quarantine."""
+class _Row:
+    """A row that is done, without rollouts and views."""
 
-    outcome: Outcome
+    row: DoneRow
     before: tuple[_Result, ...]
     after: tuple[_Result, ...] | None
     """None: those before."""
-    moved: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, outcome: Outcome, moved: Sequence[bytes]) -> _Outcome:
-        after = None if outcome.after is outcome.before else tuple(map(_Result.of, outcome.after))
+    def of(cls, row: DoneRow) -> _Row:
+        outcome = row.outcome
         before = tuple(map(_Result.of, outcome.before))
-        return cls(replace(outcome, before=(), after=()), before, after, tuple(moved))
+        after = None if outcome.after is outcome.before else tuple(map(_Result.of, outcome.after))
+        return cls(replace(row, outcome=replace(outcome, before=(), after=())), before, after)
 
-    def read(self, file: Path) -> KeptOutcome:
-        """The outcome that was recorded; ValueError for one of another file."""
-        if self.outcome.place.file != str(file):
+    def read(self, file: Path) -> DoneRow:
+        """The row that was recorded; ValueError for one of another file."""
+        outcome = self.row.outcome
+        if outcome.place.file != str(file):
             raise ValueError(f"a row of another file than {file}")
-        _check_rows(self.outcome.place)
+        _check_rows(outcome.place)
         before = tuple(result.read(file) for result in self.before)
         after = before if self.after is None else tuple(result.read(file) for result in self.after)
-        return replace(self.outcome, before=before, after=after), self.moved
+        return replace(self.row, outcome=replace(outcome, before=before, after=after))
 
 
 def _check_rows(*places: Place) -> None:
@@ -312,32 +312,34 @@ def unpacked(text: str, kind: type[Kind]) -> Kind:
 
 
 class Recorder:
-    """Records the results or outcomes of each log as they pass."""
+    """Records the rows of each log as they are done, and reads those that an earlier run recorded.
+
+    `targets` are the files that a repair writes, by log.
+    """
 
     def __init__(self, finished: FinishedLogs, targets: Mapping[Path, Path] | None = None) -> None:
         self.finished = finished
         self.journal = finished.journal
-        self.kept = finished.found if targets is None else _still_there(finished, targets)
+        self.logs = finished.logs if targets is None else _still_there(finished, targets)
         """The logs that an earlier run finished; of a repair those whose files are there, unchanged."""
         self._targets = targets or {}
         self._file: Path | None = None
-        self._told: tuple[Finding, ...] = ()
+        self._about_log: tuple[Finding, ...] = ()
         self._encoders: dict[Encoded, None] = {}
-        self._rows: list[object] = []
+        self._rows: list[_Row] = []
         self._results = 0
 
-    def begin(self, file: Path, told: Sequence[Finding] = ()) -> None:
-        """Start on a log; `told` are the findings about all of it."""
-        self._file, self._told, self._encoders = file, tuple(told), {}
+    def begin(self, file: Path, about_log: Sequence[Finding] = ()) -> None:
+        """Start on a log, with the findings about all of it."""
+        self._file, self._about_log, self._encoders = file, tuple(about_log), {}
         self.journal.begin()
 
-    def add(self, left_out: int, row: Sequence[Result]) -> None:
-        """Record the results of the next row, and how many rows were left out before it."""
-        self._add((left_out, tuple(map(_Result.of, row))), len(row) + 1)
-
-    def add_outcome(self, outcome: Outcome, moved: Sequence[bytes]) -> None:
-        """Record an outcome, and the lines that it put into the quarantine."""
-        self._add(_Outcome.of(outcome, moved), 2)
+    def add(self, row: DoneRow) -> None:
+        """Record the next row."""
+        self._rows.append(_Row.of(row))
+        self._results += len(row.outcome.before) + 1
+        if self._results >= _PART:
+            self._write()
 
     def encoders(self, encoded: Encoded) -> None:
         """Record what encoded a chunk."""
@@ -352,15 +354,26 @@ class Recorder:
         self._write()
         target = self._targets.get(self._file)
         rows: Any = tuple(changed)
-        log = KeptLog(tuple(self._encoders), left_out, self._told, rows, tuple(notices))
+        log = KeptLog(tuple(self._encoders), left_out, self._about_log, rows, tuple(notices))
         self.finished.finish(self._file, target=None if target is None else str(target), kept=packed(log))
         self._file = None
 
-    def _add(self, row: object, results: int) -> None:
-        self._rows.append(row)
-        self._results += results
-        if self._results >= _PART:
-            self._write()
+    def log(self, file: Path) -> KeptLog:
+        """What was recorded of a finished log besides its rows."""
+        with self.journal.reading(self.logs[file]):
+            log = unpacked(self.logs[file].said["kept"], KeptLog)
+            for finding in log.about_log:
+                _check_rows(finding.place)
+                if finding.place.file != str(file):
+                    raise ValueError(f"a finding of another file than {file}")
+        return log
+
+    def rows(self, file: Path) -> Iterator[DoneRow]:
+        """The rows of a finished log, in order."""
+        for part in self.journal.parts(self.logs[file]):
+            with self.journal.reading(self.logs[file]):
+                rows = [row.read(file) for row in unpacked(part, list[_Row])]
+            yield from rows
 
     def _write(self) -> None:
         if self._rows:
@@ -398,85 +411,44 @@ def refuse_model(repairs: RepairSettings) -> None:
         )
 
 
-def kept_log(journal: Journal, finished: Finished, file: Path) -> KeptLog:
-    """What was recorded of a finished log besides its rows."""
-    with journal.reading(finished):
-        log = unpacked(finished.more["kept"], KeptLog)
-        for finding in log.told:
-            _check_rows(finding.place)
-            if finding.place.file != str(file):
-                raise ValueError(f"a finding of another file than {file}")
-    return log
+def read_again(group: LogGroup, log: Log, numbers: Collection[int]) -> Iterator[RawRow]:
+    """Some rows of a log that an earlier run finished: what is shown of them is not recorded."""
+    left = set(numbers)
+    for raw in group.rows(log) if left else ():
+        if raw.index in left:
+            left.remove(raw.index)
+            yield raw
+            if not left:
+                return
 
 
-def kept_outcomes(journal: Journal, finished: Finished, file: Path) -> Iterator[KeptOutcome]:
-    """The outcomes of a log that is kept, in order."""
-    for part in journal.parts(finished):
-        with journal.reading(finished):
-            outcomes = [outcome.read(file) for outcome in unpacked(part, list[_Outcome])]
-        yield from outcomes
+def rows_with_views(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQuota | None) -> Iterator[DoneRow]:
+    """The rows of a log that an earlier scan finished.
 
-
-def kept_rows(
-    journal: Journal, finished: Finished, flow: RowFlow, file: Path, views: ViewQuota | None
-) -> Iterator[KeptRow]:
-    """The rows of a log that an earlier run finished.
-
-    Views are not recorded: which rollouts get one depends on the logs before. Their rows are read again.
+    Which rollouts get a view depends on the logs before, so views are not recorded: their rows are audited again.
     """
     group = flow.groups[str(file)]
     if group.join is not None:
         group.join.rows(group.open_quick(file))  # reads the calls of all logs, which the summary tells of
-    made = _views(flow, file, _viewed(_rows(journal, finished, file), views)) if views is not None else {}
-    for left_out, results in _rows(journal, finished, file):
-        yield left_out, [_with_view(result, made.get((result.place.row, at))) for at, result in enumerate(results)]
-
-
-def _rows(journal: Journal, finished: Finished, file: Path) -> Iterator[KeptRow]:
-    for part in journal.parts(finished):
-        with journal.reading(finished):
-            rows = [
-                (left_out, [result.read(file) for result in row])
-                for left_out, row in unpacked(part, list[tuple[int, list[_Result]]])
-            ]
-        yield from rows
-
-
-def _viewed(rows: Iterator[KeptRow], views: ViewQuota) -> dict[int, set[int]]:
-    """By row, the numbers of the results in it that get a view."""
-    wanted: dict[int, set[int]] = {}
-    for _, results in rows:
-        for at, result in enumerate(results):
-            if observed_of(result) is not None and views.take(result.findings):
-                wanted.setdefault(result.place.row, set()).add(at)
-    return wanted
-
-
-def _views(flow: RowFlow, file: Path, wanted: Mapping[int, set[int]]) -> Mapping[tuple[int, int], View]:
-    """The views of some rows of a log, which are read and audited again."""
-    made: dict[tuple[int, int], View] = {}
-    left, group = set(wanted), flow.groups[str(file)]
-    if not left:
-        return made
-    for raw in group.rows(group.open_quick(file)):
-        if raw.index not in left:
-            continue
+    viewed: dict[int, set[int]] = {}
+    for row in recorder.rows(file) if views is not None else ():
+        for at, result in enumerate(row.outcome.before):
+            if observed_of(result) is not None and views is not None and views.take(result.findings):
+                viewed.setdefault(result.place.row, set()).add(at)
+    shown: dict[tuple[int, int], View] = {}
+    for raw in read_again(group, group.open_quick(file), viewed):
         place = Place(str(file), raw.index)
         for at, result in enumerate(flow.audit(raw, place, Detection(), lambda _: True)):
             observed = observed_of(result)
-            if at in wanted[raw.index] and observed is not None and observed.view is not None:
-                made[raw.index, at] = observed.view
-        left.remove(raw.index)
-        if not left:
-            break
-    return made
-
-
-def _with_view(result: Result, view: View | None) -> Result:
-    observed = observed_of(result)
-    if view is None or observed is None:
-        return result
-    return replace(result, observed=replace(observed, view=view))
+            if at in viewed[raw.index] and observed is not None and observed.view is not None:
+                shown[raw.index, at] = observed.view
+    for row in recorder.rows(file):
+        results = list(row.outcome.before)
+        for at, result in enumerate(results):
+            view, observed = shown.get((result.place.row, at)), observed_of(result)
+            if view is not None and observed is not None:
+                results[at] = replace(result, observed=replace(observed, view=view))
+        yield replace(row, outcome=replace(row.outcome, before=tuple(results)))
 
 
 def _still_there(finished: FinishedLogs, targets: Mapping[Path, Path]) -> dict[Path, Finished]:
@@ -484,14 +456,14 @@ def _still_there(finished: FinishedLogs, targets: Mapping[Path, Path]) -> dict[P
 
     Logs with calls of one conversation are written together: all of them are kept, or none.
     """
-    kept, flow = {}, finished.flow
-    for file, log in finished.found.items():
-        target, was = targets.get(file), log.more.get("target")
+    logs, flow = {}, finished.flow
+    for file, log in finished.logs.items():
+        target, was = targets.get(file), log.said.get("target")
         if (target is None and was is None) or (
             target is not None and str(target) == was and finished.journal.holds(target, log)
         ):
-            kept[file] = log
+            logs[file] = log
     joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
-    joined = {file: join for file, join in joins.items() if join.joins_logs(file)}
-    broken = {id(join) for file, join in joined.items() if file not in kept}
-    return {file: log for file, log in kept.items() if file not in joined or id(joined[file]) not in broken}
+    joined = {file: id(join) for file, join in joins.items() if join.joins_logs(file)}
+    broken = {join for file, join in joined.items() if file not in logs}
+    return {file: log for file, log in logs.items() if joined.get(file) not in broken}

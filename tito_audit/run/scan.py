@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from tito_audit.chains.ledger import Ledger
@@ -15,11 +14,10 @@ from tito_audit.errors import RecordError, StorageError
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
-from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.testimony import Testimony
+from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import Loader, selected_codes
 from tito_audit.run.fit import ROWS, names_of_log
-from tito_audit.run.log_findings import MOST, Once, count_logs, is_stranger, note_witness, owner_results
+from tito_audit.run.log_findings import Once, RunCounts
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import SCAN, FinishedLogs, States, states_of
@@ -92,51 +90,47 @@ class Scan(Shown):
         original's."""
         self.loader: Loader | None = None
         """What loads tokenizers and templates; None: a new loader."""
-        self.testimonies: dict[str, Testimony] = {}
-        """By log, what the rows read so far together say about how they were written."""
-        self.ledger = Ledger()
-        """What the rows read so far train."""
-        self.strangers: list[Place] = []
-        """Training rows read so far that are not of the calls beside them."""
         self._begun = self._ended = False
 
     def __iter__(self) -> Iterator[Result]:
         self.restart()
         self._begun = True
-        with ExitStack() as stack:
-            yield from self._all(stack)
-
-    def _all(self, stack: ExitStack) -> Iterator[Result]:
-        selected_codes(self.settings)
+        settings, summary = self.settings, self.summary
+        selected_codes(settings)
         files = find_logs(self.logs)
         watch = Watch(files)
         states = states_of(files) if self.resume is not None or self.journal is not None else {}
-        flow = RowFlow(
-            files,
-            self.settings,
-            self.standing_for,
-            loader=self.loader,
-        )
+        flow = RowFlow(files, settings, self.standing_for, loader=self.loader)
         flow.progress = self.progress
-        flow.begin(self.summary)
-        self.summary.codes = frozenset().union(*(group.auditor.codes for group in flow.groups.values()))
-        self.vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
-        finished = self._finished(flow, states, stack)
-        flow.choose_encoders()
-        started, counted = time.perf_counter(), Counted()
-        with closing(self._results(flow, counted, finished)) as results:
-            for result in self._with_logs(flow.noted(results), flow):
-                self.summary.add(result)
-                self.summary.seconds = time.perf_counter() - started
+        flow.begin(summary)
+        groups = flow.groups
+        summary.codes = frozenset().union(*(group.auditor.codes for group in groups.values()))
+        self.vocabulary = next((group.auditor.vocabulary for group in groups.values()), None)
+        with ExitStack() as stack:
+            finished = self._finished(flow, states, stack)
+            flow.choose_encoders()
+            file, started, counted, counts = None, time.perf_counter(), Counted(), RunCounts(summary)
+            flow.executor = stack.enter_context(engine_of(settings))
+            results = stack.enter_context(closing(self._results(flow, counted, finished)))
+            for result in flow.noted(results):
+                if result.place.file != file:
+                    # What all rows of a log show comes last, what its first rows show comes first.
+                    yield from self._of_log(file, counts, flow)
+                    yield from counts.about_log(result.told)
+                    file = result.place.file
+                counts.add(result)
+                summary.seconds = time.perf_counter() - started
                 yield result
-        yield from self._of_run()
-        self.summary.notices += watch.grown()
+            yield from self._of_log(file, counts, flow)
+        if settings.row is None:  # a single row is not compared with others
+            yield from counts.of_run(whole=settings.sample is None and settings.limit is None, owners=True)
+        summary.notices += watch.grown()
         flow.save()
-        flow.encoders.settle(self.summary)
-        self.summary.notices += _named(flow)
-        flow.say_joined(self.summary)
-        self.summary.sampled = counted.sampled(share_of(self.settings))
-        conclude(self.summary)
+        flow.encoders.settle(summary)
+        summary.notices += _named(flow)
+        flow.say_joined(summary)
+        summary.sampled = counted.sampled(share_of(settings))
+        conclude(summary)
         self._ended = True
 
     def restart(self) -> None:
@@ -146,46 +140,15 @@ class Scan(Shown):
         pipe = next((file for file in find_logs(self.logs) if not file.is_file()), None)
         if pipe is not None:
             raise StorageError(f"{pipe}: a pipe cannot be read twice.\nSave it to a file, or iterate once.")
-        self.summary, self.testimonies, self.ledger, self.strangers = Summary(), {}, Ledger(), []
-        self._begun = self._ended = False
+        self.summary, self._begun, self._ended = Summary(), False, False
 
     def _counted(self) -> Summary | None:
         return self.summary if self._ended else None
 
-    def _with_logs(self, results: Iterable[Result], flow: RowFlow) -> Iterator[Result]:
-        """The results, with those about each whole log: what its first rows show comes first, what all rows show
-        last."""
-        file: str | None = None
-        for result in results:
-            if file is not None and result.place.file != file:
-                yield from self._of_log(file, flow)
-            if file != result.place.file and result.told:
-                yield Result(result.told[0].place, None, result.told, of_log=True)
-            file = result.place.file
-            note_witness(result, self.testimonies)
-            self.ledger.note(result)
-            if len(self.strangers) < MOST and is_stranger(result):
-                self.strangers.append(result.place)
-            yield result
-        if file is not None:
-            yield from self._of_log(file, flow)
-
-    def _of_log(self, file: str, flow: RowFlow) -> Iterator[Result]:
+    def _of_log(self, file: str | None, counts: RunCounts, flow: RowFlow) -> Iterator[Result]:
         """The findings about a whole log; a single selected row says nothing about it."""
-        if file in self.testimonies and self.settings.row is None:
-            codes = {file: flow.groups[file].auditor.codes}
-            yield from count_logs({file: self.testimonies[file]}, self.summary, codes)
-
-    def _of_run(self) -> Iterator[Result]:
-        """The findings about all logs together; a single selected row is not compared with others."""
-        settings = self.settings
-        if settings.row is not None or not len(self.ledger):
-            return
-        once = Once.of(self.ledger, whole=settings.sample is None and settings.limit is None)
-        for result in chain(owner_results(self.ledger, self.strangers), once.results()):
-            self.summary.add(result)
-            yield result
-        self.summary.notices += once.notices()
+        if file is not None and self.settings.row is None:
+            yield from counts.of_log(file, flow.groups[file].auditor.codes)
 
     def _finished(self, flow: RowFlow, states: States, stack: ExitStack) -> FinishedLogs | None:
         """The logs that are finished, with the journal open until `stack` closes; None without a journal.
@@ -199,58 +162,48 @@ class Scan(Shown):
             journal = stack.enter_context(closing(Journal(self.resume)))
         assert journal is not None
         finished = FinishedLogs(journal, SCAN, flow, states, {"reports": self.observe})
-        self.resumed = len(finished.found)
+        self.resumed = len(finished.logs)
         self.summary.notices += finished.notices()
         return finished
 
     def _results(
         self, flow: RowFlow, counted: Counted, finished: FinishedLogs | None
     ) -> Generator[Result, None, None]:
-        with engine_of(self.settings) as engine:
-            flow.executor = engine
-            # A single row is found here before anywhere else.
-            given = self.executor or (engine if self.settings.row is None else None)
-            yield from self._results_of(flow, counted, given, finished)
-
-    def _results_of(
-        self, flow: RowFlow, counted: Counted, given: Executor | None, finished: FinishedLogs | None
-    ) -> Generator[Result, None, None]:
-        several = given is not None or (self.settings.jobs or 1) > 1
-        executor = given or (self._executor(flow) if several else None)
+        """The results of all rows, with bare rollouts if several processes may do the work."""
+        settings, executor = self.settings, self.executor
+        if executor is None and settings.row is None:  # a single row is found here before anywhere else
+            executor = flow.executor
+        several = executor is not None or (settings.jobs or 1) > 1
+        if executor is None and several:
+            executor = executor_for(settings.jobs or 1, self.summary)
+            # Of so few rows, other processes would fetch more than was asked for.
+            few = settings.limit is not None and settings.limit <= _FEW and flow.remote
+            small = self.chunk_bytes is None and is_small(flow.files)
+            if executor.here or settings.row is not None or few or small:
+                executor = None
         if executor is None and finished is not None:
             executor = InProcess()
-        if executor is not None:
-            if not executor.here:
-                flow.load()
-            size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
-            audit = audit_in_chunks(
-                flow,
-                executor,
-                size,
-                self.summary,
-                counted,
-                self.progress,
-                observe=self.observe,
-                finished=finished,
-            )
-            with closing(audit) as results:
-                yield from Detection().once(results)
+        detection = Detection()
+        if executor is None:
+            viewed = ViewQuota().take if self.observe else None
+            for raw, place in flow.rows(self.summary, self.progress, counted):
+                for result in flow.audit(raw, place, detection, viewed):
+                    yield bare(result) if several else result
             return
-        detection, viewed = Detection(), ViewQuota().take if self.observe else None
-        for raw, place in flow.rows(self.summary, self.progress, counted):
-            for result in flow.audit(raw, place, detection, viewed):
-                yield bare(result) if several else result
-
-    @property
-    def _few(self) -> bool:
-        """Whether so few rows are wanted that other processes would fetch what nobody asked for."""
-        return self.settings.limit is not None and self.settings.limit <= _FEW
-
-    def _executor(self, flow: RowFlow) -> Executor | None:
-        """The executor that audits the logs in chunks; None when this process alone is faster."""
-        executor = executor_for(self.settings.jobs or 1, self.summary)
-        alone = executor.here or self.settings.row is not None or (self._few and flow.remote)
-        return None if alone or (self.chunk_bytes is None and is_small(flow.files)) else executor
+        if not executor.here:
+            flow.load()
+        audit = audit_in_chunks(
+            flow,
+            executor,
+            self.chunk_bytes or chunk_bytes(flow.size, executor.jobs),
+            self.summary,
+            counted,
+            self.progress,
+            observe=self.observe,
+            finished=finished,
+        )
+        with closing(audit) as results:
+            yield from detection.once(results)
 
 
 def conclude(summary: Summary) -> None:
@@ -261,9 +214,10 @@ def conclude(summary: Summary) -> None:
             f"The sample took none of the {sampled.of} rows: nothing was audited. Pass a larger --sample."
         )
     elif not summary.rollouts and not summary.rows_unreadable:
-        held = "The log holds" if len(summary.files) < 2 else "The logs hold"
+        logs_hold = "The log holds" if len(summary.files) < 2 else "The logs hold"
         summary.notices.append(
-            f"{held} no rows: nothing was audited. Check that the run wrote to it, and that it was copied whole."
+            f"{logs_hold} no rows: nothing was audited. "
+            "Check that the run wrote to it, and that it was copied whole."
         )
     elif summary.without_ids and summary.without_ids == summary.rollouts:
         summary.notices.append(
@@ -289,24 +243,24 @@ def unread_notices(summary: Summary) -> Iterator[str]:
     """Notices about unread columns that look like ids, masks, logprobs or messages; logs with the same columns
     share one."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for file, columns in summary.unread.items():
-        alike.setdefault(tuple((kind, path) for path, kind in columns.items()), []).append(file)
-    for found, files in alike.items():
-        looks = " or ".join(kind for kind in _KINDS if any(kind == one for one, _ in found))
-        paths = ", ".join(elided(path, _PATH) for _, path in found[:_PATHS])
-        more = f" and {len(found) - _PATHS} more" if len(found) > _PATHS else ""
+    for file, kinds in summary.unread.items():
+        alike.setdefault(tuple((kind, path) for path, kind in kinds.items()), []).append(file)
+    for columns, files in alike.items():
+        looks = " or ".join(kind for kind in _KINDS if any(kind == column_kind for column_kind, _ in columns))
+        paths = ", ".join(elided(path, _PATH) for _, path in columns[:_PATHS])
+        more = f" and {len(columns) - _PATHS} more" if len(columns) > _PATHS else ""
         where = f" in {len(files)} logs" if len(files) > 1 else ""
-        said = (
+        unread = (
             f"1 column looks like {looks} and was not read{where}"
-            if len(found) == 1
-            else f"{len(found)} columns look like {looks} and were not read{where}"
+            if len(columns) == 1
+            else f"{len(columns)} columns look like {looks} and were not read{where}"
         )
         if is_in_memory(files[0]):
-            yield f"{said}: {paths}{more}. `Settings(columns={{ours: theirs}})` names columns to read."
+            yield f"{unread}: {paths}{more}. `Settings(columns={{ours: theirs}})` names columns to read."
             continue
-        shows = f"tito-audit inspect {shell_word(files[0])} shows {'it' if len(found) == 1 else 'them'}"
+        shows = f"tito-audit inspect {shell_word(files[0])} shows {'it' if len(columns) == 1 else 'them'}"
         maps = " and suggests a mapping" if "generic" in summary.taken.get(files[0], {}) else ""
-        yield f"{said}: {paths}{more}. {shows}{maps}."
+        yield f"{unread}: {paths}{more}. {shows}{maps}."
 
 
 def scan_rollouts(
@@ -354,7 +308,7 @@ def _named(flow: RowFlow) -> Iterator[str]:
     """Notices that say what to pass for logs without a tokenizer that name a model or tokenizer."""
     groups = {file: flow.groups[str(file)] for file in flow.files if file.is_file()}
     without = [(file, group) for file, group in groups.items() if group.auditor.tokenizer is None]
-    said: set[str] = set()
+    notices: dict[str, None] = {}
     for file, group in without[:_NAMED]:
         named = names_of_log(group.head(file, ROWS))
         if named:
@@ -362,6 +316,6 @@ def _named(flow: RowFlow) -> Iterator[str]:
             name = named.get("tokenizer") or named["model"]
             use = f"-t {shell_word(name)}" if _LOADABLE.fullmatch(name) else "-t with the tokenizer of that model"
             notice = f"names {claim} (not verified): pass {use} to audit against it."
-            if notice not in said:
-                said.add(notice)
+            if notice not in notices:
+                notices[notice] = None
                 yield f"{file} {notice}"

@@ -1,11 +1,14 @@
-"""A scan in several processes: chunks of logs go out, results come back in the order of the rows."""
+"""One pass over logs: batches of rows go out as tasks, and their answers come back in the order of the rows.
+
+A scan sends chunks, which the processes read; a repair sends rows, since their text is written again.
+"""
 
 from __future__ import annotations
 
 import gc
 import pickle
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -20,12 +23,11 @@ from tito_audit.record.finding import Result, Skip
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
-from tito_audit.run.auditor import Viewed
 from tito_audit.run.encoders import Encoded
 from tito_audit.run.log_findings import Once
 from tito_audit.run.log_groups import Garbage, RowFlow
 from tito_audit.run.progress import Counted, Progress
-from tito_audit.run.resume import FinishedLogs, KeptLog, KeptRow, Recorder, kept_log, kept_rows
+from tito_audit.run.resume import DoneRow, FinishedLogs, Recorder, rows_with_views
 from tito_audit.run.row_repair import Again, RepairedRow, RowRepair
 from tito_audit.run.workers import Executor, mapped, sendable
 from tito_audit.settings.model import RepairSettings, Settings
@@ -66,10 +68,57 @@ def engine_of(settings: Settings) -> Iterator[Executor | None]:
 
 def bare(result: Result) -> Result:
     """The result with only place, format and notice of its rollout, which is cheap to pickle."""
-    if result.rollout is None:
+    rollout = result.rollout
+    if rollout is None:
         return result
-    told = Stated(notice=result.rollout.stated.notice)
-    return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=told))
+    stated = Stated(notice=rollout.stated.notice)
+    return replace(result, rollout=Rollout(rollout.place, rollout.format, stated=stated))
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The batches that follow are those of this log."""
+
+    file: Path
+    log: Log | None = None
+    """Open, if its rows are to be written again."""
+    recorded: Finished | None = None
+    """What an earlier run recorded of it; no batches follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive rows of a log that are one task; as text, where they are."""
+
+    file: Path
+    done: int
+    """Bytes of the log read by then."""
+    rows: Sequence[RawRow] = ()
+    """As they wait to be written, in a repair."""
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return f"{self.file}, rows before byte {self.done:,}"
+        return f"{self.file}, rows {self.rows[0].index} to {self.rows[-1].index}"
+
+
+Step: TypeAlias = Begun | Batch | None
+"""A step through the logs; None: the log has no more rows."""
+Steps: TypeAlias = Iterator[tuple[Step, Any]]
+"""Steps, each batch with its task."""
+
+
+def _steps(flow: RowFlow, recorded: Mapping[Path, Finished], steps_of: Callable[[Path], Steps]) -> Steps:
+    """The steps through all logs. Those that an earlier run `recorded` are not read."""
+    for file in flow.files:
+        if file in recorded:
+            yield Begun(file, recorded=recorded[file]), None
+        else:
+            yield from steps_of(file)
+        yield None, None
+
+
+# A scan.
 
 
 def audit_in_chunks(
@@ -90,64 +139,38 @@ def audit_in_chunks(
     `finished` before are not read; their results come from the journal, which gets those of the others.
     """
     views = ViewQuota() if observe else None
-    merged = _Merged(flow, summary, counted, views, Recorder(finished) if finished is not None else None)
-    total, done = flow.size, 0
-    tasks = _planned(flow, chunk, views, finished.found if finished is not None else {})
-    with closing(mapped(executor, _AuditChunk(flow), tasks)) as parts:
-        for part, answer in parts:
-            if isinstance(part, _Begun):
-                done += merged.size
-                merged.begin(part)
-                if part.kept is not None and finished is not None:
-                    yield from merged.replayed(kept_rows(finished.journal, part.kept, flow, part.file, views))
-                    if merged.stopped:
-                        return
-                    merged.settle(kept_log(finished.journal, part.kept, part.file))
-                continue
-            if answer is not None:
+
+    def steps_of(file: Path) -> Steps:
+        yield Begun(file), None
+        for part in flow.groups[str(file)].chunks(file, chunk):
+            yield Batch(file, part.done), (part, views.copy() if views is not None else None)
+
+    recorder = Recorder(finished) if finished is not None else None
+    merged = _Merged(flow, summary, counted, views, recorder)
+    total, done, size = flow.size, 0, 0
+    steps = _steps(flow, {} if recorder is None else recorder.logs, steps_of)
+    with closing(mapped(executor, _AuditChunk(flow), steps)) as answers:
+        for step, answer in answers:
+            if step is None:
+                merged.end()
+                done += size
+            elif isinstance(step, Begun):
+                size = step.file.stat().st_size if step.file.is_file() else 0
+                merged.begin(step.file)
+                if recorder is not None and step.recorded is None:
+                    recorder.begin(step.file)
+                elif recorder is not None:
+                    yield from merged.recorded(recorder, step.file)
+            elif answer is not None:
                 yield from merged.results(answer)
             if merged.stopped:
                 return
-            if progress is not None:
-                progress(counted.rows, done + part.done, total)
-        merged.end()
+            if progress is not None and isinstance(step, Batch):
+                progress(counted.rows, done + step.done, total)
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """The chunks that follow are those of this file."""
-
-    file: Path
-    size: int
-    kept: Finished | None = None
-    """What an earlier run recorded of the file; no chunks follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A chunk in the order of the results; as text, where it is."""
-
-    file: Path
-    done: int
-
-    def __str__(self) -> str:
-        return f"{self.file}, rows before byte {self.done:,}"
-
-
-_Task: TypeAlias = tuple[Chunk, ViewQuota | None]
+_ScanTask: TypeAlias = tuple[Chunk, ViewQuota | None]
 """A chunk, and the rollouts viewed before it, as far as known when it is handed out."""
-
-
-def _planned(
-    flow: RowFlow, size: int, views: ViewQuota | None, kept: Mapping[Path, Finished]
-) -> Iterator[tuple[_Begun | _Part, _Task | None]]:
-    """The chunks of all files, except those that are kept."""
-    for file in flow.files:
-        yield _Begun(file, file.stat().st_size if file.is_file() else 0, kept.get(file)), None
-        if file in kept:
-            continue
-        for chunk in flow.groups[str(file)].chunks(file, size):
-            yield _Part(file, chunk.done), (chunk, views.copy() if views is not None else None)
 
 
 @dataclass(slots=True)
@@ -169,56 +192,56 @@ class _Audited:
     error: BaseException | None = None
 
     def add(self, row: int, results: Iterable[Result], passed: int) -> int:
-        """Add the results of the next row, after `passed` skipped rows; returns how many there are now."""
-        kept = []
+        """Add the results of the next row, after `passed` results; returns how many there are now."""
+        without_views = []
         for result in results:
             observed = observed_of(result)
             if observed is not None and observed.view is not None:
                 packed = pickle.dumps(observed.view, pickle.HIGHEST_PROTOCOL)
                 self.views[passed] = zlib.compress(packed, 1)
                 result = replace(result, observed=replace(observed, view=None))
-            kept.append(result)
+            without_views.append(result)
             passed += 1
-        self.rows.append((row, tuple(kept)))
+        self.rows.append((row, tuple(without_views)))
         return passed
 
 
 @dataclass(frozen=True, slots=True)
 class _AuditChunk:
-    """The work of a process."""
+    """The work of a process in a scan."""
 
     flow: RowFlow
 
-    def __call__(self, task: _Task) -> _Audited:
+    def __call__(self, task: _ScanTask) -> _Audited:
         """The results of the chunk; for rows past the limit, only that there is one."""
         chunk, views = task
-        found, reading = _Audited(), Reading(chunk)
+        answer, reading = _Audited(), Reading(chunk)
         try:
             self.flow.check_seen(chunk.path)
-            self._audit(chunk, reading, views.offer if views is not None else None, found)
+            self._audit(chunk.path, reading, views, answer)
         except Exception as error:
-            found.error = sendable(error)
+            answer.error = sendable(error)
         if reading.sample is not None:
-            found.left_out.append(reading.sample.left_out)
-            found.last = reading.sample.last
+            answer.left_out.append(reading.sample.left_out)
+            answer.last = reading.sample.last
         gc.collect(1)  # as Garbage does
-        found.size, found.damage, found.encoders = reading.size, reading.damage, self.flow.encoders.here()
-        return found
+        answer.size, answer.damage, answer.encoders = reading.size, reading.damage, self.flow.encoders.here()
+        return answer
 
-    def _audit(self, chunk: Chunk, reading: Reading, viewed: Viewed | None, found: _Audited) -> None:
+    def _audit(self, file: Path, reading: Reading, views: ViewQuota | None, answer: _Audited) -> None:
         limit, detection, passed = self.flow.settings.limit, Detection(), 0
+        viewed = views.offer if views is not None else None
         skips: dict[tuple[Skip, ...], tuple[Skip, ...]] = {}
         for raw in reading:
-            if limit is not None and len(found.rows) == limit:
-                found.rows.append((raw.index, ()))
+            if limit is not None and len(answer.rows) == limit:
+                answer.rows.append((raw.index, ()))
                 return
-            place = Place(str(chunk.path), raw.index)
-            results = map(bare, self.flow.audit(raw, place, detection, viewed))
+            results = map(bare, self.flow.audit(raw, Place(str(file), raw.index), detection, viewed))
             # Most rollouts skip the same rules: one tuple shared by all is pickled once.
-            shared = (replace(one, skips=skips.setdefault(one.skips, one.skips)) for one in results)
-            passed = found.add(raw.index, shared, passed)
+            shared = (replace(result, skips=skips.setdefault(result.skips, result.skips)) for result in results)
+            passed = answer.add(raw.index, shared, passed)
             if reading.sample is not None:
-                found.left_out.append(reading.sample.left_out)
+                answer.left_out.append(reading.sample.left_out)
 
 
 class _Merged:
@@ -230,10 +253,8 @@ class _Merged:
         summary: Summary,
         counted: Counted,
         views: ViewQuota | None,
-        recorder: Recorder | None = None,
+        recorder: Recorder | None,
     ) -> None:
-        self.size = 0
-        """Bytes of the current file."""
         self.stopped = False
         """Whether the limit was reached."""
         self._flow = flow
@@ -249,14 +270,10 @@ class _Merged:
         self._last = -1
         self._broken = False
 
-    def begin(self, begun: _Begun) -> None:
+    def begin(self, file: Path) -> None:
         """Start on another file."""
-        self.end()
-        self._summary.files.append(str(begun.file))
-        self.size = begun.size
-        self._file, self._start, self._last, self._broken = begun.file, 0, -1, False
-        if self._recorder is not None and begun.kept is None:
-            self._recorder.begin(begun.file)
+        self._summary.files.append(str(file))
+        self._file, self._start, self._last, self._broken = file, 0, -1, False
 
     def end(self) -> None:
         """Record that the file was read to its end."""
@@ -281,7 +298,7 @@ class _Merged:
             for result in results:
                 row.append(_moved(self._with_view(result, chunk.views.get(passed)), self._start))
                 passed += 1
-            yield from self._recorded(left, row)
+            yield from self._noted(row, left)
         self._flow.encoders.add(chunk.encoders, self._summary)
         if self._recorder is not None:
             self._recorder.encoders(chunk.encoders)
@@ -295,30 +312,29 @@ class _Merged:
             self._broken = True
             raw, left = lost_row(self._file, self._last, chunk.damage), self._left_out
             if self._count_row():
+                self._last = raw.index
                 place = Place(str(self._file), raw.index)
-                row = list(map(bare, self._flow.audit(raw, place, Detection(), None)))
-                yield from self._recorded(left, row)
+                yield from self._noted(list(map(bare, self._flow.audit(raw, place, Detection(), None))), left)
         self._start += chunk.size
 
-    def replayed(self, rows: Iterable[KeptRow]) -> Iterator[Result]:
-        """The results of the rows of a kept file."""
-        for left, results in rows:
-            self._left_out += left
+    def recorded(self, recorder: Recorder, file: Path) -> Iterator[Result]:
+        """The results that an earlier run recorded of a file."""
+        for row in rows_with_views(recorder, self._flow, file, self._views):
+            self._left_out += row.left_out
             if not self._count_row():
                 return
-            yield from results
-
-    def settle(self, log: KeptLog) -> None:
-        """Take what else was recorded of a kept file: how many rows were left out at its end, what encoded it."""
+            yield from row.outcome.before
+        log = recorder.log(file)
         self._left_out += log.left_out
         for encoded in log.encoders:
             self._flow.encoders.add(encoded, self._summary)
 
-    def _recorded(self, left: int, row: Sequence[Result]) -> Sequence[Result]:
-        """The results of one row, once they are recorded; `left` rows before it were left out."""
+    def _noted(self, results: Sequence[Result], left_out: int) -> Sequence[Result]:
+        """The results of the last row, once they are recorded; so many rows before it were left out."""
         if self._recorder is not None:
-            self._recorder.add(left, row)
-        return row
+            row, place = tuple(results), Place(str(self._file), self._last)
+            self._recorder.add(DoneRow(Outcome(place, row, row), left_out))
+        return results
 
     def _count_row(self) -> bool:
         """Count one more row; False when it is past the limit."""
@@ -351,42 +367,11 @@ def _moved(result: Result, rows: int) -> Result:
     return replace(result, place=place, rollout=rollout, findings=findings)
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The batches that follow are those of this log."""
-
-    file: Path
-    log: Log
+# A repair.
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Consecutive rows of a log waiting to be written; as text, where they are."""
-
-    file: Path
-    rows: Sequence[RawRow]
-    position: int
-    """Bytes of the log read by then."""
-
-    def __str__(self) -> str:
-        return f"{self.file}, rows {self.rows[0].index} to {self.rows[-1].index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A log that is not repaired again; no batches follow."""
-
-    file: Path
-    recorded: Finished
-    """What an earlier run recorded of it."""
-
-
-Part: TypeAlias = Started | Batch | Kept | None
-"""A step through the logs; None: the log has no more rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
+class RepairTask:
     """The rows of a batch as they are sent out."""
 
     file: Path
@@ -403,36 +388,34 @@ class Repaired:
     encoders: Encoded
 
 
-def planned(
+def repair_steps(
     flow: RowFlow,
     size: int | None,
     *,
     once: Once | None = None,
     keep_text: bool,
-    kept: Mapping[Path, Finished] | None = None,
-) -> Iterator[tuple[Part, Task | None]]:
-    """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read.
+    recorded: Mapping[Path, Finished] | None = None,
+) -> Steps:
+    """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read."""
 
-    Logs that are `kept` are not read.
-    """
-    for file in flow.files:
-        if kept is not None and file in kept:
-            yield Kept(file, kept[file]), None
-            continue
+    def steps_of(file: Path) -> Steps:
         group = flow.groups[str(file)]
         log = group.open_kept(file) if keep_text or size is not None else group.open(file)
-        yield Started(file, log), None
+        yield Begun(file, log), None
         for rows in _batches(group.rows(log), size or 0):
             again = {} if once is None else once.again(str(file), [raw.index for raw in rows])
-            task = Task(file, rows if size is None else [_packed(raw) for raw in rows], again)
-            waiting = rows if size is None else [_without_value(raw) for raw in rows]
-            yield Batch(file, waiting, log.position), task
-        yield None, None
+            sent = waiting = rows
+            if size is not None:
+                sent = [_packed(raw) for raw in rows]
+                waiting = [replace(raw, value=None) if raw.text is not None else raw for raw in rows]
+            yield Batch(file, log.position, waiting), RepairTask(file, sent, again)
+
+    return _steps(flow, recorded or {}, steps_of)
 
 
 @dataclass(slots=True)
 class RepairBatch:
-    """The work: repairs batches of rows."""
+    """The work of a process in a repair: repairs batches of rows."""
 
     flow: RowFlow
     repairs: RepairSettings
@@ -440,13 +423,13 @@ class RepairBatch:
     """Whether rows are written; if not, answers hold only outcomes."""
     bare: bool
     """Whether rollouts of unchanged rows keep only their place and format."""
-    _by_group: dict[str, RowRepair] = field(default_factory=dict)
+    _by_file: dict[str, RowRepair] = field(default_factory=dict)
     _garbage: Garbage = field(default_factory=Garbage)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RepairBatch, (self.flow, self.repairs, self.writes, self.bare)
 
-    def __call__(self, task: Task) -> Repaired:
+    def __call__(self, task: RepairTask) -> Repaired:
         """Every row of the task, repaired."""
         self.flow.check_seen(task.file)
         rows = []
@@ -457,38 +440,31 @@ class RepairBatch:
 
     def row(self, file: Path, raw: RawRow, again: Again) -> RepairedRow:
         """One row, repaired."""
-        repair = self._repair(str(file))
-        repaired = repair.repaired(unpacked(raw, repair.parse), Place(str(file), raw.index), again)
-        outcome = _bare(repaired.outcome) if self.bare else repaired.outcome
+        name = str(file)
+        repair = self._by_file.get(name)
+        if repair is None:
+            group = self.flow.group(name)
+            same = (other for other in self._by_file.values() if other.group is group)
+            repair = self._by_file[name] = next(same, None) or RowRepair(group, self.repairs)
+        repaired = repair.repaired(unpacked(raw, repair.parse), Place(name, raw.index), again)
+        outcome = repaired.outcome
+        if self.bare and not outcome.repaired and outcome.quarantined is None:
+            before = tuple(map(bare, outcome.before))
+            after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
+            outcome = replace(outcome, before=before, after=after)
         return replace(repaired, outcome=outcome) if self.writes else RepairedRow(outcome)
 
-    def _repair(self, file: str) -> RowRepair:
-        if file not in self._by_group:
-            group = self.flow.group(file)
-            same = (one for one in self._by_group.values() if one.group is group)
-            self._by_group[file] = next(same, None) or RowRepair(group, self.repairs)
-        return self._by_group[file]
 
-
-def _bare(outcome: Outcome) -> Outcome:
-    """The outcome with bare rollouts if the row did not change."""
-    if outcome.repaired or outcome.quarantined is not None:
-        return outcome
-    before = tuple(map(bare, outcome.before))
-    after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
-    return replace(outcome, before=before, after=after)
-
-
-def _batches(rows: Any, size: int) -> Iterator[list[RawRow]]:
-    held, bytes_ = [], 0
+def _batches(rows: Iterable[RawRow], size: int) -> Iterator[list[RawRow]]:
+    batch, bytes_ = list[RawRow](), 0
     for raw in rows:
-        held.append(raw)
+        batch.append(raw)
         bytes_ += _size(raw)
         if bytes_ >= size:
-            yield held
-            held, bytes_ = [], 0
-    if held:
-        yield held
+            yield batch
+            batch, bytes_ = [], 0
+    if batch:
+        yield batch
 
 
 def _size(raw: RawRow) -> int:
@@ -511,11 +487,6 @@ def _packed(raw: RawRow) -> RawRow:
     if raw.value is not None and raw.text is not None:
         return RawRow(raw.index, None, None, raw.text)
     return RawRow(raw.index, raw.value, raw.error, b"" if raw.of_text else None)
-
-
-def _without_value(raw: RawRow) -> RawRow:
-    """A row as it waits to be written: without its value if the text holds the same."""
-    return replace(raw, value=None) if raw.value is not None and raw.text is not None else raw
 
 
 def unpacked(raw: RawRow, parse: ParseRow = parse_row) -> RawRow:
