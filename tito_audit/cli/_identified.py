@@ -14,7 +14,7 @@ from tito_audit.identify import Explanation, Identified, Lack, Left, Share
 from tito_audit.identify.ids_alone import IdsAlone
 from tito_audit.report_objects import fields
 from tito_audit.run.candidates import Candidates
-from tito_audit.run.first_rows import FirstRows
+from tito_audit.run.log_groups import FirstRows
 from tito_audit.settings.file import merged_config, read_config, toml_key, toml_value
 from tito_audit.settings.model import NO_TOOLS
 from tito_audit.settings.options import KEYS

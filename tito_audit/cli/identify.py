@@ -65,7 +65,7 @@ def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_temp
     from tito_audit.identify.ids_alone import ids_alone
     from tito_audit.run.auditor import drift_audit
     from tito_audit.run.candidates import candidates_for, templates_of_files
-    from tito_audit.run.first_rows import first_rows
+    from tito_audit.run.log_groups import first_rows
     from tito_audit.storage import find_logs
 
     settings = options.settings()

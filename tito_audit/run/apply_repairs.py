@@ -142,7 +142,7 @@ def _step(
     if after is None:
         return [written]
     before = _claimed(written, repair, terms)
-    left = [f for one in after for f in _claimed(one, repair, terms)]
+    left = [finding for row in after for finding in _claimed(row, repair, terms)]
     codes = _codes(f for f in before if _count(before, f.code) > _count(left, f.code))
     applied.cured[repair.name] = tuple(dict.fromkeys((*applied.cured.get(repair.name, ()), *codes)))
     for proposal in proposals.values():
@@ -173,7 +173,9 @@ def _proven(
                 return None
             alone = {item: {item: proposal} for item, proposal in proposals.items()}
             bad = {
-                n for n, one in alone.items() if _proven(written, one, repair, form, audit, terms, applied) is None
+                item
+                for item, own in alone.items()
+                if _proven(written, own, repair, form, audit, terms, applied) is None
             }
             bad = bad or {max(proposals)}
         else:
@@ -195,7 +197,7 @@ def _of_item(before: AppliedRow, after: list[AppliedRow], item: int) -> tuple[Ap
     """The part of a row that a proposal is about, before and after: its rollout in a group, else the whole row."""
     if len(before.audited) == 1:
         return before, after
-    number = next(n for n, one in enumerate(before.audited) if one.rollout.place.item == item)
+    number = next(n for n, audited in enumerate(before.audited) if audited.rollout.place.item == item)
     (row,) = after
     return AppliedRow(before.row, before.audited[number : number + 1]), [
         AppliedRow(row.row, row.audited[number : number + 1])
@@ -206,13 +208,13 @@ def _proposals(written: AppliedRow, repair: Repair, terms: RepairTerms, applied:
     """The proposals of the repair, by item of the rollout in its row; PluginError if it fails."""
     without = f"name the repairs to make, without this one: `--with NAME`, or {LEAVE_OUT}"
     proposals: dict[int, Proposal] = {}
-    for one in written.audited:
-        findings = tuple(f for f in one.result.findings if _acts_on(f, repair, terms))
+    for audited in written.audited:
+        findings = tuple(f for f in audited.result.findings if _acts_on(f, repair, terms))
         if not findings and not repair.chosen(terms.choices):
             continue
         try:
-            with guarded(f"repair `{repair.name}`", one.rollout.place, without):
-                evidence = explain(one.evidence, terms.rules, terms.selected)
+            with guarded(f"repair `{repair.name}`", audited.rollout.place, without):
+                evidence = explain(audited.evidence, terms.rules, terms.selected)
                 proposal = repair.mend(evidence, findings, terms.choices)
         except RecordError as error:
             applied.declined.setdefault(repair.name, str(error))
@@ -224,7 +226,7 @@ def _proposals(written: AppliedRow, repair: Repair, terms: RepairTerms, applied:
                 applied.needs_unsafe.add(repair.name)
                 applied.declined[repair.name] = f"unsafe here, needs --unsafe: {proposal.reason}"
             continue
-        proposals[one.rollout.place.item] = proposal
+        proposals[audited.rollout.place.item] = proposal
     return proposals
 
 
@@ -233,9 +235,9 @@ def _rewritten(
 ) -> list[AppliedRow]:
     """The rows that the format writes for the proposals, read and audited; RecordError if they hold less."""
     repaired: list[RepairedRollout] = []
-    for one in written.audited:
-        proposal = proposals.get(one.rollout.place.item)
-        repaired += proposal.rollouts if proposal is not None else (unmended(one.rollout),)
+    for audited in written.audited:
+        proposal = proposals.get(audited.rollout.place.item)
+        repaired += proposal.rollouts if proposal is not None else (unmended(audited.rollout),)
     rows = form.update(written.row, repaired)
     out = [AppliedRow(row, tuple(audit(row))) for row in rows]
     if len(written.audited) == 1:
@@ -297,11 +299,11 @@ def _equal(got: NDArray[np.generic] | None, want: NDArray[np.generic] | None, ro
         return got is want
     if got.dtype.kind != "f":
         return bool(np.array_equal(got, want))
-    one, other = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    read, wanted = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if row is not None:
         marks = [c.sentinel for c in row.columns if c.role == "logprobs" and c.sentinel is not None]
-        one, other = (np.where(np.isnan(x) | np.isin(x, marks), np.nan, x) for x in (one, other))
-    return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True))
+        read, wanted = (np.where(np.isnan(x) | np.isin(x, marks), np.nan, x) for x in (read, wanted))
+    return len(read) == len(wanted) and bool(np.allclose(read, wanted, rtol=1e-6, atol=0, equal_nan=True))
 
 
 def _refuted(
@@ -315,16 +317,16 @@ def _refuted(
         if because is not None:
             return because
     claimed = _claimed(before, repair, terms)
-    left = [f for one in after for f in _claimed(one, repair, terms)]
+    left = [finding for row in after for finding in _claimed(row, repair, terms)]
     if claimed and _times(left) >= _times(claimed) and not repair.chosen(terms.choices):
         return f"{', '.join(_codes(left))} would remain"
-    known = _worst_by_kind(_found(before))
+    worst = _worst_by_kind(_findings(before))
     pairs_after = (
         (finding, new.rollout) for row in after for new in row.audited for finding in new.result.findings
     )
     harmful = (finding for finding, rollout in pairs_after if not _about_old_tokens(finding, rollout, before))
     for kind, severity in _worst_by_kind(harmful).items():
-        if severity >= Severity.WARNING and severity > known.get(kind, Severity.NOTE) and kind[0] not in adds:
+        if severity >= Severity.WARNING and severity > worst.get(kind, Severity.NOTE) and kind[0] not in adds:
             cause = f" ({kind[1]})" if kind[1] else ""
             return f"the repaired row would have {kind[0]}{cause}, which it does not have now"
     return None
@@ -352,11 +354,11 @@ def _acts_on(finding: Finding, repair: Repair, terms: RepairTerms) -> bool:
 
 
 def _claimed(written: AppliedRow, repair: Repair, terms: RepairTerms) -> list[Finding]:
-    return [finding for finding in _found(written) if _acts_on(finding, repair, terms)]
+    return [finding for finding in _findings(written) if _acts_on(finding, repair, terms)]
 
 
-def _found(written: AppliedRow) -> list[Finding]:
-    return [finding for one in written.audited for finding in one.result.findings]
+def _findings(written: AppliedRow) -> list[Finding]:
+    return [finding for audited in written.audited for finding in audited.result.findings]
 
 
 def _worst_by_kind(findings: Iterable[Finding]) -> dict[tuple[str, str], Severity]:

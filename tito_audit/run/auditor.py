@@ -77,9 +77,9 @@ class Auditor:
         tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
         return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit, told=(misfit,))
 
-    def adopting(self, found: Adopted) -> Auditor:
+    def adopting(self, adopted: Adopted) -> Auditor:
         """The same with the renderer with which, by this finding, the log was written."""
-        return replace(self, renderer=found.renderer, own_dates=found.own_dates).telling(found.finding)
+        return replace(self, renderer=adopted.renderer, own_dates=adopted.own_dates).telling(adopted.finding)
 
     def telling(self, finding: Finding | None) -> Auditor:
         """The same with one more finding about the whole log, if there is one."""
@@ -127,8 +127,8 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
         try:
             return _audited(rollout, auditor, viewed)
         except EncodeError as error:
-            said = str(error)
-        return unencoded(_audited(rollout, auditor.without_tokenizer(), viewed), said, auditor.codes)
+            reason = str(error)
+        return unencoded(_audited(rollout, auditor.without_tokenizer(), viewed), reason, auditor.codes)
     except TitoAuditError:
         raise
     except ODD_VALUES as error:
@@ -140,12 +140,20 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
     evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, auditor.conventions)
     evidence = explain(evidence, auditor.rules, auditor.codes)
     findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs, SINGLE)
-    findings = _in_their_rows(findings, rollout)
+    at = rollout.stated.calls_at
+    if at:  # rows were joined: each finding is placed in its call's own row
+        findings = tuple(
+            finding
+            if (turn := finding.hit.turn) is None
+            else replace(finding, place=replace(finding.place, file=at[turn][0], row=at[turn][1]))
+            for finding in findings
+        )
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
-    said, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
+    shows, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
     counts |= uncompared(counts, skips, auditor.codes)
     if misfit is not None:
-        skips = _held_back(skips, misfit)
+        what = misfit.hit.cause.removeprefix("another ")
+        skips = _lacking(skips, f"the {what} does not fit the log ({misfit.code})")
     partial = partly_recorded(evidence.rollout)
     return Result(
         rollout.place,
@@ -154,27 +162,12 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
         skips,
         counts,
         observed=observed,
-        witness=said,
+        witness=shows,
         trainings=trainings_of(evidence.rollout) if TRAINED_ONCE in auditor.codes else None,
         misfit=misfit,
         told=auditor.told,
         partial=_partial(partial, evidence.present, auditor, skips) if partial else (),
     )
-
-
-def _in_their_rows(findings: tuple[Finding, ...], rollout: Rollout) -> tuple[Finding, ...]:
-    """The findings, each placed in its call's own row if rows were joined."""
-    at = rollout.stated.calls_at
-    if not at:
-        return findings
-    found = []
-    for finding in findings:
-        turn = finding.hit.turn
-        if turn is not None:
-            file, row = at[turn]
-            finding = replace(finding, place=replace(finding.place, file=file, row=row))
-        found.append(finding)
-    return tuple(found)
 
 
 UNENCODED = "the tokenizer cannot encode it"
@@ -195,9 +188,8 @@ _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED,
 """What a rollout lacks if the tokenizer or template is withheld."""
 
 
-def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
+def _lacking(skips: Sequence[Skip], because: str) -> tuple[Skip, ...]:
     """The skips, with the reason why the tokenizer or template is withheld."""
-    because = f"the {misfit.hit.cause.removeprefix('another ')} does not fit the log ({misfit.code})"
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
     )
@@ -233,10 +225,7 @@ def unencoded(result: Result, error: str, codes: frozenset[str]) -> Result:
     """The result of a rollout audited without the tokenizer, with the finding that says why, REC001."""
     hit = Hit(Where.ROW, 0, 0, error, cause=UNENCODED)
     finding = headed(Finding("REC001", Severity.ERROR, result.place, hit))
-    skips = tuple(
-        Skip(skip.code, UNENCODED) if any(words in skip.because for words in _LACKED) else skip
-        for skip in result.skips
-    )
+    skips = _lacking(result.skips, UNENCODED)
     return replace(result, findings=(*((finding,) if "REC001" in codes else ()), *result.findings), skips=skips)
 
 
@@ -273,7 +262,7 @@ class Loader:
     @property
     def commits(self) -> dict[str, str]:
         """By name, the commits of the loaded tokenizers that are from the hub."""
-        return {one.name: one.commit for one in self.tokenizers if one.commit is not None}
+        return {each.name: each.commit for each in self.tokenizers if each.commit is not None}
 
     def auditor(self, settings: Settings) -> tuple[Auditor, str | None]:
         """The auditor for logs with these settings, and a notice about what it lacks."""
@@ -313,7 +302,18 @@ class Loader:
                 f"{tokenizer.name} has no chat template, so nothing could be rendered. "
                 "Pass --chat-template FILE to check prompts against one.",
             )
-        key += repr(_of_template(settings))
+        # All settings that a renderer depends on besides the tokenizer.
+        key += repr(
+            (
+                settings.chat_template,
+                settings.template_name,
+                dict(settings.template_args),
+                settings.tool_arguments,
+                settings.clock,
+                settings.tools == NO_TOOLS,
+                settings.template_seconds,
+            )
+        )
         renderer = self._renderers.get(key)
         if renderer is None:
             renderer = self._renderers[key] = _renderer(tokenizer, settings)
@@ -337,19 +337,6 @@ def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
     settings = Settings.given(settings)
     loaded = load_tokenizer(tokenizer, trust_remote_code=settings.trust_remote_code)
     return _renderer(loaded, settings)
-
-
-def _of_template(settings: Settings) -> tuple[object, ...]:
-    """All settings that a renderer depends on besides the tokenizer."""
-    return (
-        settings.chat_template,
-        settings.template_name,
-        dict(settings.template_args),
-        settings.tool_arguments,
-        settings.clock,
-        settings.tools == NO_TOOLS,
-        settings.template_seconds,
-    )
 
 
 def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:

@@ -313,8 +313,7 @@ class BatchAuditor:
             result = row if isinstance(row, Result) else audit_rollout(row, auditor)
             counts.add(result)
             results.append(result)
-        results += counts.of_logs({BATCH: auditor.codes})
-        results += counts.of_run()
+        results += counts.whole({BATCH: auditor.codes})
         conclude(summary)
         summary.seconds = time.perf_counter() - started
         return BatchAudit(tuple(results), summary, self._failing(results, size))

@@ -50,16 +50,24 @@ class Spot(NamedTuple):
     @classmethod
     def of_difference(cls, explained: Explained) -> Spot:
         """The spot of the hit of an explained difference."""
-        one: Difference = explained.difference
-        beside = one.against is Against.ROW
-        return cls(one.where, one.turn, one.start, one.end, explained.cause, one.later_turn, beside)
+        differs: Difference = explained.difference
+        beside = differs.against is Against.ROW
+        return cls(
+            differs.where,
+            differs.turn,
+            differs.start,
+            differs.end,
+            explained.cause,
+            differs.later_turn,
+            beside,
+        )
 
 
 @dataclass(slots=True)
 class _Group:
     """Findings of one rule, severity and cause."""
 
-    found: int = 0
+    hits: int = 0
     at: int = -1
     """The number of the finding that the others are folded into."""
     tokens: int = 0
@@ -83,11 +91,11 @@ class Findings:
         self._place = place
         self._calls_at = calls_at
         self._single = single
-        self._found: list[Finding] = []
+        self._findings: list[Finding] = []
         self._groups: dict[Hashable, _Group] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._findings)
 
     def wants(self, code: str, severity: Severity, spot: Spot) -> bool:
         """Whether the hit at a spot has to be made: to be a finding, or the first of those that become one."""
@@ -98,18 +106,18 @@ class Findings:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group()
-        group.found += 1
-        if group.found <= self._single:
+        group.hits += 1
+        if group.hits <= self._single:
             return True
         group.add(spot)
         if group.at < 0:
-            group.at = len(self._found)
+            group.at = len(self._findings)
             return True
         return False
 
     def add(self, code: str, severity: Severity, hit: Hit) -> None:
         """Add the hit at a spot that was wanted last."""
-        self._found.append(Finding(code, severity, self._place, hit))
+        self._findings.append(Finding(code, severity, self._place, hit))
 
     def take(self, code: str, usual: Severity, hit: Hit) -> None:
         """Add a hit of a rule, `usual` being its severity if it has none of its own."""
@@ -121,14 +129,14 @@ class Findings:
         """The findings in order, and by number the turns of those that others were folded into."""
         turns: dict[int, Turns] = {}
         for group in self._groups.values():
-            if group.found > (self._single or 0) + 1 and group.at >= 0:
-                first, times = self._found[group.at], group.found - (self._single or 0)
+            if group.hits > (self._single or 0) + 1 and group.at >= 0:
+                first, times = self._findings[group.at], group.hits - (self._single or 0)
                 message = f"{first.hit.message} ({times - 1:,} more like this in the row are counted here)"
                 packed, group.places = group.places.tobytes(), array("q")
                 folded = Folded(times, len(group.turns), group.tokens, packed)
-                self._found[group.at] = replace(first, hit=replace(first.hit, message=message), folded=folded)
+                self._findings[group.at] = replace(first, hit=replace(first.hit, message=message), folded=folded)
                 turns[group.at] = group.turns.keys()
-        return self._found, turns
+        return self._findings, turns
 
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
@@ -145,9 +153,9 @@ def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] 
         return evidence  # nothing to explain, so its cache stays valid
     owners = _owners(tuple(rules))
     explained: Sequence[Explained] = tuple(
-        Explained(one, *reason)
-        for one in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
-        if (reason := _reason(one, evidence, owners, selected)) is not None
+        Explained(difference, *reason)
+        for difference in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
+        if (reason := _reason(difference, evidence, owners, selected)) is not None
     )
     if isinstance(evidence.differences, ManyDifferences):
         explained = _explained(evidence.differences, evidence, owners, selected)
@@ -182,7 +190,7 @@ def _explained(
     """Very many differences with their reasons, each reason held once."""
     reasons: dict[tuple[str, str, str] | None, int] = {}
     numbers = np.fromiter(
-        (reasons.setdefault(_reason(one, evidence, owners, selected), len(reasons)) for one in differences),
+        (reasons.setdefault(_reason(each, evidence, owners, selected), len(reasons)) for each in differences),
         np.int32,
         len(differences),
     )
@@ -217,33 +225,33 @@ def check_explained(
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """The same for evidence returned by `explain`."""
     owned = _owned(evidence)
-    found = Findings(evidence.rollout.place, evidence.rollout.stated.calls_at, single)
+    findings = Findings(evidence.rollout.place, evidence.rollout.stated.calls_at, single)
     skips: list[Skip] = []
-    for rule, skip in _asked(
+    for rule, skip in _to_run(
         tuple(rules), selected, evidence.present, evidence.rollout.stated.reasons, evidence.sound, bool(owned)
     ):
-        mine = owned.get(rule.code)
-        if skip is not None and mine is None:
+        explained = owned.get(rule.code)
+        if skip is not None and explained is None:
             skips.append(skip)
             continue
         if rule.check is not None:
             try:
                 for hit in rule.check(evidence):
-                    found.take(rule.code, rule.severity, hit)
+                    findings.take(rule.code, rule.severity, hit)
             except ODD_VALUES as error:
                 if rule.code not in ignored:
                     raise _failed(rule, evidence, error) from error
                 skips.append(Skip(rule.code, f"it failed: {in_words(error)}"))
-        for one in mine or () if rule.check is None else ():
-            severity = min(rule.severity, one.difference.severity)
-            if found.wants(rule.code, severity, Spot.of_difference(one)):
-                found.add(rule.code, severity, hit_of(one, evidence, severity))
-    if not found:
+        for each in explained or () if rule.check is None else ():
+            severity = min(rule.severity, each.difference.severity)
+            if findings.wants(rule.code, severity, Spot.of_difference(each)):
+                findings.add(rule.code, severity, hit_of(each, evidence, severity))
+    if not findings:
         return (), tuple(skips)
-    findings = linked(*found.folded(), rules)
-    codes = {finding.code for finding in findings if finding.severity is not Severity.NOTE}
+    every = linked(*findings.folded(), rules)
+    codes = {finding.code for finding in every if finding.severity is not Severity.NOTE}
     offers = {code: _offers(code, repairs()) for code in codes}
-    return tuple(_with_repair(one, evidence, offers) for one in findings), tuple(skips)
+    return tuple(_with_repair(finding, evidence, offers) for finding in every), tuple(skips)
 
 
 def _failed(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:
@@ -259,7 +267,7 @@ def _owners(rules: tuple[Rule, ...]) -> _Owners:
 
 
 @lru_cache(maxsize=256)
-def _asked(
+def _to_run(
     rules: tuple[Rule, ...],
     selected: frozenset[str],
     present: Needs,
@@ -272,10 +280,10 @@ def _asked(
     Without differences, a rule that only explains them matters only for its skip; so does a rule that finds
     nothing in sound evidence.
     """
-    asked = ((rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected)
+    reasoned = ((rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected)
     return tuple(
         (rule, None if because is None else Skip(rule.code, because, applies(rule.needs, present)))
-        for rule, because in asked
+        for rule, because in reasoned
         if because is not None
         or differs
         or (rule.check is not None and not (rule.silent and rule.silent in sound))
@@ -287,8 +295,8 @@ def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
     if isinstance(evidence.explained, ManyExplained):
         return evidence.explained.by_code()
     owned: dict[str, list[Explained]] = {}
-    for one in evidence.explained:
-        owned.setdefault(one.code, []).append(one)
+    for explained in evidence.explained:
+        owned.setdefault(explained.code, []).append(explained)
     return owned
 
 

@@ -133,7 +133,7 @@ class Encoders:
 
     def here(self) -> Encoded:
         """The encoders in this process."""
-        return tuple((one.encoder_name, one.encoder_notice) for one in self._tokenizers)
+        return tuple((each.encoder_name, each.encoder_notice) for each in self._tokenizers)
 
     def add(self, encoded: Encoded, summary: Summary) -> None:
         """Add what another process used; if one did without the fast encoder, that counts for all."""

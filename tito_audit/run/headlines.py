@@ -55,11 +55,11 @@ def linked(findings: Sequence[Finding], folds: Mapping[int, Turns], rules: Itera
     headed = [_headed(finding, by_code.get(finding.code)) for finding in findings]
     if len(headed) == 1:
         return headed
-    found = _Roots(headed, folds)
+    causes = _Roots(headed, folds)
     prints: dict[int, str] = {}
     out = []
     for index, finding in enumerate(headed):
-        roots = found.of(index)
+        roots = causes.of(index)
         if finding.folded is not None and index in roots:
             units = sum(root == index for root in roots)
             out.append(replace(finding, folded=replace(finding.folded, units=units)))

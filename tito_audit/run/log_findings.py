@@ -68,11 +68,6 @@ class RunCounts:
             count_open(self.testimonies[file], self.summary)
             yield from self.about_log(findings_of_log(file, self.testimonies[file], codes))
 
-    def of_logs(self, codes: Mapping[str, frozenset[str]]) -> Iterator[Result]:
-        """The findings about each whole log, by its codes."""
-        for file in self.testimonies:
-            yield from self.of_log(file, codes[file])
-
     def of_run(self, *, whole: bool = True, owners: bool = False) -> Iterator[Result]:
         """The findings about all rows together, which are counted; `owners`: also whose rows strangers are."""
         if not len(self.ledger):
@@ -81,6 +76,11 @@ class RunCounts:
         for result in chain(owner_results(self.ledger, self.strangers) if owners else (), once.results()):
             yield self._counted(result)
         self.summary.notices += once.notices()
+
+    def whole(self, codes: Mapping[str, frozenset[str]], *, run: bool = True) -> Sequence[Result]:
+        """The findings about each whole log, by its codes, and those about the run, counted."""
+        of_logs = [result for file in self.testimonies for result in self.of_log(file, codes[file])]
+        return (*of_logs, *(self.of_run() if run else ()))
 
     def _counted(self, result: Result) -> Result:
         self.summary.add(result)
@@ -160,14 +160,14 @@ def _conventions(testimony: Testimony) -> Iterator[_LogFinding]:
         message = f"{tokens} of each answer {'is' if number == 1 else 'are'} left out of the loss"
         state = f"`--convention first=left-out:{number}` states that it is meant"
         yield from _convention(_LEFT_OUT, "first tokens left out", message, state, tally, testimony.first)
-    kept = testimony.ends.get(EndsOf.KEPT)
+    left_out = testimony.ends.get(EndsOf.KEPT)
     others = {kind: tally for kind, tally in testimony.ends.items() if kind is not EndsOf.OPEN}
     state = "`--convention end=untrained` states that it is meant"
-    if kept is not None:
+    if left_out is not None:
         message = (
             "the sampled end of each answer is left out of the loss, so the model gets no credit for stopping"
         )
-        yield from _convention(_ENDS, "sampled, not trained", message, state, kept, others)
+        yield from _convention(_ENDS, "sampled, not trained", message, state, left_out, others)
     elif EndsOf.OPEN in testimony.ends and not others:
         tally = testimony.ends[EndsOf.OPEN]
         message = (

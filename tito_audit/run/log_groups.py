@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.rewriting import CODE as REWRITING
 from tito_audit.run.rewriting import rewriting
-from tito_audit.run.rows import LogGroup, ReadRow, share_of
+from tito_audit.run.rows import LogGroup, share_of
 from tito_audit.run.workers import Executor, ForkedProcesses, InProcess, can_fork, is_small, mapped
 from tito_audit.settings.model import Settings
 from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
@@ -96,7 +96,7 @@ class RowFlow:
     def tokenizers(self) -> Sequence[Tokenizer]:
         """The tokenizers of all logs, each once."""
         used = [group.auditor.tokenizer for group in self.groups.values()]
-        return [tokenizer for tokenizer in self.loader.tokenizers if any(tokenizer is one for one in used)]
+        return [tokenizer for tokenizer in self.loader.tokenizers if any(tokenizer is other for other in used)]
 
     @property
     def remote(self) -> bool:
@@ -116,11 +116,9 @@ class RowFlow:
         """
         fitting = self._fitting.get(file)
         if fitting is None:
-            fitting = self._fitting[file] = _fitted(self._path_of(file), self.groups[file])
+            path = next((path for path in self.files if str(path) == file), None) or path_of(file)
+            fitting = self._fitting[file] = _fitted(path, self.groups[file])
         return fitting
-
-    def _path_of(self, file: str) -> Path:
-        return next((path for path in self.files if str(path) == file), None) or path_of(file)
 
     def check_seen(self, file: Path) -> None:
         """SetupError if this machine does not see a log as the one that the rows come from does."""
@@ -128,13 +126,13 @@ class RowFlow:
         if wanted is None:
             return
         try:
-            found = file.stat().st_size
+            size = file.stat().st_size
         except OSError as error:
             how = f"cannot be read on {platform.node()} ({error.strerror or error})"
         else:
-            if found >= wanted:  # a log that is being written grows
+            if size >= wanted:  # a log that is being written grows
                 return
-            how = f"has {found:,} bytes on {platform.node()}, and {wanted:,} where this run was started"
+            how = f"has {size:,} bytes on {platform.node()}, and {wanted:,} where this run was started"
         raise SetupError(
             f"{file}: this log {how}.\n"
             "Every node has to see the logs at the same paths, as on a shared file system."
@@ -179,7 +177,11 @@ class RowFlow:
             yield replace(unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told)
             return
         detection.look(place.file, *shown_by(read.format, read.row))
-        unread = _unread(raw, read, group.settings) if place.row < _LOOKED_AT else ()
+        unread: Unread = ()
+        first = lines_of(raw)[0].value if place.row < _LOOKED_AT else None  # of joined calls, the first
+        if first is not None:
+            form = shown_by(read.format, read.row)[0]
+            unread = unread_columns(form, first, read.rollouts, group.settings.columns.values())
         inside = read.row.get(read.format.open_object) if read.format.open_object else None
         repaired = read.row.get(COLUMN) is not None or (isinstance(inside, Mapping) and COLUMN in inside)
         for rollout in read.rollouts:
@@ -194,26 +196,21 @@ class RowFlow:
         """
         groups = {file: self.groups[str(file)] for file in self.files}
         for tokenizer in self.tokenizers:
-            mine = {file: group for file, group in groups.items() if group.auditor.tokenizer is tokenizer}
-            if begin_encoder(tokenizer, mine, self.settings):
-                head = self._first_rollouts(mine)
-                if (self.settings.jobs or 1) > 1:
-                    self.load()
-                choose_encoder(tokenizer, head, self.settings)
+            logs = {file: group for file, group in groups.items() if group.auditor.tokenizer is tokenizer}
+            if not begin_encoder(tokenizer, logs, self.settings):
+                continue
+            head: Sequence[Rollout] = ()
+            file = next((log for log in logs if log.is_file()), None)  # a pipe cannot be read twice
+            if file is not None:  # its first rollouts also show whether it fits
+                head = _head(file, logs[file])
+                self._fitting.setdefault(str(file), _fitted(file, logs[file], head))
+            if (self.settings.jobs or 1) > 1:
+                self.load()
+            choose_encoder(tokenizer, head, self.settings)
         if (self.settings.jobs or 1) > 1:
             for file in self.files:
                 if isinstance(file, RowsInMemory):
                     self.group(str(file))
-
-    def _first_rollouts(self, logs: Iterable[Path]) -> Sequence[Rollout]:
-        """The first rollouts of the first of the logs, which also show whether it fits."""
-        file = next((log for log in logs if log.is_file()), None)  # a pipe cannot be read twice
-        if file is None:
-            return ()
-        group = self.groups[str(file)]
-        head = _head(file, group)
-        self._fitting.setdefault(str(file), _fitted(file, group, head))
-        return head
 
     def load(self) -> None:
         """Load everything that forked processes can share."""
@@ -222,8 +219,8 @@ class RowFlow:
 
     def begin(self, summary: Summary) -> None:
         """Put the tokenizers, the joining flags, and notices about what is missing into a summary."""
-        summary.tokenizer = ", ".join(dict.fromkeys(one.name for one in self.tokenizers)) or None
-        summary.tokenizer_commits = {one.name: one.commit for one in self.tokenizers if one.commit is not None}
+        summary.tokenizer = ", ".join(dict.fromkeys(each.name for each in self.tokenizers)) or None
+        summary.tokenizer_commits = {each.name: each.commit for each in self.tokenizers if each.commit is not None}
         settings = [group.settings for group in self.groups.values()]
         summary.reading, summary.joining = _only(map(reading_flags, settings)), _only(map(joining_flags, settings))
         summary.notices += self._notices
@@ -255,7 +252,7 @@ class RowFlow:
         for (own, members), auditor in zip(by_settings, auditors, strict=True):
             key = _join_key(own)
             if key not in joins:
-                logs = [file for one, files in by_settings if _join_key(one) == key for file in files]
+                logs = [file for other, files in by_settings if _join_key(other) == key for file in files]
                 vocabulary = auditor.vocabulary
                 decode = vocabulary.data if vocabulary is not None else None
                 gathers = self._sizes is None
@@ -275,11 +272,11 @@ class RowFlow:
             executor = self.executor or (ForkedProcesses(jobs) if forks else executor)
         tasks: Iterable[tuple[int, Batch | None]] = batches
         rows = 0
-        for number, said in mapped(executor, work, tasks):
-            rows += 0 if said is None else len(said.index)
+        for number, answer in mapped(executor, work, tasks):
+            rows += 0 if answer is None else len(answer.index)
             if self.progress is not None:
                 self.progress(rows, 0, 0)
-            yield number, said
+            yield number, answer
 
     def _auditors(self, by_settings: _Grouped) -> list[Auditor]:
         """The auditor for each of the settings; notices name the logs that they are about."""
@@ -295,14 +292,6 @@ class RowFlow:
             where = f"{members[0]}{more}: " if len(members) < len(self.files) else ""
             self._notices.append(where + notice)
         return auditors
-
-
-def _unread(raw: RawRow, read: ReadRow, settings: Settings) -> Unread:
-    """Columns of the row that look as if they should have been read; for joined calls, those of the first."""
-    first = lines_of(raw)[0].value
-    if first is None:
-        return ()
-    return unread_columns(shown_by(read.format, read.row)[0], first, read.rollouts, settings.columns.values())
 
 
 def _rebuilt(
@@ -331,33 +320,28 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
     tokenizer, renderer = auditor.tokenizer, auditor.renderer
     # Even if this run only asks how the log was written.
     codes = auditor.codes if auditor.rules else selected_codes(settings) & ADOPTING
-    asked = codes & ({CODE} if renderer is None else {CODE, REWRITING, *ADOPTING})
-    if tokenizer is None or not asked or not file.is_file():
+    wanted = codes & ({CODE} if renderer is None else {CODE, REWRITING, *ADOPTING})
+    if tokenizer is None or not wanted or not file.is_file():
         return group
     head = _head(file, group) if head is None else head
-    found = misfit(head, tokenizer, renderer) if CODE in asked else None
-    if found is not None:
-        return replace(group, auditor=auditor.held_back(found))
+    finding = misfit(head, tokenizer, renderer) if CODE in wanted else None
+    if finding is not None:
+        return replace(group, auditor=auditor.held_back(finding))
     if renderer is None:
         return group
     head = _head(file, group, joined=True) if group.joins_files else head
     other = None
     with suppress(EncodeError):  # the audit of each row says so
-        other = adopted(head, tokenizer, renderer, settings, codes) if asked & ADOPTING else None
+        other = adopted(head, tokenizer, renderer, settings, codes) if wanted & ADOPTING else None
     if other is not None:
         auditor, renderer = auditor.adopting(other), other.renderer
-    if REWRITING in asked:
-        auditor = auditor.telling(
-            rewriting(head, renderer, auditor.speakers, _template_words(tokenizer, settings))
-        )
+    if REWRITING in wanted:
+        # The words that name the chat template to `tito-audit template`.
+        words = [tokenizer.name]
+        words += ["--chat-template", settings.chat_template] if settings.chat_template else []
+        words += ["--template-name", settings.template_name] if settings.template_name else []
+        auditor = auditor.telling(rewriting(head, renderer, auditor.speakers, words))
     return group if auditor is group.auditor else replace(group, auditor=auditor)
-
-
-def _template_words(tokenizer: Tokenizer, settings: Settings) -> Sequence[str]:
-    """The words that name the chat template of these settings to `tito-audit template`."""
-    file = ("--chat-template", settings.chat_template) if settings.chat_template else ()
-    name = ("--template-name", settings.template_name) if settings.template_name else ()
-    return (tokenizer.name, *file, *name)
 
 
 def _only(flags: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
@@ -423,7 +407,7 @@ def _flags(settings: Settings) -> Iterator[tuple[str, str | None]]:
     yield "--rows-at", settings.rows_at
     yield "--messages", settings.messages
     yield "--tools", settings.tools
-    yield from (("--on", mine if mine == other else f"{mine}={other}") for mine, other in settings.on.items())
+    yield from (("--on", ours if ours == other else f"{ours}={other}") for ours, other in settings.on.items())
     yield "--chat-template", settings.chat_template
     yield "--template-name", settings.template_name
     yield from (
@@ -433,3 +417,41 @@ def _flags(settings: Settings) -> Iterator[tuple[str, str | None]]:
     clock = settings.clock
     yield "--clock", clock.isoformat() if isinstance(clock, datetime) else clock
     yield from (("--sampled-role", role) for role in settings.sampled_roles)
+
+
+@dataclass(slots=True)
+class FirstRows:
+    """The rollouts of the first rows of some logs."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+    rows: int = 0
+    unreadable: dict[Place, str] = field(default_factory=dict)
+    """Why rows could not be read."""
+    stopped: bool = False
+    """Whether there are more rows."""
+    notices: list[str] = field(default_factory=list)
+    """Notices from joining calls and other files."""
+
+
+def first_rows(files: Sequence[Path], settings: Settings, rows: int) -> FirstRows:
+    """The first rows of logs: `rows` in total, the same number from each log if it has enough."""
+    first = FirstRows()
+    flow = RowFlow(files, replace(settings, limit=None), audits=False)
+    for number, file in enumerate(files):
+        quota, count = -(-(rows - first.rows) // (len(files) - number)), 0
+        group = flow.group(str(file))
+        for raw in islice(group.rows(group.open_quick(file)), quota + 1):
+            if count == quota:
+                first.stopped = True
+                break
+            count += 1
+            place = Place(str(file), raw.index)
+            try:
+                first.rollouts += group.read(raw, place).rollouts
+            except RecordError as error:
+                first.unreadable[place] = str(error)
+        first.rows += count
+    summary = Summary()
+    flow.say_joined(summary)
+    first.notices += summary.notices
+    return first

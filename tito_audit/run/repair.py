@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -148,32 +147,6 @@ def write_row(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quara
     return moved
 
 
-class InMemory:
-    """The repaired rows of the logs of a run that are in memory."""
-
-    def __init__(self) -> None:
-        self.together: Callable[[list[Any]], Any] | None = None
-        """Puts the rows of all logs together as the caller had them; None for files."""
-        self.outputs: dict[Path, MemoryOutput] = {}
-        """By log, what holds its repaired rows."""
-        self.complete = False
-        """Whether all logs are repaired and were scanned again."""
-
-    @contextmanager
-    def opened(self, log: Log, file: RowsInMemory, target: Path, repairs: RepairSettings) -> Iterator[Output]:
-        """An output for the rows of a log; `target` is a file, or the log itself to keep them in memory."""
-        added = (COLUMN,) if repairs.provenance else ()
-        place = None if isinstance(target, RowsInMemory) else target
-        with open_memory_output(log, file, place, overwrite=repairs.force, added=added) as (rows, out):
-            self.outputs[file] = rows
-            yield out
-
-    def path(self, file: Path) -> Path | None:
-        """The repaired rows of a log as a path; None if they are in a file."""
-        rows = self.outputs.get(file)
-        return rows.result if rows is not None and rows.target is None else None
-
-
 class Repairs(ShownRepairs):
     """The outcome of every row, in order; the repaired logs are written while these are computed.
 
@@ -219,8 +192,10 @@ class Repairs(ShownRepairs):
         """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
         """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
-        self.in_memory = InMemory()
-        """Repaired rows of the logs in memory."""
+        self.in_memory: dict[Path, MemoryOutput] = {}
+        """By log in memory: what holds its repaired rows."""
+        self.together: Callable[[list[Any]], Any] | None = None
+        """Puts the rows of all logs in memory together as the caller had them; None for files."""
         self.dry = False
         """Whether repaired rows go nowhere; known once logs are read."""
         self.watch = Watch(())
@@ -234,15 +209,14 @@ class Repairs(ShownRepairs):
         outcomes were not iterated to the end. What was given is not changed; rows without repairs are shared with
         it.
         """
-        rows = self.in_memory
-        if rows.together is None:
+        if self.together is None:
             raise SetupError("repaired: only rows given in memory come back; files are written to `out`.")
-        if not rows.complete and not self.before.files:
+        if not self._ended and not self.before.files:
             for _ in self:
                 pass
-        if not rows.complete:
+        if not self._ended:
             raise SetupError("repaired: the repair is not done yet; iterate over all outcomes first.")
-        return rows.together([output.result.value for output in rows.outputs.values()])
+        return self.together([rows.result.value for rows in self.in_memory.values()])
 
     def __iter__(self) -> Iterator[Outcome]:
         with ExitStack() as stack:
@@ -268,7 +242,7 @@ class Repairs(ShownRepairs):
         if journal is not None:
             recorder = repair_recorder(journal, flow, states, self.repairs, targets, once)
             self.resumed = len(recorder.logs)
-            self.before.notices += recorder.finished.notices()
+            self.before.notices += recorder.notices()
         before, after, started = RunCounts(self.before), RunCounts(self.after), time.perf_counter()
         # The quarantine is closed first: its file is complete before any log without those rows gets its name.
         # A journal holds those rows, so with one each log gets its name at once.
@@ -287,12 +261,9 @@ class Repairs(ShownRepairs):
                     self.failing += failing(flow, result.place.file, result)
                 yield outcome
         codes = {file: group.auditor.codes for file, group in flow.groups.items()}
-        for counts in (before, after):
-            # If the repair of what is trained again was named, the rows themselves had these findings.
-            of_run = counts.of_run() if once is None else ()
-            for result in chain(counts.of_logs(codes), of_run):
-                if counts is after:
-                    self.failing += failing(flow, result.place.file, result)
+        before.whole(codes, run=once is None)  # else the rows themselves had the findings about the run
+        for result in after.whole(codes, run=once is None):
+            self.failing += failing(flow, result.place.file, result)
         write_dataset_metadata(list(map(str, self.logs)), targets, overwrite=writes.replaces, sealed=writes.sealed)
         flow.say_joined(self.before)
         flow.encoders.warn(self.before)
@@ -304,7 +275,6 @@ class Repairs(ShownRepairs):
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
             self.after.tokenizer_commits = self.before.tokenizer_commits
-        self.in_memory.complete = True
 
     def count_about_log(self, flow: RowFlow, file: Path, findings: tuple[Finding, ...]) -> None:
         """Count the findings about a whole log, which no repair changes."""
@@ -445,7 +415,9 @@ class _Writing:
     def _end(self, file: Path, size: int) -> None:
         self.done += size
         if self.targets:
-            self.run.written.append((file, self.run.in_memory.path(file) or self.targets[file]))
+            rows = self.run.in_memory.get(file)
+            in_memory = rows.result if rows is not None and rows.target is None else None
+            self.run.written.append((file, in_memory or self.targets[file]))
 
     def _shown(self, file: Path, recorder: Recorder) -> Mapping[int, Outcome]:
         """By row, the outcomes that are shown with whole rollouts: their rows are repaired again."""
@@ -466,11 +438,16 @@ class _Writing:
         target, repairs, group = self.targets[file], self.run.repairs, self.work.flow.groups[str(file)]
         if self.run.out is not None and target != self.run.out:  # in a folder, which is made as needed
             make_folder(target.parent)
+        added = (COLUMN,) if repairs.provenance else ()
         if isinstance(file, RowsInMemory):
-            return group.output(stack.enter_context(self.run.in_memory.opened(log, file, target, repairs)), log)
-        opened = partial(open_output, log, target, added=(COLUMN,) if repairs.provenance else (), changes=changes)
-        out = opened(overwrite=self.writes.replaces(target), sealed=self.writes.sealed)
-        return group.output(stack.enter_context(out), log)
+            place = None if isinstance(target, RowsInMemory) else target
+            memory = open_memory_output(log, file, place, overwrite=repairs.force, added=added)
+            self.run.in_memory[file], out = stack.enter_context(memory)
+        else:
+            overwrite, sealed = self.writes.replaces(target), self.writes.sealed
+            opened = open_output(log, target, added=added, changes=changes, overwrite=overwrite, sealed=sealed)
+            out = stack.enter_context(opened)
+        return group.output(out, log)
 
     def _passed(self, outcome: Outcome, position: int) -> None:
         self.rows += 1
@@ -501,7 +478,7 @@ def repair_rollouts(
     settings, repairs = Settings.given(settings), repairs or RepairSettings()
     inputs = given(logs)
     run = Repairs(inputs.names, out, settings, repairs, progress, resume=resume)
-    run.in_memory.together = inputs.together
+    run.together = inputs.together
     return run
 
 

@@ -72,63 +72,6 @@ def states_of(files: Sequence[Path]) -> States:
     return {file: identity_of(file) for file in files}
 
 
-class FinishedLogs:
-    """The logs of a run that an earlier run finished with the same settings, and a record of those it finishes.
-
-    `kind` says what was done to them (SCAN, REPAIR), `more` what decided that besides their settings.
-    """
-
-    def __init__(
-        self, journal: Journal, kind: str, flow: RowFlow, states: States, more: Mapping[str, object]
-    ) -> None:
-        self.journal = journal
-        self._kind = kind
-        self.flow = flow
-        self._states = states
-        self._more = more
-        self._by_group: dict[int, Mapping[str, str]] = {}
-        self._differs: dict[str, None] = {}
-        self._unused = 0
-        self.logs = {file: log for file in flow.files if (log := self._find(file)) is not None}
-        """By log: what was recorded."""
-
-    def notices(self) -> Iterator[str]:
-        """What the journal holds of unchanged logs and cannot be used, for the summary."""
-        if self._unused:
-            yield (
-                f"{self.journal.path}: {many(self._unused, 'log')} had been finished by a run with "
-                f"{listed([f'other {name}' for name in self._differs])}; this run did not use that."
-            )
-
-    def finish(self, file: Path, **more: object) -> None:
-        """Record that the log is finished, unless it changed since the run began."""
-        state = self._states.get(file)
-        if state is not None and state == identity_of(file):
-            self.journal.finish(self._kind, str(file), state, self._decided(file), **more)
-
-    def _find(self, file: Path) -> Finished | None:
-        log, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
-        if log is None or state is None or log.state != state:
-            return None
-        decided = self._decided(file)
-        differs = [name for name in {**decided, **log.decided} if decided.get(name) != log.decided.get(name)]
-        self._differs |= dict.fromkeys(differs)
-        self._unused += bool(differs)
-        return None if differs else log
-
-    def _decided(self, file: Path) -> Mapping[str, str]:
-        """What decides the result of a log, by name, as hashes."""
-        group = self.flow.groups[str(file)]
-        if id(group) not in self._by_group:
-            deciding = {**_deciding(group, self._kind), **self._more}
-            self._by_group[id(group)] = {name: _hash(value) for name, value in deciding.items()}
-        decided = self._by_group[id(group)]
-        if group.join is None or not group.join.joins_logs(file):
-            return decided
-        # With a limit, only so many rows are searched for the calls of a conversation.
-        return {**decided, "logs": logs_hash(self._states) + str(group.settings.limit)}
-
-
 def logs_hash(states: States) -> str:
     """A hash of all logs of a run."""
     return _hash([(str(file), state) for file, state in states.items()])
@@ -314,20 +257,46 @@ def unpacked(text: str, kind: type[Kind]) -> Kind:
 class Recorder:
     """Records the rows of each log as they are done, and reads those that an earlier run recorded.
 
-    `targets` are the files that a repair writes, by log.
+    `kind` says what is done to the logs (SCAN, REPAIR), `more` what decides that besides their settings. `targets`
+    are the files that a repair writes, by log. What an earlier run did with other settings is not read.
     """
 
-    def __init__(self, finished: FinishedLogs, targets: Mapping[Path, Path] | None = None) -> None:
-        self.finished = finished
-        self.journal = finished.journal
-        self.logs = finished.logs if targets is None else _still_there(finished, targets)
-        """The logs that an earlier run finished; of a repair those whose files are there, unchanged."""
+    def __init__(
+        self,
+        journal: Journal,
+        kind: str,
+        flow: RowFlow,
+        states: States,
+        more: Mapping[str, object],
+        targets: Mapping[Path, Path] | None = None,
+    ) -> None:
+        self.journal = journal
+        self._kind = kind
+        self._flow = flow
+        self._states = states
+        self._all_logs = logs_hash(states)
+        self._more = more
         self._targets = targets or {}
+        self._by_group: dict[int, Mapping[str, str]] = {}
+        self._differs: dict[str, None] = {}
+        self._unused = 0
+        self.logs = {file: log for file in flow.files if (log := self._find(file)) is not None}
+        """The logs that an earlier run finished; of a repair those whose files are there, unchanged."""
+        if targets is not None:
+            self.logs = self._still_there(targets)
         self._file: Path | None = None
         self._about_log: tuple[Finding, ...] = ()
         self._encoders: dict[Encoded, None] = {}
         self._rows: list[_Row] = []
         self._results = 0
+
+    def notices(self) -> Iterator[str]:
+        """What the journal holds of unchanged logs and cannot be used, for the summary."""
+        if self._unused:
+            yield (
+                f"{self.journal.path}: {many(self._unused, 'log')} had been finished by a run with "
+                f"{listed([f'other {name}' for name in self._differs])}; this run did not use that."
+            )
 
     def begin(self, file: Path, about_log: Sequence[Finding] = ()) -> None:
         """Start on a log, with the findings about all of it."""
@@ -349,14 +318,19 @@ class Recorder:
         self, left_out: int = 0, changed: Iterable[Mapping[str, Any]] = (), notices: Iterable[str] = ()
     ) -> None:
         """Record that the log is done. The file of a repaired log is complete and gets its name next."""
-        if self._file is None:
+        file, self._file = self._file, None
+        if file is None:
             return
         self._write()
-        target = self._targets.get(self._file)
+        state, target = self._states.get(file), self._targets.get(file)
         rows: Any = tuple(changed)
+        if state is None or state != identity_of(file):  # it changed since the run began
+            return
         log = KeptLog(tuple(self._encoders), left_out, self._about_log, rows, tuple(notices))
-        self.finished.finish(self._file, target=None if target is None else str(target), kept=packed(log))
-        self._file = None
+        target_name = None if target is None else str(target)
+        self.journal.finish(
+            self._kind, str(file), state, self._decided(file), target=target_name, kept=packed(log)
+        )
 
     def log(self, file: Path) -> KeptLog:
         """What was recorded of a finished log besides its rows."""
@@ -380,6 +354,45 @@ class Recorder:
             self.journal.add(packed(self._rows))
         self._rows, self._results = [], 0
 
+    def _find(self, file: Path) -> Finished | None:
+        log, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
+        if log is None or state is None or log.state != state:
+            return None
+        decided = self._decided(file)
+        differs = [name for name in {**decided, **log.decided} if decided.get(name) != log.decided.get(name)]
+        self._differs |= dict.fromkeys(differs)
+        self._unused += bool(differs)
+        return None if differs else log
+
+    def _decided(self, file: Path) -> Mapping[str, str]:
+        """What decides the result of a log, by name, as hashes."""
+        group = self._flow.groups[str(file)]
+        if id(group) not in self._by_group:
+            deciding = {**_deciding(group, self._kind), **self._more}
+            self._by_group[id(group)] = {name: _hash(value) for name, value in deciding.items()}
+        decided = self._by_group[id(group)]
+        if group.join is None or not group.join.joins_logs(file):
+            return decided
+        # With a limit, only so many rows are searched for the calls of a conversation.
+        return {**decided, "logs": self._all_logs + str(group.settings.limit)}
+
+    def _still_there(self, targets: Mapping[Path, Path]) -> dict[Path, Finished]:
+        """The finished logs whose files are there, unchanged.
+
+        Logs with calls of one conversation are written together: all of them are kept, or none.
+        """
+        logs, flow = {}, self._flow
+        for file, log in self.logs.items():
+            target, was = targets.get(file), log.said.get("target")
+            if (target is None and was is None) or (
+                target is not None and str(target) == was and self.journal.holds(target, log)
+            ):
+                logs[file] = log
+        joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
+        joined = {file: id(join) for file, join in joins.items() if join.joins_logs(file)}
+        broken = {join for file, join in joined.items() if file not in logs}
+        return {file: log for file, log in logs.items() if joined.get(file) not in broken}
+
 
 def repair_recorder(
     journal: Journal,
@@ -399,7 +412,7 @@ def repair_recorder(
     more: dict[str, object] = {"repairs": deciding}
     if once is not None:
         more["logs"] = logs_hash(states)
-    return Recorder(FinishedLogs(journal, REPAIR, flow, states, more), targets)
+    return Recorder(journal, REPAIR, flow, states, more, targets)
 
 
 def refuse_model(repairs: RepairSettings) -> None:
@@ -449,21 +462,3 @@ def rows_with_views(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQu
             if view is not None and observed is not None:
                 results[at] = replace(result, observed=replace(observed, view=view))
         yield replace(row, outcome=replace(row.outcome, before=tuple(results)))
-
-
-def _still_there(finished: FinishedLogs, targets: Mapping[Path, Path]) -> dict[Path, Finished]:
-    """The finished logs whose files are there, unchanged.
-
-    Logs with calls of one conversation are written together: all of them are kept, or none.
-    """
-    logs, flow = {}, finished.flow
-    for file, log in finished.logs.items():
-        target, was = targets.get(file), log.said.get("target")
-        if (target is None and was is None) or (
-            target is not None and str(target) == was and finished.journal.holds(target, log)
-        ):
-            logs[file] = log
-    joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
-    joined = {file: id(join) for file, join in joins.items() if join.joins_logs(file)}
-    broken = {join for file, join in joined.items() if file not in logs}
-    return {file: log for file, log in logs.items() if joined.get(file) not in broken}

@@ -49,14 +49,14 @@ class _OfRun:
     @classmethod
     def read(cls, again: Again, rollouts: Sequence[Rollout]) -> _OfRun:
         """What is known about these rollouts."""
-        rows = ((one.place.item, one.training_row) for one in rollouts if one.place.item in again)
+        rows = ((rollout.place.item, rollout.training_row) for rollout in rollouts if rollout.place.item in again)
         return cls(again, {item: row.token_ids for item, row in rows if row is not None})
 
     def of(self, rollout: Rollout) -> tuple[TrainedAgain, ...]:
         """What the run shows about a rollout, as logged or as repaired."""
-        said = self.again.get(rollout.place.item, ())
+        again = self.again.get(rollout.place.item, ())
         row, ids = rollout.training_row, self.ids.get(rollout.place.item)
-        return said if not said or row is None or ids is None or np.array_equal(row.token_ids, ids) else ()
+        return again if not again or row is None or ids is None or np.array_equal(row.token_ids, ids) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,10 @@ class RowRepair:
         self.terms = RepairTerms(
             strategies(repairs),
             self.rules,
-            _threshold(group.settings, repairs),
+            # What fails the gate is repaired; with `--with`, warnings too.
+            Severity.WARNING
+            if repairs.strategies or group.settings.fail_on in ("warning", "note")
+            else Severity.ERROR,
             self.codes,
             repairs.unsafe,
             repairs.choices,
@@ -101,8 +104,10 @@ class RowRepair:
             audited = self._audit(read, self.group.auditor, of_run)
         except RecordError as error:
             return RepairedRow(self._unrepaired(raw, place, (unreadable(place, str(error), self.codes),)))
-        before = tuple(self._selected(one.result) for one in audited)
-        if not self._needs_repair(before):
+        before = tuple(self._selected(each.result) for each in audited)
+        chosen = any(repair.chosen(self.terms.choices) for repair in self.terms.repairs)
+        threshold = self.terms.threshold
+        if not chosen and all(f.severity < threshold for result in before for f in result.findings):
             return RepairedRow(self._unrepaired(raw, place, before))
         if raw.spliced:
             del read, of_run, audited, before  # in a row of millions of tokens they take more than its text
@@ -124,12 +129,12 @@ class RowRepair:
             return self._audit(replace(read, row=row, rollouts=rollouts), self._judge, of_run)
 
         applied = apply_repairs(read.row, read.format, audited, audit, self.terms)
-        outcome = self._outcome(place, tuple(self._selected(one.result) for one in audited), applied)
+        outcome = self._outcome(place, tuple(self._selected(each.result) for each in audited), applied)
         if outcome.quarantined is not None or not applied.cured:
             return RepairedRow(outcome)
         # A table's columns are fixed, and its readers do not reject unknown keys, as those of documents may.
         inside = read.format.open_object if raw.of_text else ""
-        rows = (self._row(logged, one, number, outcome, inside) for number, one in enumerate(applied.rows))
+        rows = (self._row(logged, row, number, outcome, inside) for number, row in enumerate(applied.rows))
         return RepairedRow(outcome, tuple(rows), logged)
 
     @cached_property
@@ -140,32 +145,32 @@ class RowRepair:
         return replace(auditor, conventions=replace(auditor.conventions, slide=None))
 
     def _outcome(self, place: Place, before: tuple[Result, ...], applied: Applied) -> Outcome:
-        after = tuple(self._selected(one.result) for written in applied.rows for one in written.audited)
+        after = tuple(self._selected(each.result) for row in applied.rows for each in row.audited)
         failing = self._failing(after)
         because = applied.left_out if applied.left_out is not None else self._quarantined(failing, "fixed")
-        kept = because is None
+        remains = because is None
         return Outcome(
             place,
             before,
-            after if kept else (),
+            after if remains else (),
             cured=dict(applied.cured),
             declined=dict(applied.declined) if failing else {},
             needs_unsafe=frozenset(applied.needs_unsafe) if failing else frozenset(),
             notes=tuple(applied.notes),
             costs=tuple(applied.costs),
-            more_tokens=applied.more_tokens if kept else 0,
-            rows=len(applied.rows) if kept else 0,
+            more_tokens=applied.more_tokens if remains else 0,
+            rows=len(applied.rows) if remains else 0,
             quarantined=because,
         )
 
     def _unrepaired(self, raw: RawRow, place: Place, results: tuple[Result, ...]) -> Outcome:
         """The outcome of a row on which no repair is tried."""
-        # Nothing could be moved of a row that was skipped or is a value inside another row, so it stays.
-        held = raw.value is not None or raw.text is not None
-        because = self._quarantined(self._failing(results), "fixes") if held else None
-        kept = because is None
+        # Nothing could be moved of a row that was skipped or is a value inside another row, so it remains.
+        movable = raw.value is not None or raw.text is not None
+        because = self._quarantined(self._failing(results), "fixes") if movable else None
+        remains = because is None
         return Outcome(
-            place, results, results if kept else (), rows=int(kept), quarantined=because, stays=not held
+            place, results, results if remains else (), rows=int(remains), quarantined=because, stays=not movable
         )
 
     def _quarantined(self, failing: Sequence[Finding], verb: str) -> str | None:
@@ -179,18 +184,18 @@ class RowRepair:
         row = self.group.as_logged(original, written.row)
         if not self.repairs.provenance:
             return row
-        said: dict[str, object] = {
+        about: dict[str, object] = {
             "version": VERSION,
             "cured": {name: list(codes) for name, codes in outcome.cured.items()},
         }
         if outcome.rows > 1:
-            said["part"] = {"number": number, "of": outcome.rows}
+            about["part"] = {"number": number, "of": outcome.rows}
         if outcome.notes:
-            said["notes"] = list(outcome.notes)
+            about["notes"] = list(outcome.notes)
         was = original.get(inside) or {} if inside else original
         if was.get(COLUMN) is not None:
-            said["before"] = was[COLUMN]
-        return {**row, inside: {**was, COLUMN: said}} if inside else {**row, COLUMN: said}
+            about["before"] = was[COLUMN]
+        return {**row, inside: {**was, COLUMN: about}} if inside else {**row, COLUMN: about}
 
     def _audit(self, read: ReadRow, auditor: Auditor, of_run: _OfRun) -> list[Audited]:
         """The rollouts of a row with the findings of all rules."""
@@ -198,11 +203,11 @@ class RowRepair:
         for rollout in read.rollouts:
             with guarded("the audit", rollout.place, LEAVE_OUT):
                 try:
-                    one = self._judged(rollout, auditor, of_run)
+                    each = self._judged(rollout, auditor, of_run)
                 except EncodeError as error:
-                    one = self._judged(rollout, auditor.without_tokenizer(), of_run)
-                    one = replace(one, result=unencoded(one.result, str(error), self.all_codes))
-            audited.append(one)
+                    each = self._judged(rollout, auditor.without_tokenizer(), of_run)
+                    each = replace(each, result=unencoded(each.result, str(error), self.all_codes))
+            audited.append(each)
         return audited
 
     def _judged(self, rollout: Rollout, auditor: Auditor, of_run: _OfRun) -> Audited:
@@ -222,11 +227,6 @@ class RowRepair:
             {**result.counts, **uncompared(result.counts, skips, self.codes)} if result.counts else result.counts
         )
         return replace(result, findings=findings, skips=skips, counts=counts, trainings=trainings)
-
-    def _needs_repair(self, results: Sequence[Result]) -> bool:
-        if any(repair.chosen(self.terms.choices) for repair in self.terms.repairs):
-            return True
-        return any(f.severity >= self.terms.threshold for result in results for f in result.findings)
 
     def _failing(self, results: Sequence[Result]) -> list[Finding]:
         return [finding for result in results for finding in fails(self.settings, result)]
@@ -268,9 +268,3 @@ def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
                 "Nothing recorded may be lost.\nAdd --quarantine FILE."
             )
     return chosen
-
-
-def _threshold(settings: Settings, repairs: RepairSettings) -> Severity:
-    """The lowest severity that is repaired: what fails the gate; with `--with`, warnings too."""
-    fails = {"warning": Severity.WARNING, "note": Severity.WARNING}.get(settings.fail_on, Severity.ERROR)
-    return Severity.WARNING if repairs.strategies else fails

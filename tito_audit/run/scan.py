@@ -20,7 +20,7 @@ from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import Once, RunCounts
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
-from tito_audit.run.resume import SCAN, FinishedLogs, States, states_of
+from tito_audit.run.resume import SCAN, Recorder, States, states_of
 from tito_audit.run.rows import share_of
 from tito_audit.run.tasks import audit_in_chunks, bare, chunk_bytes, engine_of
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
@@ -107,11 +107,11 @@ class Scan(Shown):
         summary.codes = frozenset().union(*(group.auditor.codes for group in groups.values()))
         self.vocabulary = next((group.auditor.vocabulary for group in groups.values()), None)
         with ExitStack() as stack:
-            finished = self._finished(flow, states, stack)
+            recorder = self._recorder(flow, states, stack)
             flow.choose_encoders()
             file, started, counted, counts = None, time.perf_counter(), Counted(), RunCounts(summary)
             flow.executor = stack.enter_context(engine_of(settings))
-            results = stack.enter_context(closing(self._results(flow, counted, finished)))
+            results = stack.enter_context(closing(self._results(flow, counted, recorder)))
             for result in flow.noted(results):
                 if result.place.file != file:
                     # What all rows of a log show comes last, what its first rows show comes first.
@@ -150,8 +150,8 @@ class Scan(Shown):
         if file is not None and self.settings.row is None:
             yield from counts.of_log(file, flow.groups[file].auditor.codes)
 
-    def _finished(self, flow: RowFlow, states: States, stack: ExitStack) -> FinishedLogs | None:
-        """The logs that are finished, with the journal open until `stack` closes; None without a journal.
+    def _recorder(self, flow: RowFlow, states: States, stack: ExitStack) -> Recorder | None:
+        """What records the logs, with the journal open until `stack` closes; None without a journal.
 
         A single row is not recorded: nothing would be gained.
         """
@@ -161,13 +161,13 @@ class Scan(Shown):
         if journal is None and self.resume is not None:
             journal = stack.enter_context(closing(Journal(self.resume)))
         assert journal is not None
-        finished = FinishedLogs(journal, SCAN, flow, states, {"reports": self.observe})
-        self.resumed = len(finished.logs)
-        self.summary.notices += finished.notices()
-        return finished
+        recorder = Recorder(journal, SCAN, flow, states, {"reports": self.observe})
+        self.resumed = len(recorder.logs)
+        self.summary.notices += recorder.notices()
+        return recorder
 
     def _results(
-        self, flow: RowFlow, counted: Counted, finished: FinishedLogs | None
+        self, flow: RowFlow, counted: Counted, recorder: Recorder | None
     ) -> Generator[Result, None, None]:
         """The results of all rows, with bare rollouts if several processes may do the work."""
         settings, executor = self.settings, self.executor
@@ -181,7 +181,7 @@ class Scan(Shown):
             small = self.chunk_bytes is None and is_small(flow.files)
             if executor.here or settings.row is not None or few or small:
                 executor = None
-        if executor is None and finished is not None:
+        if executor is None and recorder is not None:
             executor = InProcess()
         detection = Detection()
         if executor is None:
@@ -200,7 +200,7 @@ class Scan(Shown):
             counted,
             self.progress,
             observe=self.observe,
-            finished=finished,
+            recorder=recorder,
         )
         with closing(audit) as results:
             yield from detection.once(results)

@@ -27,7 +27,7 @@ from tito_audit.run.encoders import Encoded
 from tito_audit.run.log_findings import Once
 from tito_audit.run.log_groups import Garbage, RowFlow
 from tito_audit.run.progress import Counted, Progress
-from tito_audit.run.resume import DoneRow, FinishedLogs, Recorder, rows_with_views
+from tito_audit.run.resume import DoneRow, Recorder, rows_with_views
 from tito_audit.run.row_repair import Again, RepairedRow, RowRepair
 from tito_audit.run.workers import Executor, mapped, sendable
 from tito_audit.settings.model import RepairSettings, Settings
@@ -130,13 +130,13 @@ def audit_in_chunks(
     progress: Progress | None,
     *,
     observe: bool,
-    finished: FinishedLogs | None = None,
+    recorder: Recorder | None = None,
 ) -> Generator[Result, None, None]:
     """The results of all rows, with bare rollouts, as one process would give them.
 
     A chunk has about `chunk` bytes. Files and notices go into the summary, and what other processes used into the
-    flow's encoders. A log that cannot be read raises StorageError after the results before it. Logs that were
-    `finished` before are not read; their results come from the journal, which gets those of the others.
+    flow's encoders. A log that cannot be read raises StorageError after the results before it. The `recorder` has
+    the results of logs that an earlier run finished, which are not read, and gets those of the others.
     """
     views = ViewQuota() if observe else None
 
@@ -145,7 +145,6 @@ def audit_in_chunks(
         for part in flow.groups[str(file)].chunks(file, chunk):
             yield Batch(file, part.done), (part, views.copy() if views is not None else None)
 
-    recorder = Recorder(finished) if finished is not None else None
     merged = _Merged(flow, summary, counted, views, recorder)
     total, done, size = flow.size, 0, 0
     steps = _steps(flow, {} if recorder is None else recorder.logs, steps_of)
@@ -244,42 +243,35 @@ class _AuditChunk:
                 answer.left_out.append(reading.sample.left_out)
 
 
+@dataclass(slots=True)
 class _Merged:
     """The rows of the chunks, counted through each file."""
 
-    def __init__(
-        self,
-        flow: RowFlow,
-        summary: Summary,
-        counted: Counted,
-        views: ViewQuota | None,
-        recorder: Recorder | None,
-    ) -> None:
-        self.stopped = False
-        """Whether the limit was reached."""
-        self._flow = flow
-        self._summary = summary
-        self._counts = counted
-        self._views = views
-        self._recorder = recorder
-        self._left_out = 0
-        """Rows that a sample left out after the last audited one."""
-        self._file = Path()
-        self._start = 0
-        """The row at which the next chunk starts."""
-        self._last = -1
-        self._broken = False
+    flow: RowFlow
+    summary: Summary
+    counted: Counted
+    views: ViewQuota | None
+    recorder: Recorder | None
+    stopped: bool = False
+    """Whether the limit was reached."""
+    _left_out: int = 0
+    """Rows that a sample left out after the last audited one."""
+    _file: Path = field(default_factory=Path)
+    _start: int = 0
+    """The row at which the next chunk starts."""
+    _last: int = -1
+    _broken: bool = False
 
     def begin(self, file: Path) -> None:
         """Start on another file."""
-        self._summary.files.append(str(file))
+        self.summary.files.append(str(file))
         self._file, self._start, self._last, self._broken = file, 0, -1, False
 
     def end(self) -> None:
         """Record that the file was read to its end."""
-        if self._recorder is not None:
-            self._recorder.finish(self._left_out)
-        self._counts.left_out += self._left_out
+        if self.recorder is not None:
+            self.recorder.finish(self._left_out)
+        self.counted.left_out += self._left_out
         self._left_out = 0
 
     def results(self, chunk: _Audited) -> Iterator[Result]:
@@ -299,9 +291,9 @@ class _Merged:
                 row.append(_moved(self._with_view(result, chunk.views.get(passed)), self._start))
                 passed += 1
             yield from self._noted(row, left)
-        self._flow.encoders.add(chunk.encoders, self._summary)
-        if self._recorder is not None:
-            self._recorder.encoders(chunk.encoders)
+        self.flow.encoders.add(chunk.encoders, self.summary)
+        if self.recorder is not None:
+            self.recorder.encoders(chunk.encoders)
         if chunk.error is not None:
             raise chunk.error
         if chunk.left_out:
@@ -314,12 +306,12 @@ class _Merged:
             if self._count_row():
                 self._last = raw.index
                 place = Place(str(self._file), raw.index)
-                yield from self._noted(list(map(bare, self._flow.audit(raw, place, Detection(), None))), left)
+                yield from self._noted(list(map(bare, self.flow.audit(raw, place, Detection(), None))), left)
         self._start += chunk.size
 
     def recorded(self, recorder: Recorder, file: Path) -> Iterator[Result]:
         """The results that an earlier run recorded of a file."""
-        for row in rows_with_views(recorder, self._flow, file, self._views):
+        for row in rows_with_views(recorder, self.flow, file, self.views):
             self._left_out += row.left_out
             if not self._count_row():
                 return
@@ -327,19 +319,19 @@ class _Merged:
         log = recorder.log(file)
         self._left_out += log.left_out
         for encoded in log.encoders:
-            self._flow.encoders.add(encoded, self._summary)
+            self.flow.encoders.add(encoded, self.summary)
 
     def _noted(self, results: Sequence[Result], left_out: int) -> Sequence[Result]:
         """The results of the last row, once they are recorded; so many rows before it were left out."""
-        if self._recorder is not None:
+        if self.recorder is not None:
             row, place = tuple(results), Place(str(self._file), self._last)
-            self._recorder.add(DoneRow(Outcome(place, row, row), left_out))
+            self.recorder.add(DoneRow(Outcome(place, row, row), left_out))
         return results
 
     def _count_row(self) -> bool:
         """Count one more row; False when it is past the limit."""
-        counts = self._counts
-        self.stopped = counts.full(self._flow.settings.limit, self._summary)
+        counts = self.counted
+        self.stopped = counts.full(self.flow.settings.limit, self.summary)
         if self.stopped:
             return False
         counts.rows += 1
@@ -350,7 +342,7 @@ class _Merged:
     def _with_view(self, result: Result, packed: bytes | None) -> Result:
         """The result with its view, if it gets one."""
         observed = observed_of(result)
-        if self._views is None or observed is None or not self._views.take(result.findings):
+        if self.views is None or observed is None or not self.views.take(result.findings):
             return result
         assert packed is not None, "workers send the view of every rollout that may get one"
         view = pickle.loads(zlib.decompress(packed))  # from a worker of this run, never from a file

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tito_audit.errors import SetupError
-from tito_audit.record.rollout import Rollout, with_speakers
+from tito_audit.record.rollout import with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.template import compile_template
 from tito_audit.run.auditor import Loader
-from tito_audit.run.first_rows import first_rows
+from tito_audit.run.log_groups import first_rows
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
 from tito_audit.templates import Probe
@@ -79,11 +79,11 @@ def log_probes(logs: Sequence[str], settings: Settings) -> tuple[Probe, ...]:
     first = first_rows(files, replace(settings, tokenizer=None, chat_template=None), _ROLLOUTS)
     speakers = Speakers(settings.sampled_roles)
     spoken = [with_speakers(rollout, speakers) for rollout in first.rollouts[:_ROLLOUTS]]
-    return tuple(_probe(rollout) for rollout in spoken if rollout.messages)
-
-
-def _probe(rollout: Rollout) -> Probe:
-    return Probe(str(rollout.place), rollout.messages, rollout.tools, rollout.template_kwargs)
+    return tuple(
+        Probe(str(rollout.place), rollout.messages, rollout.tools, rollout.template_kwargs)
+        for rollout in spoken
+        if rollout.messages
+    )
 
 
 _TEMPLATE_FILES = (".jinja", ".jinja2", ".j2")
@@ -111,9 +111,9 @@ def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
     first = open_template(settings)
     second = _opened(settings, other)
     probes = tuple(log_probes(logs, settings)) if logs else PROBES
-    found = compare(first.renderer, second.renderer, probes)
+    differences = compare(first.renderer, second.renderer, probes)
     names = first.name, other
-    return Compared(names, bool(logs), found, _equal_ids(first, second, found))
+    return Compared(names, bool(logs), differences, _equal_ids(first, second, differences))
 
 
 def _opened(settings: Settings, other: str) -> OpenedTemplate:
@@ -130,8 +130,8 @@ def _opened(settings: Settings, other: str) -> OpenedTemplate:
     return open_template(replace(settings, tokenizer=other, chat_template=None, template_name=None))
 
 
-def _equal_ids(first: OpenedTemplate, second: OpenedTemplate, found: Against) -> int | None:
-    mine, other = first.tokenizer, second.tokenizer
-    if mine is None or other is None or mine is other or mine.name == other.name:
+def _equal_ids(first: OpenedTemplate, second: OpenedTemplate, differences: Against) -> int | None:
+    ours, other = first.tokenizer, second.tokenizer
+    if ours is None or other is None or ours is other or ours.name == other.name:
         return None
-    return sum(np.array_equal(mine.encode(text), other.encode(text)) for text in found.texts)
+    return sum(np.array_equal(ours.encode(text), other.encode(text)) for text in differences.texts)

@@ -38,15 +38,15 @@ def write_rollouts(
     with open_output(source, output_path(out), overwrite=overwrite, added=()) as whole:
         output = group.output(whole, source)
         for raw in group.rows(source):
-            mine: dict[int, Rollout] = {}
+            changed: dict[int, Rollout] = {}
             while upcoming is not None and upcoming.place.row == raw.index:
-                mine[upcoming.place.item] = upcoming
+                changed[upcoming.place.item] = upcoming
                 upcoming = next(waiting, None)
-            if not mine or raw.value is None:
+            if not changed or raw.value is None:
                 output.keep(raw)
                 continue
             read = reader.read(raw, Place(str(log), raw.index))
-            now = [unmended(mine.get(old.place.item, old)) for old in read.rollouts]
+            now = [unmended(changed.get(old.place.item, old)) for old in read.rollouts]
             rows = [group.as_logged(raw.value, row) for row in read.format.update(read.row, now)]
             written += len(rows) != 1 or rows[0] is not raw.value
             output.replace(raw, rows)
