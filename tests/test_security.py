@@ -30,16 +30,15 @@ from tools.audit import said_of
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 OWN_PICKLES = {
-    "join/_call_rows.py": "rows in a temporary file without a name",
-    "run/parallel.py": "answers of this run's own processes",
-    "run/ray_tasks.py": "answers of this run's own cluster",
-    "run/ray_worker.py": "work of this run, from its own cluster",
+    "join/_gathering.py": "rows in a temporary file without a name",
+    "run/ray_tasks.py": "work and answers of this run, from its own cluster",
+    "run/tasks.py": "answers of this run's own processes",
     "run/workers.py": "work and answers of this run's own processes",
     "storage/in_memory.py": "rows in a temporary file without a name",
     "storage/spool.py": "rows in a temporary file without a name",
 }
 """Modules that load pickles, and whose."""
-LOADED_BY_NAME = {"__init__.py", "registry.py", "tables/shown.py", "storage/_store.py"}
+LOADED_BY_NAME = {"__init__.py", "registry.py", "tables/shown.py", "storage/_store_buckets.py"}
 """Modules that import others by a name that is not written where they do."""
 CODE = {"eval", "exec", "compile", "__import__", "input"}
 ATTRIBUTES = {

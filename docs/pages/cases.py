@@ -33,9 +33,8 @@ from tito_audit.repairs import all_repairs
 from tito_audit.report import ReportOptions
 from tito_audit.rule import Rule
 from tito_audit.rules import all_rules
-from tito_audit.run.apply_repairs import Applied, Audited, RepairTerms, apply_repairs
 from tito_audit.run.check import check
-from tito_audit.run.row_repair import strategies
+from tito_audit.run.row_repair import Applied, Audited, RepairTerms, apply_repairs, strategies
 from tito_audit.terminal.page import console_for, finding_lines
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
 

@@ -17,7 +17,7 @@ from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import verdict_lines
-from tito_audit.run.auditor import Auditor, Loader, audit_rollout, unreadable
+from tito_audit.run.auditor import Loader, audit_rollout, unreadable
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.log_findings import RunCounts
 from tito_audit.run.scan import conclude
@@ -300,8 +300,13 @@ class BatchAuditor:
         return self._audited(read, len(rows), started)
 
     def _audited(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
-        auditor = self._fitting([row for row in read if isinstance(row, Rollout)])
-        tokenizer = auditor.tokenizer
+        auditor, tokenizer = self._auditor, self._auditor.tokenizer
+        if tokenizer is not None and CODE in auditor.codes:
+            # Without its tokenizer if the batch was certainly written with another one.
+            head = islice((row for row in read if isinstance(row, Rollout)), ROWS)
+            finding = misfit(list(head), tokenizer, auditor.renderer)
+            auditor = auditor if finding is None else auditor.held_back(finding)
+            tokenizer = auditor.tokenizer
         summary = Summary(files=[BATCH], codes=auditor.codes)
         if self._auditor.tokenizer is not None:
             summary.tokenizer = self._auditor.tokenizer.name
@@ -316,23 +321,11 @@ class BatchAuditor:
         results += counts.whole({BATCH: auditor.codes})
         conclude(summary)
         summary.seconds = time.perf_counter() - started
-        return BatchAudit(tuple(results), summary, self._failing(results, size))
-
-    def _fitting(self, rollouts: Sequence[Rollout]) -> Auditor:
-        """The auditor; without its tokenizer if the batch was certainly written with another one."""
-        tokenizer = self._auditor.tokenizer
-        if tokenizer is None or CODE not in self._auditor.codes:
-            return self._auditor
-        finding = misfit(list(islice(rollouts, ROWS)), tokenizer, self._auditor.renderer)
-        return self._auditor if finding is None else self._auditor.held_back(finding)
-
-    def _failing(self, results: Sequence[Result], size: int) -> Mask:
         failing = np.zeros(size, np.bool_)
-        for result in results:
-            for finding in result.findings:
-                if self._bar is not None and finding.severity >= self._bar:
-                    failing[slice(None) if finding.hit.where is Where.LOG else finding.place.row] = True
-        return failing
+        for finding in (finding for result in results for finding in result.findings):
+            if self._bar is not None and finding.severity >= self._bar:
+                failing[slice(None) if finding.hit.where is Where.LOG else finding.place.row] = True
+        return BatchAudit(tuple(results), summary, failing)
 
 
 _auditors: dict[str, BatchAuditor] = {}

@@ -250,7 +250,9 @@ def check_explained(
         return (), tuple(skips)
     every = linked(*findings.folded(), rules)
     codes = {finding.code for finding in every if finding.severity is not Severity.NOTE}
-    offers = {code: _offers(code, repairs()) for code in codes}
+    offered = repairs() if codes else ()
+    by_default = [repair for repair in offered if repair.safety is not Safety.UNSAFE and not repair.by_model]
+    offers = {code: [repair for repair in by_default if repair.claims(code)] for code in codes}
     return tuple(_with_repair(finding, evidence, offers) for finding in every), tuple(skips)
 
 
@@ -298,12 +300,6 @@ def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
     for explained in evidence.explained:
         owned.setdefault(explained.code, []).append(explained)
     return owned
-
-
-def _offers(code: str, repairs: Sequence[Repair]) -> list[Repair]:
-    """The repairs that claim a code and run by default."""
-    by_log = (repair for repair in repairs if repair.safety is not Safety.UNSAFE and not repair.by_model)
-    return [repair for repair in by_log if repair.claims(code)]
 
 
 def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequence[Repair]]) -> Finding:

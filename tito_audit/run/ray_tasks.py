@@ -173,7 +173,13 @@ class _Flight(Generic[Tag, Task, Answer]):
                     self._running.pop(reference).done = True
                 continue
             self._order.popleft()
-            yield tag, None if call is None else self._answer(call, number)
+            answer: Answer | Failed | None = None
+            if call is not None:
+                call.answers = call.answers or self._answers(call)
+                answer = pickle.loads(call.answers[number])
+            if isinstance(answer, Failed):
+                raise answer.error
+            yield tag, answer
 
     def close(self) -> None:
         """Cancel what is in flight."""
@@ -210,14 +216,6 @@ class _Flight(Generic[Tag, Task, Answer]):
                 call.size += len(data)
             return
         self._ended = True
-
-    def _answer(self, call: _Call, number: int) -> Answer:
-        if call.answers is None:
-            call.answers = self._answers(call)
-        answer: Answer | Failed = pickle.loads(call.answers[number])
-        if isinstance(answer, Failed):
-            raise answer.error
-        return answer
 
     def _answers(self, call: _Call) -> list[bytes]:
         try:

@@ -221,7 +221,13 @@ class Repairs(ShownRepairs):
     def __iter__(self) -> Iterator[Outcome]:
         with ExitStack() as stack:
             engine = stack.enter_context(engine_of(self.settings))
-            journal = None if self.resume is None else self._journal(self.resume, stack)
+            journal, place = None, self.resume
+            if place is not None:
+                refuse_model(self.repairs)
+                # It may be beside a folder that is yet to be made.
+                if self.out is not None and place.parent == self.out.parent and len(find_logs(self.logs)) > 1:
+                    make_folder(place.parent)
+                journal = stack.enter_context(closing(Journal(place)))
             yield from self._all(engine, journal)
         self._ended = True
 
@@ -275,23 +281,6 @@ class Repairs(ShownRepairs):
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
             self.after.tokenizer_commits = self.before.tokenizer_commits
-
-    def count_about_log(self, flow: RowFlow, file: Path, findings: tuple[Finding, ...]) -> None:
-        """Count the findings about a whole log, which no repair changes."""
-        if not findings:
-            return
-        result = Result(findings[0].place, None, findings, of_log=True)
-        self.before.add(result)
-        if self.dry:
-            self.after.add(result)
-            self.failing += failing(flow, str(file), result)
-
-    def _journal(self, place: Path, stack: ExitStack) -> Journal:
-        """The journal, open until `stack` closes; it may be beside a folder that is yet to be made."""
-        refuse_model(self.repairs)
-        if self.out is not None and place.parent == self.out.parent and len(find_logs(self.logs)) > 1:
-            make_folder(place.parent)
-        return stack.enter_context(closing(Journal(place)))
 
     def _outcomes(
         self, flow: RowFlow, writing: _Writing, engine: Executor | None
@@ -408,9 +397,15 @@ class _Writing:
         self._end(file, file.stat().st_size)
 
     def _begin(self, file: Path, vocabulary: Vocabulary | None, about_log: tuple[Finding, ...]) -> None:
-        self.run.before.files.append(str(file))
-        self.run.vocabulary = vocabulary
-        self.run.count_about_log(self.work.flow, file, about_log)
+        run = self.run
+        run.before.files.append(str(file))
+        run.vocabulary = vocabulary
+        if about_log:  # no repair changes what is so of the whole log
+            result = Result(about_log[0].place, None, about_log, of_log=True)
+            run.before.add(result)
+            if run.dry:
+                run.after.add(result)
+                run.failing += failing(self.work.flow, str(file), result)
 
     def _end(self, file: Path, size: int) -> None:
         self.done += size

@@ -22,7 +22,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import SCAN, Recorder, States, states_of
 from tito_audit.run.rows import share_of
-from tito_audit.run.tasks import audit_in_chunks, bare, chunk_bytes, engine_of
+from tito_audit.run.tasks import ChunkedScan, bare, chunk_bytes, engine_of
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
@@ -192,17 +192,9 @@ class Scan(Shown):
             return
         if not executor.here:
             flow.load()
-        audit = audit_in_chunks(
-            flow,
-            executor,
-            self.chunk_bytes or chunk_bytes(flow.size, executor.jobs),
-            self.summary,
-            counted,
-            self.progress,
-            observe=self.observe,
-            recorder=recorder,
-        )
-        with closing(audit) as results:
+        chunked = ChunkedScan(flow, self.summary, counted, ViewQuota() if self.observe else None, recorder)
+        size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
+        with closing(chunked.results(executor, size, self.progress)) as results:
             yield from detection.once(results)
 
 

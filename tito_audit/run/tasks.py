@@ -121,53 +121,6 @@ def _steps(flow: RowFlow, recorded: Mapping[Path, Finished], steps_of: Callable[
 # A scan.
 
 
-def audit_in_chunks(
-    flow: RowFlow,
-    executor: Executor,
-    chunk: int,
-    summary: Summary,
-    counted: Counted,
-    progress: Progress | None,
-    *,
-    observe: bool,
-    recorder: Recorder | None = None,
-) -> Generator[Result, None, None]:
-    """The results of all rows, with bare rollouts, as one process would give them.
-
-    A chunk has about `chunk` bytes. Files and notices go into the summary, and what other processes used into the
-    flow's encoders. A log that cannot be read raises StorageError after the results before it. The `recorder` has
-    the results of logs that an earlier run finished, which are not read, and gets those of the others.
-    """
-    views = ViewQuota() if observe else None
-
-    def steps_of(file: Path) -> Steps:
-        yield Begun(file), None
-        for part in flow.groups[str(file)].chunks(file, chunk):
-            yield Batch(file, part.done), (part, views.copy() if views is not None else None)
-
-    merged = _Merged(flow, summary, counted, views, recorder)
-    total, done, size = flow.size, 0, 0
-    steps = _steps(flow, {} if recorder is None else recorder.logs, steps_of)
-    with closing(mapped(executor, _AuditChunk(flow), steps)) as answers:
-        for step, answer in answers:
-            if step is None:
-                merged.end()
-                done += size
-            elif isinstance(step, Begun):
-                size = step.file.stat().st_size if step.file.is_file() else 0
-                merged.begin(step.file)
-                if recorder is not None and step.recorded is None:
-                    recorder.begin(step.file)
-                elif recorder is not None:
-                    yield from merged.recorded(recorder, step.file)
-            elif answer is not None:
-                yield from merged.results(answer)
-            if merged.stopped:
-                return
-            if progress is not None and isinstance(step, Batch):
-                progress(counted.rows, done + step.done, total)
-
-
 _ScanTask: TypeAlias = tuple[Chunk, ViewQuota | None]
 """A chunk, and the rollouts viewed before it, as far as known when it is handed out."""
 
@@ -244,15 +197,18 @@ class _AuditChunk:
 
 
 @dataclass(slots=True)
-class _Merged:
-    """The rows of the chunks, counted through each file."""
+class ChunkedScan:
+    """A scan whose chunks are audited in other processes."""
 
     flow: RowFlow
     summary: Summary
+    """Gets files and notices."""
     counted: Counted
     views: ViewQuota | None
+    """None: no views are made."""
     recorder: Recorder | None
-    stopped: bool = False
+    """Has the results of logs that an earlier run finished, which are not read, and gets those of the others."""
+    _stopped: bool = False
     """Whether the limit was reached."""
     _left_out: int = 0
     """Rows that a sample left out after the last audited one."""
@@ -262,19 +218,48 @@ class _Merged:
     _last: int = -1
     _broken: bool = False
 
-    def begin(self, file: Path) -> None:
-        """Start on another file."""
-        self.summary.files.append(str(file))
-        self._file, self._start, self._last, self._broken = file, 0, -1, False
+    def results(self, executor: Executor, size: int, progress: Progress | None) -> Generator[Result, None, None]:
+        """The results of all rows, with bare rollouts, as one process would give them.
 
-    def end(self) -> None:
+        A chunk has about `size` bytes. A log that cannot be read raises StorageError after the results before it.
+        """
+        flow, recorder = self.flow, self.recorder
+
+        def steps_of(file: Path) -> Steps:
+            yield Begun(file), None
+            for chunk in flow.groups[str(file)].chunks(file, size):
+                yield Batch(file, chunk.done), (chunk, self.views.copy() if self.views is not None else None)
+
+        total, done, log_size = flow.size, 0, 0
+        steps = _steps(flow, {} if recorder is None else recorder.logs, steps_of)
+        with closing(mapped(executor, _AuditChunk(flow), steps)) as answers:
+            for step, answer in answers:
+                if step is None:
+                    self._end()
+                    done += log_size
+                elif isinstance(step, Begun):
+                    log_size = step.file.stat().st_size if step.file.is_file() else 0
+                    self.summary.files.append(str(step.file))
+                    self._file, self._start, self._last, self._broken = step.file, 0, -1, False
+                    if recorder is not None and step.recorded is None:
+                        recorder.begin(step.file)
+                    elif recorder is not None:
+                        yield from self._recorded(recorder, step.file)
+                elif answer is not None:
+                    yield from self._of_chunk(answer)
+                if self._stopped:
+                    return
+                if progress is not None and isinstance(step, Batch):
+                    progress(self.counted.rows, done + step.done, total)
+
+    def _end(self) -> None:
         """Record that the file was read to its end."""
         if self.recorder is not None:
             self.recorder.finish(self._left_out)
         self.counted.left_out += self._left_out
         self._left_out = 0
 
-    def results(self, chunk: _Audited) -> Iterator[Result]:
+    def _of_chunk(self, chunk: _Audited) -> Iterator[Result]:
         """The results of the next chunk of the file."""
         if self._broken:
             return
@@ -309,7 +294,7 @@ class _Merged:
                 yield from self._noted(list(map(bare, self.flow.audit(raw, place, Detection(), None))), left)
         self._start += chunk.size
 
-    def recorded(self, recorder: Recorder, file: Path) -> Iterator[Result]:
+    def _recorded(self, recorder: Recorder, file: Path) -> Iterator[Result]:
         """The results that an earlier run recorded of a file."""
         for row in rows_with_views(recorder, self.flow, file, self.views):
             self._left_out += row.left_out
@@ -331,8 +316,8 @@ class _Merged:
     def _count_row(self) -> bool:
         """Count one more row; False when it is past the limit."""
         counts = self.counted
-        self.stopped = counts.full(self.flow.settings.limit, self.summary)
-        if self.stopped:
+        self._stopped = counts.full(self.flow.settings.limit, self.summary)
+        if self._stopped:
             return False
         counts.rows += 1
         counts.left_out += self._left_out

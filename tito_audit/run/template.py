@@ -113,7 +113,10 @@ def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
     probes = tuple(log_probes(logs, settings)) if logs else PROBES
     differences = compare(first.renderer, second.renderer, probes)
     names = first.name, other
-    return Compared(names, bool(logs), differences, _equal_ids(first, second, differences))
+    ours, theirs, equal_ids = first.tokenizer, second.tokenizer, None
+    if ours is not None and theirs is not None and ours is not theirs and ours.name != theirs.name:
+        equal_ids = sum(np.array_equal(ours.encode(text), theirs.encode(text)) for text in differences.texts)
+    return Compared(names, bool(logs), differences, equal_ids)
 
 
 def _opened(settings: Settings, other: str) -> OpenedTemplate:
@@ -128,10 +131,3 @@ def _opened(settings: Settings, other: str) -> OpenedTemplate:
             "Name a Jinja file, or a tokenizer as a folder or a hub name."
         )
     return open_template(replace(settings, tokenizer=other, chat_template=None, template_name=None))
-
-
-def _equal_ids(first: OpenedTemplate, second: OpenedTemplate, differences: Against) -> int | None:
-    ours, other = first.tokenizer, second.tokenizer
-    if ours is None or other is None or ours is other or ours.name == other.name:
-        return None
-    return sum(np.array_equal(ours.encode(text), other.encode(text)) for text in differences.texts)
