@@ -30,7 +30,7 @@ from tools.audit import said_of
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 OWN_PICKLES = {
-    "join/_gathering.py": "rows in a temporary file without a name",
+    "join/_call_rows.py": "rows in a temporary file without a name",
     "run/ray_tasks.py": "work and answers of this run, from its own cluster",
     "run/tasks.py": "answers of this run's own processes",
     "run/workers.py": "work and answers of this run's own processes",
@@ -38,7 +38,7 @@ OWN_PICKLES = {
     "storage/spool.py": "rows in a temporary file without a name",
 }
 """Modules that load pickles, and whose."""
-LOADED_BY_NAME = {"__init__.py", "registry.py", "tables/shown.py", "storage/_store_buckets.py"}
+LOADED_BY_NAME = {"__init__.py", "registry.py", "tables/shown.py", "storage/_store.py"}
 """Modules that import others by a name that is not written where they do."""
 CODE = {"eval", "exec", "compile", "__import__", "input"}
 ATTRIBUTES = {

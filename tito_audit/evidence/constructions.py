@@ -32,7 +32,7 @@ def with_constructions(
     """The same differences, each with the construction that explains it, if one was found."""
     if reference.renderer is None:
         return differences
-    out = _Changed(differences)
+    out = [*differences]
     sequences: dict[tuple[Where, int | None], array[int]] = {}
     for number, difference in enumerate(differences):
         if (
@@ -53,7 +53,7 @@ def with_constructions(
         ways = OtherWays(Writer(reference.tokenizer, reference.renderer), observation)
         if unexplained and ways.has_role_markers:
             _explain(ways, recorded, reference, out, unexplained)
-    return out.done()
+    return out
 
 
 def _observation(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> Observation | None:
@@ -72,32 +72,13 @@ def _observation(rollout: Rollout, where: Where, turn: int | None, reference: Re
     return observed(rollout, None, rollout.messages, before, Part.LATER)
 
 
-class _Changed:
-    """Differences of which some are replaced."""
-
-    def __init__(self, differences: Sequence[Difference]) -> None:
-        self._differences = differences
-        self._changed: dict[int, Difference] = {}
-
-    def __getitem__(self, number: int) -> Difference:
-        changed = self._changed.get(number)
-        return self._differences[number] if changed is None else changed
-
-    def __setitem__(self, number: int, difference: Difference) -> None:
-        self._changed[number] = difference
-
-    def done(self) -> Sequence[Difference]:
-        """All of them."""
-        return [self[number] for number in range(len(self._differences))]
-
-
 def _harmless(difference: Difference) -> bool:
     """Whether it is proven to be what a model sampled, which leaves nothing to explain."""
     return difference.sampled and difference.severity is Severity.NOTE
 
 
 def _padding(
-    observation: Observation, recorded: Pieces, bos: int | None, out: _Changed, numbers: Sequence[int]
+    observation: Observation, recorded: Pieces, bos: int | None, out: list[Difference], numbers: Sequence[int]
 ) -> None:
     """Explain a run of one control token at the very start or end of a sequence as padding."""
     ids = observation.ids
@@ -115,7 +96,7 @@ def _padding(
 
 
 def _explain(
-    ways: OtherWays, recorded: Pieces, reference: Reference, out: _Changed, numbers: Sequence[int]
+    ways: OtherWays, recorded: Pieces, reference: Reference, out: list[Difference], numbers: Sequence[int]
 ) -> None:
     """Give the differences of one sequence their constructions, starting with those that explain the most."""
     explaining: list[tuple[Construction, list[int]]] = []

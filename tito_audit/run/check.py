@@ -8,11 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from tito_audit.errors import ODD_VALUES, PluginError, in_words
 from tito_audit.evidence.judgement import JUDGEMENT
-from tito_audit.evidence.many import ManyDifferences, ManyExplained
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severity, Skip, Where
@@ -152,13 +149,11 @@ def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] 
     if not evidence.differences and not evidence.explained:
         return evidence  # nothing to explain, so its cache stays valid
     owners = _owners(tuple(rules))
-    explained: Sequence[Explained] = tuple(
+    explained = tuple(
         Explained(difference, *reason)
-        for difference in (() if isinstance(evidence.differences, ManyDifferences) else evidence.differences)
+        for difference in evidence.differences
         if (reason := _reason(difference, evidence, owners, selected)) is not None
     )
-    if isinstance(evidence.differences, ManyDifferences):
-        explained = _explained(evidence.differences, evidence, owners, selected)
     # The judgement of the row does not depend on why it differs.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=explained, memo=memo)
@@ -182,19 +177,6 @@ def _reason(
         if reason is not None:
             return rule.code, reason.cause, reason.what
     return None
-
-
-def _explained(
-    differences: ManyDifferences, evidence: Evidence, owners: _Owners, selected: frozenset[str] | None
-) -> ManyExplained:
-    """Very many differences with their reasons, each reason held once."""
-    reasons: dict[tuple[str, str, str] | None, int] = {}
-    numbers = np.fromiter(
-        (reasons.setdefault(_reason(each, evidence, owners, selected), len(reasons)) for each in differences),
-        np.int32,
-        len(differences),
-    )
-    return ManyExplained.of(differences, reasons, numbers)
 
 
 def check(
@@ -294,8 +276,6 @@ def _to_run(
 
 def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
     """The explained differences by the code of their rule."""
-    if isinstance(evidence.explained, ManyExplained):
-        return evidence.explained.by_code()
     owned: dict[str, list[Explained]] = {}
     for explained in evidence.explained:
         owned.setdefault(explained.code, []).append(explained)

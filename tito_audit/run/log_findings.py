@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.chains.doubles import Cause, Double
 from tito_audit.chains.ledger import BLOCK, Ledger
-from tito_audit.chains.trained_once import Settled, settle
+from tito_audit.chains.trained_once import Cause, Double, Settled, settle
 from tito_audit.evidence.trainings import hit_again
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.reading import Slide, assume_flags, slides_in_words

@@ -49,21 +49,21 @@ from tito_audit.storage import (
     allow_open_files,
     dataset_metadata,
     find_logs,
-    given,
     make_folder,
     memory_targets,
     open_log,
     open_memory_output,
     open_output,
     output_path,
+    passed_logs,
     refuse_taken,
     same_place,
     target_paths,
     write_dataset_metadata,
 )
 from tito_audit.storage.atomic import Sealed
-from tito_audit.storage.changes import Changes
 from tito_audit.storage.journal import Journal
+from tito_audit.storage.output import Changes
 from tito_audit.storage.watch import Watch
 from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
@@ -471,7 +471,7 @@ def repair_rollouts(
     outcomes are the same; their rollouts keep only place and format.
     """
     settings, repairs = Settings.given(settings), repairs or RepairSettings()
-    inputs = given(logs)
+    inputs = passed_logs(logs)
     run = Repairs(inputs.names, out, settings, repairs, progress, resume=resume)
     run.together = inputs.together
     return run

@@ -335,7 +335,7 @@ class Recorder:
     def log(self, file: Path) -> KeptLog:
         """What was recorded of a finished log besides its rows."""
         with self.journal.reading(self.logs[file]):
-            log = unpacked(self.logs[file].said["kept"], KeptLog)
+            log = unpacked(self.logs[file].more["kept"], KeptLog)
             for finding in log.about_log:
                 _check_rows(finding.place)
                 if finding.place.file != str(file):
@@ -383,7 +383,7 @@ class Recorder:
         """
         logs, flow = {}, self._flow
         for file, log in self.logs.items():
-            target, was = targets.get(file), log.said.get("target")
+            target, was = targets.get(file), log.more.get("target")
             if (target is None and was is None) or (
                 target is not None and str(target) == was and self.journal.holds(target, log)
             ):

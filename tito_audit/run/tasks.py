@@ -32,11 +32,11 @@ from tito_audit.run.row_repair import Again, RepairedRow, RowRepair
 from tito_audit.run.workers import Executor, mapped, sendable
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow
-from tito_audit.storage.chunk import Chunk, Reading
+from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.journal import Finished
-from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.log import lost_row
 from tito_audit.storage.row import parse_row
+from tito_audit.storage.streams import ParseRow
 from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
 from tito_audit.viewer.selection import ViewQuota

@@ -20,7 +20,7 @@ from tito_audit.run.log_groups import first_rows
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
 from tito_audit.templates import Probe
-from tito_audit.templates.against import Against, compare
+from tito_audit.templates.against import PromptsCompared, compare
 from tito_audit.templates.probes import PROBES
 from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ class Compared:
     names: tuple[str, str]
     of_log: bool
     """Whether the conversations come from a log."""
-    found: Against
+    found: PromptsCompared
     equal_ids: int | None
     """How many of the equal prompts have the same ids with both tokenizers; None if there are not two."""
 
