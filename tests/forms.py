@@ -39,16 +39,21 @@ def trained_row(row: Row, item: int = 0) -> TrainingRow:
     return trained
 
 
-def as_table(value: Any) -> Any:
-    """A row as it comes out of a table: lists of numbers are arrays, null among floats is NaN."""
+def as_table(value: Any, *, with_lists: bool = False) -> Any:
+    """A row as it comes out of a table: lists of numbers are arrays, null among floats is NaN.
+
+    `with_lists`: lists of flags, and of numbers with null among them, stay lists, as some tables give them.
+    """
     if isinstance(value, dict):
-        return {name: as_table(inner) for name, inner in value.items()}
+        return {name: as_table(inner, with_lists=with_lists) for name, inner in value.items()}
     if not isinstance(value, list):
         return value
     kinds = {type(entry) for entry in value}
-    if value and kinds <= {float, type(None)}:
+    if value and kinds <= {float, type(None)} and not (with_lists and type(None) in kinds):
         return np.array([np.nan if entry is None else entry for entry in value], np.float64)
-    return np.array(value) if value and kinds in ({int}, {bool}) else [as_table(entry) for entry in value]
+    if value and (kinds == {int} or (kinds == {bool} and not with_lists)):
+        return np.array(value)
+    return [as_table(entry, with_lists=with_lists) for entry in value]
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rows to rollouts: what holds for every format, then Atropos, Marin, provider and generic rows."""
+"""Rows to rollouts: what holds for every format. What each format reads is in `tests/data/formats`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import importlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
-from tests.tiers import one_in, some
+from tests.forms import plain
+from tests.tiers import examples, one_in, some
+from tests.world import FORMATS, ROOT
 from tito_audit import scan_rollouts
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format
-from tito_audit.record.column import Alignment, MaskEncoding, MovePolicy
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.record.stated import Stated
+from tito_audit.record.edits import ABSENT, Edit, with_edits
+from tito_audit.record.edits import Path as Keys
+from tito_audit.record.repaired import unmended
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage import find_logs, open_log
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+SHARED = ROOT.parent / "shared"
 PLACE = Place("log.jsonl", 0)
 MADE_HERE = (
     "atropos_group",
@@ -41,12 +44,13 @@ MADE_HERE = (
     "tito_call",
     "tito_sample",
 )
+ROWS_ALONE = ("atropos_item", "slime", "tinker", "tito_sample")
+"""Formats of training rows, in which an empty row says that its ids are missing."""
 ROLES = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4"}
 
 
 def fixture_file(name: str) -> Path:
-    found = [FIXTURES / f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
-    return next(path for path in found if path.exists())
+    return next(path for path in sorted(FORMATS.glob(f"{name}.*")) if path.suffix != ".py")
 
 
 def fixture_rows(name: str) -> list[dict[str, Any]]:
@@ -61,17 +65,6 @@ def read(row: dict[str, Any]) -> Rollout:
     (rollout,) = pick_format(row).read(row, PLACE)
     check(rollout)
     return rollout
-
-
-def row_of(row: dict[str, Any]) -> TrainingRow:
-    trained = read(row).training_row
-    assert trained is not None
-    return trained
-
-
-def turn_of(row: dict[str, Any]) -> Turn:
-    (turn,) = read(row).turns
-    return turn
 
 
 def check(rollout: Rollout) -> None:
@@ -150,9 +143,12 @@ def test_a_row_reads_the_same_from_parquet_as_from_json(form: Format, tmp_path: 
         (raw,) = open_log(path)
         assert raw.value is not None
         assert pick_format(raw.value) is form, row.get("id")
-        for left, right in zip(form.read(row, PLACE), form.read(raw.value, PLACE), strict=True):
+        rollouts = form.read(raw.value, PLACE)
+        for left, right in zip(form.read(row, PLACE), rollouts, strict=True):
             check(right)
             same(left, right)
+        (new,) = form.update(raw.value, [unmended(rollout) for rollout in rollouts])
+        assert new is raw.value
 
 
 @pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
@@ -163,21 +159,61 @@ def test_a_format_says_what_it_is(form: Format):
     assert format_named(form.name) is form
 
 
-def broken_versions(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The row with each of its columns missing, null, empty, of another type or of other contents."""
-    for name in row:
-        yield {key: value for key, value in row.items() if key != name}
-        for value in (None, [], [0], "text", 7, {}, [None], [[1], [2]], [{}], ["a"], [1.5], np.array([1, 2])):
-            yield {**row, name: value}
+HOSTILE: tuple[Any, ...] = (
+    *(
+        None,
+        [],
+        {},
+        "text",
+        7,
+        -1,
+        True,
+        2**80,
+        float("nan"),
+        [0],
+        [None],
+        [None, 1],
+        [[]],
+        [[1], [2]],
+        [{}],
+        ["a"],
+    ),
+    *([1.5], [True], [2**70], [float("nan")], np.array([1, 2]), np.array([1.5]), {"a": 1}, {"a": [1]}, ABSENT),
+)
+
+
+def paths_in(value: Any, path: Keys = ()) -> Iterator[Keys]:
+    """Where the parts of a value are, however deep; of a list, the first two."""
+    parts: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list) and value and isinstance(value[0], dict | list):
+        parts = enumerate(value[:2])
+    for key, inner in parts:
+        yield (*path, key)
+        yield from paths_in(inner, (*path, key))
 
 
 @pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
-def test_a_row_with_a_broken_column_is_read_or_refused_in_words(form: Format):
-    for row in fixture_rows(form.name):
-        for broken in one_in(3, broken_versions(row)):
+def test_a_value_of_another_kind_anywhere_is_read_or_refused_in_words(form: Format):
+    for row in fixture_rows(form.name)[::3]:
+        text = row.get("trajectory_json")
+        whole = row if text is None else json.loads(text)
+        shallow = ((path, value) for path, value in product(((key,) for key in row), HOSTILE))
+        deep = islice(product(paths_in(whole), HOSTILE), 0, None, examples(61, 5))
+        for path, value in [*one_in(3, shallow), *deep]:
+            if value is ABSENT and isinstance(path[-1], int):
+                continue
+            if text is None or path[0] not in whole:
+                broken = with_edits(row, [Edit(path, value)])
+            else:
+                broken = {**row, "trajectory_json": json.dumps(plain(with_edits(whole, [Edit(path, value)])))}
             with contextlib.suppress(RecordError):
-                for rollout in pick_format(broken).read(broken, PLACE):
+                rollouts = pick_format(broken).read(broken, PLACE)
+                for rollout in rollouts:
                     check(rollout)
+                (new,) = pick_format(broken).update(broken, [unmended(rollout) for rollout in rollouts])
+                assert new is broken
 
 
 @given(st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.lists(st.integers(), max_size=3)))
@@ -230,30 +266,6 @@ def test_rows_of_text_alone_are_nothing_to_audit(row, tmp_path: Path):
     assert (run.summary.without_ids, run.summary.rows_unreadable) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "2+2?", "completion": "4", "toks": [5, 6, 7]},
-        {"prompt": "2+2?", "completion": "4", "extra": {"toks": [5, 6, 7]}},
-        {"messages": list(ROLES), "toks": [5, 6, 7]},
-        {"text": "4"},
-        {"prompt": "2+2?"},
-    ],
-)
-def test_a_row_of_unknown_shape_beside_text_is_refused(row):
-    with pytest.raises(RecordError, match="no known format"):
-        pick_format(row)
-
-
-@pytest.mark.parametrize("name", ["text", "completion", "response", "output"])
-def test_a_row_of_text_alone_is_read_as_one_without_ids(name):
-    row = {"prompt": "2+2?", name: "4", "reward": 1.0}
-    (rollout,) = pick_format(row).read(row, PLACE)
-    assert rollout.stated.ids_wanted is False
-    assert not rollout.turns
-    assert rollout.training_row is None
-
-
 def test_an_unknown_format_name_is_answered_with_close_ones():
     with pytest.raises(SetupError, match="did you mean atropos_group"):
         format_named("atropos_groups")
@@ -266,395 +278,43 @@ def test_files_may_mix_formats(tmp_path: Path):
     assert tuple(pick_format(raw.value or {}).name for raw in open_log(path)) == MADE_HERE
 
 
-@pytest.mark.parametrize("name", MADE_HERE)
-def test_the_fixtures_are_what_their_script_writes(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(FIXTURES))
-    made = importlib.import_module("make").lines()
-    assert tuple(sorted(made)) == MADE_HERE
-    assert (FIXTURES / f"{name}.jsonl").read_text() == made[name]
-
-
-# Atropos
-
-
-def group(**columns: Any) -> dict[str, Any]:
-    row = {
-        "tokens": [[1, 20, 30, 31], [1, 20, 32]],
-        "masks": [[-100, -100, 30, 31], [-100, -100, 32]],
-        "scores": [1.0, -1.0],
-    }
-    return {**row, **columns}
-
-
-def group_rows(**columns: Any) -> list[TrainingRow]:
-    rows = [rollout.training_row for rollout in format_named("atropos_group").read(group(**columns), PLACE)]
-    return [row for row in rows if row is not None]
-
-
-def test_a_group_is_one_rollout_a_sample():
-    rollouts = format_named("atropos_group").read(
-        group(inference_logprobs=[[1.0, 1.0, -0.2, -0.3], [1.0, 1.0, -0.4]], messages=[list(ROLES)] * 2),
-        PLACE,
-    )
-    assert [rollout.place.item for rollout in rollouts] == [0, 1]
-    first = rollouts[0].training_row
-    assert first is not None
-    assert first.loss_mask is not None
-    assert first.logprobs is not None
-    assert first.loss_mask.tolist() == [False, False, True, True]
-    assert first.logprobs.tolist() == [1.0, 1.0, -0.2, -0.3]
-    assert first.sentinel == 1.0
-    assert [message.role for message in rollouts[1].messages] == ["user", "assistant"]
-
-
-def test_group_masks_may_be_labels_or_binary_or_a_placeholder():
-    assert [row.columns[0].encoding for row in group_rows()] == [MaskEncoding.LABELS] * 2
-    binary = group_rows(masks=[[0, 0, 1, 1], [0, 0, 1]])
-    assert [row.columns[0].encoding for row in binary] == [MaskEncoding.BINARY] * 2
-    for placeholder in ([[1]], [[1], [1]], None):
-        assert [row.loss_mask for row in group_rows(masks=placeholder)] == [None, None]
-
-
-def test_group_columns_of_environments_move_and_those_of_other_models_go_stale():
-    four, three = [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3]
-    (first, _) = group_rows(
-        advantages=[four, three],
-        ref_logprobs=[four, three],
-        distill_token_ids=[[[1, 2]] * 4, [[1, 2]] * 3],
-        my_weights=[four, three],
-        scores_per_step=[[1.0], [2.0]],
-        chosen_tokens=[[1, 2, 3, 4], [1, 2, 3]],
-        overrides=[{"set_advantage_to_zero": True}, {}],
-    )
-    assert {column.name: column.policy for column in first.columns[1:]} == {
-        "advantages": MovePolicy.MOVE,
-        "ref_logprobs": MovePolicy.STALE,
-        "distill_token_ids": MovePolicy.STALE,
-        "my_weights": MovePolicy.MOVE,
-    }
-
-
-def test_group_messages_that_are_not_the_conversation_count_as_absent():
-    invented = [{"role": "user", "content": "<|im_start|>user…"}]
-    for messages in (["2+2?", "4"], [["2+2?"], ["4"]], [invented, invented], [list(ROLES)], None):
-        assert all(not rollout.messages for rollout in pick_format(group()).read(group(messages=messages), PLACE))
-
-
-def test_group_lists_that_do_not_pair_with_the_samples_are_refused():
-    for name in ("masks", "inference_logprobs"):
-        with pytest.raises(RecordError, match=f"'{name}' holds 3 lists for 2 samples"):
-            group_rows(**{name: [[0], [0], [0]]})
-    with pytest.raises(RecordError, match="empty"):
-        pick_format(group(tokens=[])).read(group(tokens=[]), PLACE)
-    with pytest.raises(RecordError, match=r"tokens\[1\].*a string at position 0"):
-        group_rows(tokens=[[1], ["a"]])
-
-
-NODE = {
-    "full_text": "user: 2+2?",
-    "tokens": [1, 20, 30, 2],
-    "masked_tokens": [-100, -100, 30, 2],
-    "logprobs": [1.0, 1.0, -0.2, -0.5],
-    "metadata": {"finish_reason": "stop"},
-}
-
-
-@pytest.mark.parametrize(
-    "state",
-    [NODE, {"nodes": [NODE]}, {"sequences": {"a": NODE}, "tree": {"a": NODE}}],
-    ids=["node", "list", "tree"],
-)
-def test_a_sequence_node_is_read_alone_from_a_list_and_from_a_tree(state):
-    rollout = read(state)
-    assert rollout.format == "atropos_node"
-    assert rollout.stated.facts["finish_reason"] == "stop"
-    assert rollout.training_row is not None
-    assert rollout.training_row.loss_mask is not None
-    assert rollout.training_row.loss_mask.tolist() == [False, False, True, True]
-
-
-def test_every_node_of_a_state_is_an_item_and_placeholder_ids_are_told():
-    dummy = {**NODE, "metadata": {"dummy_tokens": True}}
-    rollouts = pick_format({"nodes": [NODE, dummy]}).read({"nodes": [NODE, dummy]}, PLACE)
-    assert [rollout.place.item for rollout in rollouts] == [0, 1]
-    assert [rollout.stated.dummy_tokens for rollout in rollouts] == [False, True]
-    with pytest.raises(RecordError, match=r"nodes\[1\]: column 'tokens'"):
-        format_named("atropos_node").read({"nodes": [NODE, {**NODE, "tokens": "x"}]}, PLACE)
-
-
-# One call
-
-
-def test_a_marin_rollout_is_one_call_with_its_rewards():
-    turn = turn_of(
-        {
-            "prompt_tokens": [1, 20],
-            "response_tokens": [30, 2],
-            "response_logprobs": [-0.2, -0.5],
-            "token_rewards": [1.0, 1.0],
-            "is_truncated": True,
-            "metadata": {"weight_step": 3},
-        }
-    )
-    assert turn.completion_logprobs is not None
-    assert turn.completion_logprobs.tolist() == [-0.2, -0.5]
-    assert (turn.finish_reason, turn.weight_versions) == ("length", ("3",))
-    assert [(column.name, column.policy) for column in turn.columns][1:] == [("token_rewards", MovePolicy.MOVE)]
-
-
-def test_a_provider_call_keeps_what_it_was_sent():
-    call = {"input_ids": [1, 20], "output_ids": [30, 2], "logprobs": [-0.2, -0.5], "finish_reason": "stop"}
-    assert turn_of(call).finish_reason == "stop"
-    sent = turn_of({**call, "messages": [ROLES[0]]})
-    assert sent.message_index is None
-    assert sent.prompt_messages is not None
-    assert [message.text for message in sent.prompt_messages] == ["2+2?"]
-    assert turn_of({**call, "messages": list(ROLES)}).message_index == 1
-
-
-def test_a_provider_sample_is_told_from_a_slime_sample_by_its_length_column():
-    sample = {
-        "tokens": [1, 20, 30, 2],
-        "loss_mask": [0.0, 0.0, 0.5, 1.0],
-        "rollout_log_probs": [-0.2, -0.5],
-        "response": "4",
-    }
-    rollout = read(sample)
-    assert rollout.format == "tito_sample"
-    assert rollout.training_row is not None
-    assert rollout.training_row.columns[0].encoding is MaskEncoding.FLOAT
-    assert rollout.training_row.columns[1].alignment is Alignment.SAMPLED
-    slime = read({**sample, "loss_mask": [1, 1], "response_length": 2})
-    assert slime.format == "slime"
-    assert slime.training_row is not None
-    assert slime.training_row.prompt_length == 2
-    assert slime.training_row.columns[0].alignment is Alignment.RESPONSE
-
-
-# Generic: flat rows
-
-
-@pytest.mark.parametrize("ids", ["token_ids", "tokens", "input_ids"])
-@pytest.mark.parametrize("mask", ["loss_mask", "mask", "assistant_mask", "masks", "response_mask"])
-def test_flat_rows_are_read_under_every_name(ids, mask):
-    row = row_of({ids: [1, 20, 30, 2], mask: [0, 0, 1, 1], "old_log_probs": [0.0, 0.0, -0.2, -0.5]})
-    assert row.loss_mask is not None
-    assert row.logprobs is not None
-    assert row.loss_mask.tolist() == [False, False, True, True]
-    assert row.logprobs.tolist() == [0.0, 0.0, -0.2, -0.5]
-    assert row.sentinel == 0.0
-
-
-def test_labels_are_a_mask():
-    row = row_of({"input_ids": [1, 20, 30, 2], "labels": [-100, -100, 30, 2]})
-    assert row.columns[0].encoding is MaskEncoding.LABELS
-
-
-@pytest.mark.parametrize(
-    ("logprobs", "alignment"),
-    [
-        ([0.0, 0.0, -0.2, -0.5], Alignment.FULL),
-        ([-0.2, -0.5], Alignment.SAMPLED),
-        ([0.0, -0.2, -0.5], Alignment.SHIFTED),
-        ([0.0] * 5, None),
-        ([0.0] * 9, None),
-    ],
-)
-def test_logprobs_are_placed_by_their_length(logprobs, alignment):
-    row = row_of({"token_ids": [1, 20, 30, 2], "loss_mask": [0, 0, 1, 1], "logprobs": logprobs})
-    assert row.columns[1].alignment is alignment
-    assert (row.logprobs is None) == (alignment is None)
-
-
-def test_what_stands_where_nothing_was_sampled_is_seen_from_the_row():
-    base = {"token_ids": [1, 20, 30, 2], "loss_mask": [0, 0, 1, 1]}
-    for outside, sentinel in ((0.0, 0.0), (1.0, 1.0), (-9999.0, -9999.0), (None, None), (-0.3, None)):
-        row = row_of({**base, "logprobs": [outside, outside, -0.2, -0.5]})
-        assert row.sentinel == sentinel
-        assert row.columns[1].sentinel == sentinel
-
-
-def test_unknown_lists_as_long_as_the_tokens_move_with_them():
-    row = row_of(
-        {
-            "token_ids": [1, 20, 30, 2],
-            "loss_mask": [0, 0, 1, 1],
-            "my_column": [1, 2, 3, 4],
-            "short": [1],
-            "words": ["a", "b", "c", "d"],
-            "trainer_logprobs": [-0.1] * 4,
-            "entropy": [0.1] * 4,
-            "routed_experts": [[1], [2], [3], [4]],
-            "position_ids": [0, 1, 2, 3],
-            "attention_mask": [1, 1, 1, 1],
-        }
-    )
-    assert {column.name: column.policy for column in row.columns[1:]} == {
-        "my_column": MovePolicy.MOVE,
-        "trainer_logprobs": MovePolicy.STALE,
-        "entropy": MovePolicy.STALE,
-        "routed_experts": MovePolicy.DROP,
-        "position_ids": MovePolicy.COPY,
-    }
-
-
-def test_padding_is_taken_off_both_ends_of_every_column():
-    row = row_of(
-        {
-            "input_ids": [0, 0, 1, 20, 30, 2, 0],
-            "attention_mask": [0, 0, 1, 1, 1, 1, 0],
-            "loss_mask": [0, 0, 0, 0, 1, 1, 0],
-            "logprobs": [0.0, 0.0, 0.0, 0.0, -0.2, -0.5, 0.0],
-            "prompt_length": 4,
-        }
-    )
-    assert row.token_ids.tolist() == [1, 20, 30, 2]
-    assert row.loss_mask is not None
-    assert row.loss_mask.tolist() == [False, False, True, True]
-    assert row.prompt_length is None
-
-
-def test_a_slime_sample_without_mask_trains_the_whole_response():
-    row = row_of({"tokens": [1, 20, 30, 2], "response_length": 2, "loss_mask": None, "rollout_log_probs": None})
-    assert row.loss_mask is not None
-    assert row.loss_mask.tolist() == [False, False, True, True]
-
-
-@pytest.mark.parametrize("ids", [None, []])
-def test_a_flat_row_without_ids_is_read_with_its_messages(ids):
-    rollout = read({"token_ids": ids, "loss_mask": ids, "messages": list(ROLES)})
-    assert rollout.training_row is None
-    assert len(rollout.messages) == 2
-
-
-# Generic: prompt and completion
-
-
-@pytest.mark.parametrize("prompt", ["prompt_ids", "prompt_token_ids", "input_tokens"])
-@pytest.mark.parametrize(
-    "completion", ["completion_ids", "response_ids", "completion_token_ids", "generation_token_ids"]
-)
-def test_a_split_row_is_one_call_under_every_name(prompt, completion):
-    turn = turn_of({prompt: [1, 20], completion: [30, 2], "logprobs": [-0.2, -0.5], "messages": list(ROLES)})
-    assert turn.prompt_ids is not None
-    assert turn.prompt_ids.tolist() == [1, 20]
-    assert turn.completion_logprobs is not None
-    assert turn.message_index == 1
-
-
-def test_a_response_with_tokens_of_tools_is_a_training_row():
-    split = {"prompt_ids": [1, 20], "response_ids": [30, 60, 2], "response_logprobs": [-0.2, 0.0, -0.5]}
-    for mask in ([1, 0, 1], [0, 0, 1, 0, 1]):
-        row = row_of({**split, "response_mask": mask})
-        assert row.prompt_length == 2
-        assert row.loss_mask is not None
-        assert row.loss_mask.tolist() == [False, False, True, False, True]
-        assert row.logprobs is not None
-    assert read({**split, "response_mask": [1, 1, 1]}).training_row is None
-    assert row_of({**split, "response_mask": [1, 1]}).columns[0].alignment is None
-
-
-def test_messages_that_end_with_a_question_are_what_the_call_was_sent():
-    turn = turn_of({"prompt_ids": [1], "completion_ids": [2], "messages": [*ROLES, ROLES[0]]})
-    assert turn.message_index is None
-    assert turn.prompt_messages is not None
-    assert len(turn.prompt_messages) == 3
-
-
-def test_prompt_and_completion_may_be_lists_of_messages():
-    rollout = read({"prompt_ids": [1], "completion_ids": [2], "prompt": [ROLES[0]], "completion": [ROLES[1]]})
-    assert [message.role for message in rollout.messages] == ["user", "assistant"]
-    assert rollout.turns[0].message_index == 1
-
-
-@pytest.mark.parametrize("value", ["absent", None, []])
-def test_the_ways_to_say_no_ids_keep_the_text(value):
-    row = {"messages": list(ROLES), "text": "It is 4", "completion_ids": None}
-    if value != "absent":
-        row.update(prompt_ids=value, completion_ids=value, logprobs=value)
-    turn = turn_of(row)
-    assert (turn.prompt_ids, turn.completion_ids, turn.completion_logprobs) == (None, None, None)
-    assert turn.completion_text == "It is 4"
-    emptied = turn_of({**row, "prompt_ids": [1], "completion_ids": []})
-    assert emptied.completion_ids is not None
-    assert len(emptied.completion_ids) == 0
-
-
-def test_messages_alone_say_that_no_ids_are_wanted_unless_other_lists_may_be_ids():
-    assert read({"messages": list(ROLES), "reward": 1.0}).stated.ids_wanted is False
-    with pytest.raises(RecordError, match="toks"):
-        pick_format({"messages": list(ROLES), "toks": [1, 2, 3]})
-    with pytest.raises(RecordError, match="rounds"):
-        pick_format({"messages": list(ROLES), "rounds": [{"toks": [1, 2, 3]}]})
-
-
-# Generic: calls
-
-
-def call(prompt: list[int], completion: list[int], **more: Any) -> dict[str, Any]:
-    return {"prompt_token_ids": prompt, "generation_token_ids": completion, **more}
-
-
-@pytest.mark.parametrize("name", ["calls", "turns", "steps", "trajectory"])
-def test_calls_belong_to_the_answers_in_order(name):
-    messages = [*ROLES, *ROLES]
-    entries = [
-        call([1], [2], generation_log_probs=[-0.1], text="It is 4", finish_reason="stop"),
-        call([1, 2, 3], [4, 5], generation_log_probs=[-0.2], finish_reason={"type": "length"}),
-    ]
-    rollout = read({name: entries, "messages": messages, "tools": '[{"type": "function"}]', "id": "x"})
-    first, second = rollout.turns
-    assert (first.message_index, second.message_index) == (1, 3)
-    assert (first.completion_text, first.finish_reason, second.finish_reason) == ("It is 4", "stop", "length")
-    assert second.completion_logprobs is None
-    assert second.columns[0].alignment is None
-    assert rollout.tools == ({"type": "function"},)
-    assert rollout.stated == Stated(facts={"id": "x"})
-
-
-def test_answers_that_nobody_sampled_come_first_and_missing_answers_are_not_guessed():
-    more = read({"calls": [call([1], [2])], "messages": [*ROLES, *ROLES]})
-    assert [turn.message_index for turn in more.turns] == [3]
-    fewer = read({"calls": [call([1], [2])] * 3, "messages": [*ROLES, *ROLES]})
-    assert [turn.message_index for turn in fewer.turns] == [None, None, None]
-
-
-def test_what_a_call_was_sent_leaves_out_the_answer_that_some_logs_append():
-    for sent in ([ROLES[0]], list(ROLES)):
-        rollout = read({"steps": [call([1], [2], messages=sent, text="It is 4")]})
-        messages = rollout.turns[0].prompt_messages
-        assert messages is not None
-        assert [message.role for message in messages] == ["user"]
-
-
-def test_logprobs_of_servers_are_read_out_of_their_objects():
-    content = {"content": [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -0.2}]}
-    triples = [[-0.1, 2, None], [-0.2, 3, None]]
-    table = [np.array([-0.1, 2.0]), np.array([-0.2, 3.0])]
-    for logprobs in (content, triples, table, {"token_logprobs": [-0.1, -0.2]}):
-        (turn,) = read({"calls": [call([1], [2, 3], logprobs=logprobs)]}).turns
-        assert turn.completion_logprobs is not None
-        assert turn.completion_logprobs.tolist() == [-0.1, -0.2]
-
-
-def test_a_row_may_hold_calls_and_a_training_row():
-    rollout = read(
-        {
-            "calls": [call([1, 20], [30, 2])],
-            "token_ids": [1, 20, 30, 2],
-            "loss_mask": [0, 0, 1, 1],
-            "logprobs": None,
-        }
-    )
-    assert len(rollout.turns) == 1
-    assert rollout.training_row is not None
-
-
-def test_a_bad_call_is_named():
-    with pytest.raises(RecordError, match=r"calls\[1\]: column 'generation_token_ids' holds a string"):
-        read({"calls": [call([1], [2]), call([1], ["a"])]})
-    with pytest.raises(RecordError, match=r"calls\[1\] is not a call"):
-        read({"calls": [call([1], [2]), 7]})
+@pytest.mark.parametrize("script", sorted(path.stem for path in FORMATS.glob("make*.py")))
+def test_the_fixtures_are_what_their_scripts_write(script: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FORMATS))
+    made = importlib.import_module(script)
+    if not hasattr(made, "lines"):
+        pytest.skip("its log comes out of a gateway")
+    for name, text in made.lines().items():
+        assert fixture_file(Path(name).stem).read_text(encoding="utf-8") == text
+    if script == "make":
+        assert tuple(sorted(made.lines())) == MADE_HERE
+
+
+def test_the_tables_are_what_their_scripts_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.syspath_prepend(str(FORMATS))
+    art, slime = importlib.import_module("make_art"), importlib.import_module("make_slime")
+    for name, made in (
+        ("art_parquet", art.table(art.Toy())),
+        ("miles_columns", slime.table(slime.column_rows(slime.Toy()))),
+    ):
+        found = pq.read_table(fixture_file(name))
+        assert found.equals(made)
+        assert found.schema.metadata == made.schema.metadata
+    pq.write_table(art.first_version(art.Toy()), tmp_path / "v1.parquet")
+    for raw in open_log(tmp_path / "v1.parquet"):
+        rollout = read(dict(raw.value or {}))
+        assert (rollout.format, rollout.stated.ids_wanted) == ("art_parquet", False)
+        assert rollout.messages
+
+
+@pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
+def test_a_row_without_ids_is_never_called_clean(form: Format):
+    for row in fixture_rows(form.name):
+        if "no-ids" in json.dumps(plain(list(row.values())[:3])):
+            last = form.read(row, PLACE)[-1]
+            assert all(turn.completion_ids is None for turn in last.turns)
+            assert last.training_row is None
+            assert last.stated.ids_wanted is False or last.turns or form.name in ROWS_ALONE
 
 
 # --map
@@ -663,7 +323,8 @@ def test_a_bad_call_is_named():
 def test_mapped_columns_are_read_under_our_names():
     row = {"toks": [1, 20, 30], "extra": {"m": [0, 0, 1]}, "a.b": [0.0, 0.0, -0.5]}
     mapped = map_columns(row, {"token_ids": "toks", "loss_mask": "extra.m", "logprobs": "a.b"})
-    trained = row_of(dict(mapped))
+    trained = read(dict(mapped)).training_row
+    assert trained is not None
     assert trained.loss_mask is not None
     assert trained.loss_mask.tolist() == [False, False, True]
     assert trained.logprobs is not None
@@ -694,75 +355,10 @@ def test_the_shared_rollouts_are_calls_that_each_wrote_their_message():
             assert all(turn.completion_logprobs is not None for turn in rollout.turns)
 
 
-def test_null_columns_that_a_table_adds_beside_a_training_row_are_no_call() -> None:
-    row = {"token_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "prompt_ids": None, "completion_ids": None}
-    (rollout,) = format_named("generic").read(row, Place("log", 0))
-    assert rollout.turns == ()
-    assert rollout.training_row is not None
-
-
-QUESTION = {"role": "user", "content": "2+2?"}
-
-
-@pytest.mark.parametrize(
-    ("form", "row"),
-    [
-        ("generic", {"token_ids": [1, 20, 30, 2], "loss_mask": [0, 0, 1, 1]}),
-        ("generic", {"prompt_ids": [1, 20], "response_ids": [30, 60, 2], "response_mask": [1, 0, 1]}),
-        ("tito_sample", {"tokens": [1, 2], "loss_mask": [0.0, 1.0], "rollout_log_probs": None, "response": "4"}),
-        (
-            "tinker",
-            {
-                "model_input": {"chunks": [{"tokens": [1, 20]}]},
-                "loss_fn_inputs": {"target_tokens": [20, 2], "mask": [0.0, 1.0]},
-            },
-        ),
-    ],
-)
-def test_what_was_asked_is_read_beside_a_training_row(form, row):
-    asked = read({**row, "messages": [QUESTION]})
-    assert asked.format == form
-    assert asked.training_row is not None
-    assert [message.text for message in asked.messages] == ["2+2?"]
-    assert len(read({**row, "messages": list(ROLES)}).messages) == 2
-
-
-def test_the_prompt_column_of_a_training_row_is_what_was_asked():
-    split = {"prompt_ids": [1, 20], "response_ids": [30, 60, 2], "response_mask": [1, 0, 1]}
-    assert read({**split, "prompt": [QUESTION], "completion": "4"}).messages[-1].text == "2+2?"
-    assert len(read({**split, "prompt": [QUESTION], "completion": [ROLES[1]]}).messages) == 2
-
-
-def test_a_mask_with_a_number_that_is_no_id_is_no_mask_of_labels():
-    for wrong in (float("inf"), 1e30, 2**31):
-        for ids in ([1, 20, 30, 2], [1, 20, 30, 2, 5]):
-            row = row_of({"input_ids": ids, "labels": [-100, wrong, 30, 2]})
-            assert row.columns[0].encoding is None
-
-
-@pytest.mark.parametrize("mask", [["1", "1", "1", "0"], [[1], [1], [1], [0]], [1, 1, [1], 0]])
-def test_an_attention_mask_that_holds_no_numbers_is_refused_by_name(mask):
-    with pytest.raises(RecordError, match="'attention_mask' holds a"):
-        read({"input_ids": [1, 20, 30, 0], "attention_mask": mask})
-
-
-def test_a_mask_over_the_response_alone_is_no_sample_of_a_token_in_token_out_stack():
-    sample = {"tokens": [1, 20, 30, 2], "rollout_log_probs": [-0.2, -0.5], "response": "4", "status": "completed"}
-    assert pick_format({**sample, "loss_mask": [0.0, 0.0, 1.0, 1.0]}).name == "tito_sample"
-    for short in ([1, 1], None):
-        assert pick_format({**sample, "loss_mask": short}).name == "generic"
-
-
-def test_a_group_whose_tokens_are_null_is_an_empty_group():
-    row = group(tokens=None, messages=[list(ROLES)] * 2)
-    with pytest.raises(RecordError, match="the group is empty"):
-        pick_format(row).read(row, PLACE)
-
-
 def test_tools_and_arguments_out_of_a_table_are_plain_values(tmp_path: Path):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1, 2]}}}
     called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"n": [1, 2]}}}
-    messages = [QUESTION, {"role": "assistant", "content": None, "tool_calls": [called]}]
+    messages = [ROLES[0], {"role": "assistant", "content": None, "tool_calls": [called]}]
     path = tmp_path / "log.parquet"
     pq.write_table(
         pa.Table.from_pylist([{"messages": messages, "tools": [tool], "prompt_ids": [1], "completion_ids": [2]}]),
@@ -775,8 +371,14 @@ def test_tools_and_arguments_out_of_a_table_are_plain_values(tmp_path: Path):
     assert rollout.messages[1].wire["tool_calls"] == [called]
 
 
+def test_a_trajectory_nested_without_end_is_refused_in_words():
+    row = {"format_version": 2, "group_index": 1, "group_json": "{}", "trajectory_json": "[" * 100_000}
+    with pytest.raises(RecordError, match="trajectory_json is not valid JSON"):
+        read(row)
+
+
 @pytest.mark.parametrize("name", some([form.name for form in all_formats()], 9))
 def test_rows_of_another_format_than_the_named_one_are_findings(name: str) -> None:
-    code, out, err = run("scan", FIXTURES, "--format", name, "--fail-on", "never", "-f", "concise")
+    code, out, err = run("scan", FORMATS, "--format", name, "--fail-on", "never", "-f", "concise")
     assert (code, err) == (0, ""), err
     assert "Traceback" not in out

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from tests.forms import as_table, plain, spliced
 from tests.tiers import examples
 from tito_audit import Settings, convert_rollouts, scan_rollouts
-from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format
-from tito_audit.record.moved import moved_row
 from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 
@@ -148,88 +146,6 @@ def test_a_sample_that_changes_its_length_leaves_the_others_as_they_were(
     assert json.loads(json.dumps(new)) == new
 
 
-def test_a_mask_and_logprobs_of_one_sample_change_alone() -> None:
-    row = packed(SAMPLES, "positions", advantages=[0.5] * 14)
-    old = rows_of(row)[1]
-    mask = np.array([False] * 3 + [True] * 3)
-    same = np.arange(len(old.token_ids))
-    new = changed(row, 1, moved_row(old, old.token_ids, same, loss_mask=mask, logprobs=old.logprobs).row)
-    assert new["loss_mask"] == [0, 0, 0, 1, 1, *[0, 0, 0, 1, 1, 1], 0, 0, 1]
-    assert [name for name in row if new[name] is not row[name]] == ["loss_mask"]
-
-
-def test_what_a_row_has_once_a_sample_goes_to_its_sample() -> None:
-    talks = [[{"role": "user", "content": str(n)}, {"role": "assistant", "content": "!"}] for n in range(3)]
-    row = packed(SAMPLES, "lengths", messages=talks, prompt_lengths=[3, 2, 2], group_id=7, model="org/model")
-    for number, rollout in enumerate(read(row)):
-        assert [message.text for message in rollout.messages] == [str(number), "!"]
-        assert rollout.training_row is not None
-        assert rollout.training_row.prompt_length == (3, 2, 2)[number]
-        assert (rollout.stated.model, rollout.stated.group) == ("org/model", 7)
-    assert all(not one.messages for one in read({**row, "messages": talks[0]}))
-    assert [len(one.messages) for one in read({**row, "messages": json.dumps(talks)})] == [2, 2, 2]
-    wanted = spliced(rows_of(row)[1], 1, 2, [31, 32])
-    assert changed(row, 1, wanted)["prompt_lengths"] == [3, 3, 2]
-
-
-def test_logprobs_of_trained_tokens_only_are_cut_by_what_each_sample_trains() -> None:
-    row = packed(SAMPLES, "positions")
-    row["logprobs"] = [value for value in row["logprobs"] if value]
-    assert [one.logprobs[one.loss_mask].tolist() for one in rows_of(row)] == [[-0.5, -0.1], [-1, -2, -3], [-4]]  # type: ignore[index]
-    (same,) = pick_format(row).update(row, [unmended(rollout) for rollout in read(row)])
-    assert same is row
-
-
-ONE = [
-    {"position_ids": list(range(14))},
-    {"position_ids": [0, 0, 0, *range(11)]},
-    {"position_ids": [*range(11), 0, 0, 0]},
-    {"position_ids": [*range(11), 1, 1, 1]},
-    {"position_ids": [*range(13), 0]},
-    {"position_ids": [1, 1, *range(12)], "attention_mask": [0, 0] + [1] * 12},
-    {"position_ids": [*range(5, 19)]},
-    {"position_ids": [0, 2, 1, 0, *range(10)]},
-    {"position_ids": [[*range(14)]] * 3},
-    {"position_ids": None},
-    {"seq_lens": [14]},
-    {"cu_seqlens": [0, 14]},
-    {"segment_ids": [1] * 14},
-    {"segment_ids": [0, 0, 0, 1, 1, 0, 0, 2, 2, 2, 0, 0, 0, 3]},
-    {"segment_ids": [0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4, 5]},
-    {"attention_mask": [1] * 14},
-    {"length": 14},
-    {"segment_ids": [1] * 5 + [2] * 9, "messages": [{"role": "user", "content": "?"}]},
-]
-
-
-@pytest.mark.parametrize("more", ONE, ids=str)
-def test_one_sample_stays_one(more: Json) -> None:
-    row = {**packed(SAMPLES, "positions"), "position_ids": None, **more}
-    assert len(read(row)) == 1
-
-
-BROKEN = [
-    ({"seq_lens": [5, 6, 4]}, "seq_lens counts 15 tokens in 3 samples, but the row holds 14"),
-    ({"cu_seqlens": [0, 5, 16]}, "cu_seqlens ends at token 16, but the row holds 14"),
-    ({"seq_lens": [5, 5, 4], "cu_seqlens": [0, 5, 11, 14]}, "seq_lens and cu_seqlens cut the row into different"),
-    ({"seq_lens": [5, 6]}, "3 tokens of the row are in none of the 2 samples that seq_lens counts"),
-]
-
-
-@pytest.mark.parametrize(("more", "says"), BROKEN)
-def test_columns_that_cut_a_row_where_it_cannot_be_are_refused_in_words(more: Json, says: str) -> None:
-    row = {**packed(SAMPLES, "positions"), "position_ids": None, **more}
-    with pytest.raises(RecordError, match=says):
-        read(row)
-
-
-def test_a_sample_is_named_when_it_cannot_be_read() -> None:
-    row = packed(SAMPLES, "lengths")
-    row["token_ids"][7] = "22"
-    with pytest.raises(RecordError, match=r"^sample 1: .*position 2"):
-        read(row)
-
-
 def test_logprobs_that_fit_no_sample_are_counted_against_the_row(tmp_path: Path) -> None:
     row = packed(SAMPLES, "positions")
     row["logprobs"] = row["logprobs"][:-2]
@@ -280,22 +196,6 @@ def test_whatever_is_packed_is_read_and_written_sample_by_sample(
     wanted = spliced(old[item], 0, 1, data.draw(st.lists(st.integers(3, 99), min_size=1, max_size=4)))
     for number, found in enumerate(rows_of(changed(row, item, wanted))):
         assert_same(found, wanted if number == item else old[number])
-
-
-def test_rows_of_trainers_that_pack_are_taken_apart_too() -> None:
-    areal = {**packed(SAMPLES, "bounds"), "versions": [3] * 14}
-    areal["input_ids"] = areal.pop("token_ids")
-    stack = {**packed(SAMPLES, "positions"), "rollout_log_probs": [-0.5] * 14, "status": None, "response": "x"}
-    stack["tokens"] = stack.pop("token_ids")
-    stack["loss_mask"] = [float(one) for one in stack["loss_mask"]]
-    for name, row in (("areal", areal), ("tito_sample", stack)):
-        assert pick_format(row).name == name
-        found = rows_of(row)
-        assert [one.token_ids.tolist() for one in found] == [sample["token_ids"] for sample in SAMPLES]
-        (same,) = pick_format(row).update(row, [unmended(rollout) for rollout in read(row)])
-        assert same is row
-        wanted = spliced(found[1], 1, 2, [31, 32])
-        assert [len(one.token_ids) for one in rows_of(changed(row, 1, wanted))] == [5, 7, 3]
 
 
 def test_packed_rows_are_converted_sample_by_sample_with_what_each_has(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.forms import spliced
 from tests.frameworks.ask import WRITERS, asked, written
-from tests.test_update_atif import split
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
 from tito_audit.record.rollout import Rollout
 
@@ -73,7 +73,7 @@ def test_the_api_of_atropos_reads_a_group_whose_tokens_changed(tmp_path: Path) -
 
     def touched(rollout: Rollout) -> Rollout:
         assert rollout.training_row is not None
-        new = replace(rollout, training_row=split(rollout.training_row, 20))
+        new = replace(rollout, training_row=spliced(rollout.training_row, 20, 21, [7001, 7001]))
         samples.append(trained(new))
         return new
 

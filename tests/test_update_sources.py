@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.test_update import fixture_rows
 from tests.tiers import examples
-from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import format_named
@@ -171,38 +170,8 @@ def test_columns_of_samples_go_back_to_their_ranges_and_their_entries() -> None:
 # What was read
 
 
-def unread_of(name: str) -> set[str]:
-    """The paths of a format's rows of which nothing is in their rollouts."""
-    form = format_named(name)
-    found: set[str] = set()
-    for row in fixture_rows(name):
-        rollouts = form.read(row, PLACE)
-        found |= set(row_facts(row, rollouts, form.sources(row, rollouts)).unread)
-    return found
-
-
-@pytest.mark.parametrize("name", ["vllm", "art_parquet"])
-def test_logprobs_in_parallel_lists_are_read(name: str) -> None:
-    assert not any(path.endswith("logprobs.token_logprobs") for path in unread_of(name))
-
-
-def test_a_mask_of_a_node_is_read_and_its_content_flags_are_not() -> None:
-    paths = unread_of("verifiers_v1")
-    assert not any(path.endswith("nodes[].mask") for path in paths)
-    assert any(path.endswith("nodes[].is_content") for path in paths)
-
-
 @pytest.mark.parametrize("name", ["text_only", "miles_trajectory"])
 def test_a_row_without_arrays_has_no_sources(name: str) -> None:
     form = format_named(name)
     for row in fixture_rows(name):
         assert form.sources(row, form.read(row, PLACE)) == [Sources()]
-
-
-def test_a_node_that_a_state_holds_twice_is_read_at_both_places() -> None:
-    form = format_named("atropos_node")
-    states = [row for row in fixture_rows("atropos_node") if "sequences" in row and "tree" in row]
-    assert states
-    for row in states:
-        for own in form.sources(row, form.read(row, PLACE)):
-            assert {source.path[0] for source in own.columns["masked_tokens"]} == {"sequences", "tree"}

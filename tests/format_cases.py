@@ -1,0 +1,436 @@
+"""Cases of formats as data: what a row says, the sentence that refuses it, and what a repair changes in it.
+
+A file of `tests/data/formats` holds the cases of a format; each is an object of
+
+- `case`: what is true, in a sentence;
+- `row`, or `fixture` (the id or number of a row of its fixture), or `like` (the row of an earlier case), of which
+  the last two are changed at the JSON pointers of `set` and `drop`;
+- `format`: what the row is recognized as, if not as the format of the file; `as`: what it is read as, if that is
+  another;
+- `read`: its rollouts as `view` shows them, or the case of which it reads the same; or `error`: the sentence that
+  refuses it;
+- instead of `read`, `write`: changes of its rollouts (`mended`), and `gives`: what differs in each new row;
+- `only`: "json" or "table", if the row is no case in the other shape.
+
+`python -m tests.format_cases` writes what is expected anew: read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.forms import as_table, plain, spliced
+from tests.world import FORMATS, ROOT
+from tito_audit.errors import TitoAuditError
+from tito_audit.format import Format, Row
+from tito_audit.formats import all_formats, format_named, pick_format
+from tito_audit.record.build import column_values
+from tito_audit.record.column import Column, ColumnRole
+from tito_audit.record.edits import ABSENT, Edit, edits_between, with_edits
+from tito_audit.record.message import Message
+from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow, Turn
+from tito_audit.record.stated import NOTHING_STATED, Stated
+from tito_audit.storage import open_log
+
+__all__ = ["CASES", "expected", "fixture_of", "fixture_rows", "label_of", "outcome", "shapes_of", "shown"]
+
+FOLDER = ROOT / "tests" / "data" / "formats"
+PLACE = Place("log.jsonl", 4)
+WIDTH = 108
+LONG = 32
+"""Lists of more numbers are shown by their ends and a checksum."""
+
+Json = dict[str, Any]
+
+
+# What a rollout says
+
+
+def view(rollout: Rollout) -> Json:
+    """Everything that a rollout says and that is not its default, in plain values; null for NaN."""
+    return said(
+        item=rollout.place.item or None,
+        messages=[message_view(message) for message in rollout.messages],
+        tools=shortened(rollout.tools),
+        template_kwargs=dict(rollout.template_kwargs),
+        turns=[turn_view(turn, rollout.messages) for turn in rollout.turns],
+        row=None if rollout.training_row is None else row_view(rollout.training_row),
+        stated=stated_view(rollout.stated),
+    )
+
+
+def said(**values: Any) -> Json:
+    """The values without those that say nothing."""
+    return {name: value for name, value in values.items() if value is not None and value != [] and value != {}}
+
+
+def message_view(message: Message) -> Json:
+    return {**shortened(message.wire), **said(reasoning=message.reasoning)}
+
+
+def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
+    sent = turn.prompt_messages
+    answer = None if turn.answer is None else message_view(turn.answer)
+    told = [message_view(messages[number]) for number in (turn.message_index,) if number is not None]
+    return {
+        "prompt": numbers(turn.prompt_ids),
+        "completion": numbers(turn.completion_ids),
+        **said(
+            logprobs=numbers(turn.completion_logprobs),
+            message=turn.message_index,
+            sent=None if sent is None else [message_view(message) for message in sent] or "nothing",
+            prompt_text=turn.prompt_text,
+            text=turn.completion_text,
+            answer="the message" if answer in told else answer,
+            usage=None
+            if turn.usage is None
+            else {f.name: getattr(turn.usage, f.name) for f in fields(turn.usage)},
+            finish=turn.finish_reason,
+            stop=turn.stop_string,
+            weights=list(turn.weight_versions),
+            weight_spans=[list(span) for span in turn.weight_spans],
+            ids_from=None if turn.ids_from == "logged" else str(turn.ids_from),
+            tokens=[
+                [token.text, None if token.data is None else token.data.hex(), number(token.logprob)]
+                for token in turn.token_texts or ()
+            ],
+            columns=[column_view(column, turn.completion_logprobs) for column in turn.columns],
+            as_row=None if turn.as_row is None else row_view(turn.as_row),
+            alternatives=[list(some) for some in turn.alternatives],
+        ),
+    }
+
+
+def row_view(row: TrainingRow) -> Json:
+    return {
+        "ids": numbers(row.token_ids),
+        "mask": numbers(None if row.loss_mask is None else row.loss_mask.astype(int)),
+        **said(
+            logprobs=numbers(row.logprobs),
+            prompt_length=row.prompt_length,
+            sentinel=row.sentinel,
+            columns=[column_view(column, row.loss_mask, row.logprobs) for column in row.columns],
+            finish=list(row.finish_reasons),
+            padding=None if row.padding == Padding() else [row.padding.left, row.padding.right],
+            hidden=numbers(None if row.hidden is None else row.hidden.astype(int)),
+        ),
+    }
+
+
+def column_view(column: Column, *read: Any) -> list[Any]:
+    """Name, what it is, and what it holds, unless that is just what was `read`."""
+    kinds = (column.role, column.alignment or "fits nothing", column.policy, column.encoding)
+    what = [str(kind) for kind in kinds if kind and kind != ColumnRole.OTHER]
+    sentinel = [] if column.sentinel is None else [f"sentinel {column.sentinel}"]
+    values = numbers(column.values)
+    known = column.role != ColumnRole.OTHER and values in [numbers(array) for array in read]
+    return [column.name, ", ".join(what + sentinel), *([] if known else [values])]
+
+
+def stated_view(stated: Stated) -> Json:
+    values = {f.name: getattr(stated, f.name) for f in fields(stated)}
+    values = {name: value for name, value in values.items() if value != getattr(NOTHING_STATED, name)}
+    if stated.reasons:
+        values["reasons"] = [str(reason) for reason in stated.reasons]
+    return {name: shortened(value) for name, value in values.items()}
+
+
+def number(value: float) -> float | None:
+    return None if value != value else value
+
+
+def numbers(values: Any) -> Any:
+    return None if values is None else shortened(np.asarray(values))
+
+
+def shortened(value: Any) -> Any:
+    """The value with null for NaN and without the middle of long lists of numbers."""
+    if isinstance(value, Mapping):
+        return {name: shortened(inner) for name, inner in value.items()}
+    if isinstance(value, float) and value != value:
+        return None
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return value
+    entries = [shortened(entry) for entry in value]
+    if len(entries) <= LONG or not all(isinstance(entry, int | float | None) for entry in entries):
+        return entries
+    text = json.dumps(entries)
+    ends = f"{json.dumps(entries[:4])[1:-1]} … {json.dumps(entries[-4:])[1:-1]}"
+    return f"{len(entries)}: {ends} #{zlib.crc32(text.encode()):08x}"
+
+
+# What a repair changes
+
+
+def mended(rollouts: Sequence[Rollout], changes: Sequence[Json]) -> list[RepairedRollout]:
+    """The rollouts of a row with these changes, each of the rollout of its `item`; two of one item are a fork.
+
+    `calls` are the calls that stay; `turns` changes calls by number: `prompt` and `completion` by
+    `[start, end, ids]`, `columns` by name, null to drop one. `row` changes the training row: `splice`, `mask`,
+    `logprobs`, `padding`; `add` makes one of ids, and null takes it away. `left_out` leaves the rollout out.
+    """
+    new: list[RepairedRollout] = []
+    for item, rollout in enumerate(rollouts):
+        own = [change for change in changes if change.get("item", 0) == item]
+        new += [changed(rollout, change) for change in own if not change.get("left_out")]
+        if not own:
+            new.append(unmended(rollout))
+    return new
+
+
+def changed(rollout: Rollout, change: Json) -> RepairedRollout:
+    turns = list(rollout.turns)
+    for name, values in change.get("turns", {}).items():
+        turns[int(name)] = changed_turn(turns[int(name)], values)
+    if "row" in change:
+        rollout = replace(rollout, training_row=changed_row(rollout.training_row, change["row"]))
+    calls = tuple(change.get("calls", range(len(turns))))
+    return RepairedRollout(replace(rollout, turns=tuple(turns[number] for number in calls)), calls)
+
+
+def changed_turn(turn: Turn, change: Json) -> Turn:
+    for name, field in (("prompt", "prompt_ids"), ("completion", "completion_ids")):
+        if name in change:
+            start, end, ids = change[name]
+            old = getattr(turn, field)
+            old = np.empty(0, np.int32) if old is None else old
+            turn = replace(turn, **{field: np.array([*old[:start], *ids, *old[end:]], np.int32)})
+    columns = []
+    for column in turn.columns:
+        values = change.get("columns", {}).get(column.name, column.values)
+        if values is not column.values and column.role is ColumnRole.LOGPROBS:
+            turn = replace(turn, completion_logprobs=None if values is None else np.array(values, np.float64))
+        if values is not None:
+            columns.append(column if values is column.values else replace(column, values=column_values(values)))
+    return replace(turn, columns=tuple(columns))
+
+
+def changed_row(row: TrainingRow | None, change: Json | None) -> TrainingRow | None:
+    if change is None:
+        return None
+    if row is None or "add" in change:
+        return TrainingRow(np.array(change["add"], np.int32), None, None)
+    start, end, ids = change.get("splice", (0, 0, []))
+    arrays: Json = {}
+    if "mask" in change:
+        arrays["loss_mask"] = np.array(change["mask"], np.bool_)
+    if "logprobs" in change:
+        arrays["logprobs"] = np.array(change["logprobs"], np.float64)
+    new = spliced(row, start, end, ids, **arrays) if change.keys() - {"padding"} else row
+    return replace(new, padding=Padding(*change["padding"])) if "padding" in change else new
+
+
+# Cases
+
+
+@cache
+def cases_of(path: Path) -> dict[str, Json]:
+    """The cases of a file by name."""
+    listed = json.loads(path.read_text(encoding="utf-8"))
+    named = {case["case"]: case for case in listed}
+    assert len(named) == len(listed), f"{path.name}: two cases have one name"
+    return named
+
+
+def pointed(pointer: str) -> tuple[str | int, ...]:
+    """The path that a JSON pointer names; numbers are positions in lists."""
+    keys = [key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:]]
+    return tuple(int(key) if key.isdigit() else key for key in keys)
+
+
+def pointer_to(path: Sequence[str | int]) -> str:
+    return "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
+
+
+@cache
+def fixture_rows(name: str) -> tuple[Json, ...]:
+    (path,) = (path for path in FORMATS.glob(f"{name}.*") if path.suffix != ".py")
+    return tuple(plain(dict(raw.value or {})) for raw in open_log(path))
+
+
+FORMAT_NAMES = frozenset(form.name for form in all_formats())
+LABELS = ("id", "example_id", "session_id", "trial_name", "trace_id", "name", "rollout_id")
+
+
+def fixture_of(name: str, label: str | int) -> Json:
+    rows = fixture_rows(name)
+    if isinstance(label, int):
+        return rows[label]
+    return next(row for row in rows if label in [row.get(key) for key in LABELS])
+
+
+def label_of(name: str, number: int) -> str | int:
+    """What a row of a fixture is called: its id if no row before it has that, else its number."""
+    rows = fixture_rows(name)
+    labels = [rows[number].get(key) for key in LABELS]
+    return next(
+        (label for label in labels if isinstance(label, str) and fixture_of(name, label) is rows[number]), number
+    )
+
+
+def row_of_case(path: Path, case: Json) -> Json:
+    """The row of a case, as JSON."""
+    if "row" in case:
+        row = json.loads(json.dumps(case["row"]))
+    elif "fixture" in case:
+        row = fixture_of(path.stem, case["fixture"])
+    else:
+        row = row_of_case(path, cases_of(path)[case["like"]])
+    edits = [Edit(pointed(at), value) for at, value in case.get("set", {}).items()]
+    edits += [Edit(pointed(at), ABSENT) for at in case.get("drop", ())]
+    made: Json = with_edits(row, edits)
+    return made
+
+
+def shapes_of(path: Path, case: Json) -> Iterator[Row]:
+    """The row as JSON gives it and as a table gives it, where it is a case in both."""
+    row = row_of_case(path, case)
+    if case.get("only") != "table":
+        yield row
+    if case.get("only") != "json":
+        yield as_table(row)
+
+
+def outcome(case: Json, row: Row) -> Json:
+    """What comes out of a row, under the keys of a case that expect it."""
+    found: Json = {"format": None}
+    try:
+        form = pick_format(row)
+        found["format"] = form.name
+        form = format_named(case.get("as", form.name))
+        rollouts = form.read(row, PLACE)
+        if "write" not in case:
+            return {**found, "read": [view(rollout) for rollout in rollouts]}
+        return {**found, "gives": [differences(row, new) for new in written(form, row, rollouts, case["write"])]}
+    except TitoAuditError as error:
+        return {**found, "error": str(error)}
+
+
+def differences(old: Row, new: Row) -> Json:
+    """What differs in a new row, by JSON pointer."""
+    edits = list(edits_between(old, new))
+    put = {pointer_to(edit.path): shortened(edit.value) for edit in edits if edit.value is not ABSENT}
+    return said(set=put, drop=[pointer_to(edit.path) for edit in edits if edit.value is ABSENT])
+
+
+def written(form: Format, row: Row, rollouts: Sequence[Rollout], changes: Sequence[Json]) -> Sequence[Row]:
+    """The new rows, which share with the old one what did not change and say what was asked for."""
+    before = json.dumps(plain(row))
+    wanted = mended(rollouts, changes)
+    rows = form.update(row, wanted)
+    assert json.dumps(plain(row)) == before, "the old row stays as it was"
+    for new in rows:
+        assert_shared(row, new)
+        again = form.read(new, PLACE)
+        (same,) = form.update(new, [unmended(rollout) for rollout in again])
+        assert same is new, "a new row in which nothing changes stays as it is"
+        if len(rows) == 1:
+            for one, other in zip(wanted, again, strict=True):
+                assert_says(one.rollout, other)
+    return rows
+
+
+def assert_shared(old: Any, new: Any, path: tuple[str | int, ...] = ()) -> None:
+    """What did not change is the same object, objects keep their order, and arrays stay arrays."""
+    if isinstance(old, np.ndarray) and new is not None and new is not ABSENT:
+        assert isinstance(new, np.ndarray), pointer_to(path)
+    if old is new or not isinstance(old, Mapping | list) or type(old) is not type(new):
+        return
+    assert next(edits_between(old, new), None), f"{pointer_to(path)} was copied and says the same"
+    if isinstance(old, Mapping):
+        assert [key for key in new if key in old] == [key for key in old if key in new]
+        for key in old.keys() & new.keys():
+            assert_shared(old[key], new[key], (*path, key))
+    elif len(old) == len(new):
+        for number, (one, other) in enumerate(zip(old, new, strict=True)):
+            assert_shared(one, other, (*path, number))
+
+
+def assert_says(wanted: Rollout, found: Rollout) -> None:
+    """A rollout says the ids and the mask that were asked for."""
+    for one, other in zip(wanted.turns, found.turns, strict=True):
+        np.testing.assert_array_equal(other.prompt_ids, one.prompt_ids)
+        np.testing.assert_array_equal(other.completion_ids, one.completion_ids)
+    if wanted.training_row is not None:
+        assert found.training_row is not None
+        np.testing.assert_array_equal(found.training_row.token_ids, wanted.training_row.token_ids)
+        np.testing.assert_array_equal(found.training_row.loss_mask, wanted.training_row.loss_mask)
+        np.testing.assert_array_equal(found.training_row.hidden, wanted.training_row.hidden)
+        assert found.training_row.padding == wanted.training_row.padding
+
+
+EXPECTED = ("format", "read", "gives", "error")
+
+
+def expected(path: Path, case: Json) -> Json:
+    """What should come out of the row of a case."""
+    wanted: Json = {"format": path.stem if path.stem in FORMAT_NAMES else None}
+    wanted |= {name: case[name] for name in EXPECTED if name in case}
+    if isinstance(wanted.get("read"), str):
+        wanted["read"] = cases_of(path)[wanted["read"]]["read"]
+    return wanted
+
+
+# Their text
+
+
+def shown(case: Json) -> str:
+    """A case as the files hold it: a key a line, longer values over several."""
+    return "{" + ",\n ".join(f"{dumped(name)}: {filled(value, len(name))}" for name, value in case.items()) + "}"
+
+
+def filled(value: Any, before: int = 0) -> str:
+    """A value on one line, or its parts on as few lines as hold them."""
+    text = dumped(value)
+    if len(text) + before <= WIDTH or not isinstance(value, dict | list):
+        return text
+    if isinstance(value, dict):
+        parts = [f"{dumped(name)}: {filled(inner, len(name))}" for name, inner in value.items()]
+    else:
+        parts = [filled(inner) for inner in value]
+    rows: list[str] = []
+    for part in parts:
+        if rows and "\n" not in rows[-1] + part and len(rows[-1]) + len(part) <= WIDTH:
+            rows[-1] += f", {part}"
+        else:
+            rows.append(part)
+    ends = "{}" if isinstance(value, dict) else "[]"
+    return ends[0] + ",\n".join(rows).replace("\n", "\n ") + ends[1]
+
+
+def dumped(value: Any) -> str:
+    """JSON with its letters as they are, but for half characters, which no file holds."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(cases: Sequence[Json]) -> str:
+    return "[\n" + ",\n\n".join(map(shown, cases)) + "\n]\n"
+
+
+def refreshed(path: Path, case: Json) -> Json:
+    """The case with what comes out of its row now."""
+    found = outcome(case, next(iter(shapes_of(path, case))))
+    if found == expected(path, case):
+        return case
+    if found.get("format") == path.stem:
+        del found["format"]
+    return {**{name: value for name, value in case.items() if name not in EXPECTED}, **found}
+
+
+CASES = [(path, case) for path in sorted(FOLDER.glob("*.json")) for case in cases_of(path).values()]
+
+
+if __name__ == "__main__":
+    for file in sorted(FOLDER.glob("*.json")):
+        file.write_text(text_of([refreshed(file, case) for case in cases_of(file).values()]), encoding="utf-8")
