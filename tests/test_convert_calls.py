@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.tiers import examples, some
-from tito_audit import RecordError, Settings, SetupError, StorageError, convert_rollouts
+from tito_audit import RecordError, Settings, StorageError, convert_rollouts
 from tito_audit.convert.run import Conversion
 from tito_audit.settings.model import Override
 
@@ -150,98 +150,6 @@ def row_key(row: Json) -> str:
     return json.dumps([row["token_ids"], row["loss_mask"], row["logprobs"], row.get("session_id")])
 
 
-def test_an_unbroken_run_of_calls_is_one_row(tmp_path: Path) -> None:
-    calls = [
-        call("a", [1, 2], [3], number=0, model="m", reward=None, agent="planner"),
-        call("b", [7], [8], number=1, model="m", agent="planner"),
-        call("a", [1, 2, 3, 4], [5, 6], number=2, model="m", reward=1.5, agent="planner"),
-        call("a", [50], [51], number=3, model="m", agent="worker"),
-        call(None, [9], [10], number=4),
-    ]
-    log = written(tmp_path / "log.jsonl", calls)
-    conversion, rows = converted(log)
-    assert [row["token_ids"] for row in rows] == [[1, 2, 3, 4, 5, 6], [50, 51], [7, 8], [9, 10]]
-    assert [row["loss_mask"] for row in rows] == [[0, 0, 1, 0, 1, 1], [0, 1], [0, 1], [0, 1]]
-    facts = [{key: row.get(key) for key in ("session_id", "number", "model", "reward", "agent")} for row in rows]
-    assert facts == [
-        {"session_id": "a", "number": None, "model": "m", "reward": 1.5, "agent": "planner"},
-        {"session_id": "a", "number": 3, "model": "m", "reward": None, "agent": "worker"},
-        {"session_id": "b", "number": 1, "model": "m", "reward": None, "agent": "planner"},
-        {"session_id": None, "number": 4, "model": None, "reward": None, "agent": None},
-    ]
-    carried = conversion.carried
-    assert carried.lost == {"number": 1}
-    assert (carried.rows_read, carried.rollouts, carried.joined, carried.forked) == (5, 3, 1, 1)
-    assert "4 rows were read as the calls of 2 conversations, by `session_id`" in conversion.notices[0]
-
-
-def test_what_all_calls_say_is_kept_and_the_rest_is_named_by_its_path(tmp_path: Path) -> None:
-    meta = {"run": {"id": 7, "step": 1}, "host": "x"}
-    calls = [
-        call("a", [1], [2], metadata=meta, score=1, tags=["x"], user="u"),
-        call("a", [1, 2, 3], [4], metadata={**meta, "run": {"id": 7, "step": 2}}, score=1.0, tags=["x"]),
-    ]
-    conversion, (row,) = converted(written(tmp_path / "log.jsonl", calls))
-    assert row["metadata"] == {"run": {"id": 7}, "host": "x"}
-    assert row["tags"] == ["x"]
-    assert conversion.carried.lost == {"metadata.run.step": 1, "score": 1, "user": 1}
-    # Calls have a place for what each of them says, where they are listed.
-    conversion, (row,) = converted(written(tmp_path / "log.jsonl", calls), "calls")
-    assert conversion.carried.lossless
-    assert {key: row[key] for key in row if key != "calls"} == {"session_id": "a", "tags": ["x"]}
-    keys = ("metadata", "score", "user")
-    said = [{key: one[key] for key in keys if key in one} for one in row["calls"]]
-    assert said == [{key: one[key] for key in keys if key in one} for one in calls]
-    # What they say is then known to be there, and listed where it has no place.
-    conversion, _ = converted(written(tmp_path / "listed.jsonl", [row]))
-    assert {"calls[].metadata.run.step", "calls[].score", "calls[].user"} <= conversion.carried.lost.keys()
-
-
-def test_a_fact_that_calls_would_be_read_by_is_listed(tmp_path: Path) -> None:
-    calls = []
-    for at, (prompt, completion) in enumerate([([1], [2]), ([1, 2, 3], [4])]):
-        choice = {"index": 0, "finish_reason": "stop", "token_ids": completion, "text": None}
-        answer = {"object": "text_completion", "prompt_token_ids": prompt, "choices": [choice]}
-        calls.append({"session_id": "a", "response": answer, "prompt_text": f"p{at}", "note": at})
-    # Read as logprobs of the call, it would be another call.
-    calls[1]["generation_log_probs"] = ["x"]
-    conversion, (row,) = converted(written(tmp_path / "log.jsonl", calls), "calls")
-    assert [one["completion_ids"] for one in row["calls"]] == [[2], [4]]
-    assert [one["note"] for one in row["calls"]] == [0, 1]
-    assert not any({"prompt_text", "generation_log_probs"} & one.keys() for one in row["calls"])
-    assert {"prompt_text", "generation_log_probs"} <= conversion.carried.lost.keys()
-
-
-def test_each_row_has_the_messages_of_its_last_call(tmp_path: Path) -> None:
-    def said(*texts: str) -> list[Json]:
-        return [{"role": "assistant" if k % 2 else "user", "content": text} for k, text in enumerate(texts)]
-
-    calls = [
-        call("a", [1], [2], messages=said("q", "a")),
-        call("a", [1, 2, 3], [4], messages=said("q", "a", "r", "b")),
-        call("a", [50], [51], messages=said("other", "agent")),
-        call("a", [1], [60], messages=said("q", "lost")),
-    ]
-    log = written(tmp_path / "log.jsonl", calls)
-    conversion, rows = converted(log)
-    found = {tuple(row["token_ids"]): [one["content"] for one in row["messages"]] for row in rows}
-    assert found == {(1, 2, 3, 4): ["q", "a", "r", "b"], (50, 51): ["other", "agent"], (1, 60): ["q", "lost"]}
-    assert conversion.carried.lossless
-    # A list of calls has no place for the answers beside the main chain.
-    conversion, _ = converted(log, "calls")
-    assert "messages of single calls" in conversion.carried.lost
-
-
-def test_a_history_that_is_told_otherwise_is_listed(tmp_path: Path) -> None:
-    first = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm"}]
-    then = [*first[:1], {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"}]
-    answer = {"role": "assistant", "content": "b"}
-    calls = [call("a", [1], [2], messages=first), call("a", [1, 2, 3], [4], messages=[*then, answer])]
-    conversion, (row,) = converted(written(tmp_path / "log.jsonl", calls))
-    assert row["messages"] == [*then, answer]
-    assert conversion.carried.lost == {"messages of single calls": 1}
-
-
 def test_several_logs_become_one_and_each_loss_is_counted_in_each(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -277,43 +185,16 @@ def test_several_logs_become_one_and_each_loss_is_counted_in_each(tmp_path: Path
     assert named.read_bytes() == out.read_bytes()
 
 
-def test_groups_of_different_logs_are_not_one(tmp_path: Path) -> None:
-    row = {"token_ids": [1, 2], "loss_mask": [0, 1], "logprobs": [None, -0.5], "group_id": 0, "reward": 1.0}
-    logs = [written(tmp_path / f"{k}.jsonl", [row, row]) for k in range(2)]
-    conversion, rows = converted(logs, "atropos_group", Settings())
-    assert [len(one["tokens"]) for one in rows] == [2, 2]
-    assert conversion.carried.rollouts == 4
-
-
 def test_a_call_that_cannot_be_converted_is_named_with_its_row_and_the_others_are(tmp_path: Path) -> None:
     broken = call("a", [1, 2, 3], [])
     del broken["prompt_ids"], broken["logprobs"]
     broken["completion_ids"] = [4]
     calls = [call("b", [1], [2]), call("a", [1], [2]), "no object", broken, call("a", [1, 2, 5], [6])]
     log = written(tmp_path / "log.jsonl", calls)
-    for form in ("rows", "calls"):
-        conversion, rows = converted(log, form)
-        assert [row["session_id"] for row in rows] == ["b", "a"]
-        reasons = {place.row: why for place, why in conversion.carried.refused}
-        assert conversion.carried.not_converted == 2
-        assert reasons[3] == "call 0 has no prompt ids, and none are made up"
-        assert "object" in reasons[2]
     assert trained(converted(log)[1]) == sampled([calls[0], calls[1], calls[4]])
     code, page, _ = run("convert", log, "--to", "rows", "--session", "session_id", "--dry-run")
     assert code == 1
     assert f"{log}:3  call 0 has no prompt ids" in page
-
-
-def test_a_conversation_over_several_files_is_one_and_a_call_is_named_with_its_file(tmp_path: Path) -> None:
-    broken = call("a", [1, 2, 3, 4, 5, 6], [7])
-    broken["prompt_ids"] = None
-    parts = [[call("a", [1, 2, 3, 4], [5])], [call("a", [1], [2]), broken]]
-    logs = [written(tmp_path / f"{at}.jsonl", part) for at, part in enumerate(parts)]
-    conversion, rows = converted(logs)
-    assert [row["token_ids"] for row in rows] == [[1, 2, 3, 4, 5]]
-    assert [row["loss_mask"] for row in rows] == [[0, 1, 0, 0, 1]]
-    assert [str(place) for place, _ in conversion.carried.refused] == [f"{logs[1]}:1"]
-    assert conversion.notices[0].startswith("2 logs: 3 rows were read as the calls of 1 conversation")
 
 
 @pytest.mark.parametrize("how", ["gz", "parquet"])
@@ -351,13 +232,6 @@ def test_joined_or_not_the_same_tokens_of_every_example_log_are_trained(log: Pat
     except RecordError:
         pytest.skip("none of its rows can be converted")
     assert trained(rows(Settings())) == trained(alone)
-
-
-def test_a_key_that_no_row_has_is_refused(tmp_path: Path) -> None:
-    calls = [call("a", [1], [2]), call("a", [1, 2, 3], [4])]
-    log = written(tmp_path / "log.jsonl", calls)
-    with pytest.raises(SetupError, match=r"no row of .* names a conversation"):
-        converted(log, chosen=Settings(session="sesion_id"))
 
 
 @pytest.mark.shared

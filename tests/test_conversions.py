@@ -1,0 +1,68 @@
+"""What conversions make of rows, and what they name as lost, case by case: `tests/data/conversions.json`.
+
+A case holds `logs` (the rows of each), the form `to` and maybe `settings`; expected are what is
+`carried` (counts that are not 0, and what is lost, repeated, missing or refused by name), the `notices` and the
+`rows` that are made; or the `error`. `python -m tests.test_conversions` writes what is expected anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.command import written
+from tests.format_cases import shown, text_of
+from tests.world import ROOT, lines_of
+from tito_audit import Settings, convert_rollouts
+from tito_audit.convert.rows import ConversionOutcome
+from tito_audit.errors import TitoAuditError
+
+FILE = ROOT / "tests" / "data" / "conversions.json"
+CASES: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
+COUNTS = ("rows_read", "rollouts", "joined", "rows_made", "forked", "not_converted")
+
+
+def converted(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What comes out of the logs of a case, under the keys that expect it."""
+    logs = [written(folder / f"{number}.jsonl", rows) for number, rows in enumerate(case["logs"])]
+    settings, out = Settings(**case.get("settings", {})), folder / "out.jsonl"
+    found: dict[str, Any] = {}
+    try:
+        survey = convert_rollouts(logs, case["to"], settings=settings)
+        found["carried"] = named(survey.carried)
+        if survey.notices:
+            found["notices"] = survey.notices
+        if survey.carried.rows_made:
+            made = convert_rollouts(logs, case["to"], out, settings, lossy=True)
+            assert made.carried == survey.carried
+            found["rows"] = lines_of(out)
+    except TitoAuditError as error:
+        found["error"] = str(error)
+    return json.loads(json.dumps(found).replace(json.dumps(f"{folder}/")[1:-1], ""))  # type: ignore[no-any-return]
+
+
+def named(carried: ConversionOutcome) -> dict[str, Any]:
+    counts = {name: getattr(carried, name) for name in COUNTS}
+    names = {name: dict(getattr(carried, name)) for name in ("lost", "repeated", "missing")}
+    refused = {str(place): reason for place, reason in carried.refused}
+    return {name: value for name, value in {**counts, **names, "refused": refused}.items() if value}
+
+
+def expected(case: dict[str, Any]) -> dict[str, Any]:
+    return {name: case[name] for name in ("carried", "notices", "rows", "error") if name in case}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
+def test_rows_are_converted_as_their_case_says(case: dict[str, Any], tmp_path: Path) -> None:
+    assert shown(converted(case, tmp_path)) == shown(expected(case))
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        with TemporaryDirectory() as folder:
+            case |= converted(case, Path(folder))
+    FILE.write_text(text_of(CASES), encoding="utf-8")
