@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -18,10 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import command
-from tests.tiers import one_in
 from tests.world import CLEAN
 from tito_audit.errors import RecordError, in_words
-from tito_audit.formats import all_formats, pick_format
 from tito_audit.formats.tinker import FORMAT as TINKER
 from tito_audit.inspect.roles import _differ
 from tito_audit.record.column import MaskEncoding, mask_encoding
@@ -31,9 +28,7 @@ from tito_audit.storage import open_log
 from tito_audit.storage.row import dump_row, parse_row, parses
 from tito_audit.storage.table_rows import plain_decimal, plain_values, take_rows
 
-FORMATS = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
 HERE = Place("log.jsonl", 0)
-ODD: tuple[Any, ...] = (None, 7, "x", [], {}, [None], [[1]], {"a": 1}, True, 1.5, 2**70, float("nan"))
 
 
 def nested(levels: int, kind: str = "[]") -> str:
@@ -41,55 +36,6 @@ def nested(levels: int, kind: str = "[]") -> str:
 
 
 # A format that matched
-
-
-def rows_of_fixtures() -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in sorted(FORMATS.glob("*.jsonl")):
-        yield path.stem, json.loads(path.read_text(encoding="utf-8").splitlines()[0])
-
-
-def places(value: Any, depth: int = 4) -> Iterator[tuple[Any, Any]]:
-    """Every container and key in a value, a few levels deep."""
-    if depth and isinstance(value, dict):
-        for key, entry in [*value.items()]:
-            yield value, key
-            yield from places(entry, depth - 1)
-    elif depth and isinstance(value, list) and value:
-        yield value, 0
-        yield from places(value[0], depth - 1)
-
-
-def spoiled(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The row with one part of it gone, renamed, or another value."""
-    for number in range(sum(1 for _ in places(row))):
-        for odd in (*ODD, places, nested):
-            other = copy.deepcopy(row)
-            holder, key = [*places(other)][number]
-            if odd is places:
-                del holder[key]
-            elif odd is nested:
-                holder[key] = [holder[key]]
-            else:
-                holder[key] = copy.deepcopy(odd)
-            yield other
-
-
-@pytest.mark.parametrize(
-    ("name", "row"), list(rows_of_fixtures()), ids=lambda value: value if type(value) is str else ""
-)
-def test_a_spoiled_row_is_read_or_refused_with_a_reason(name: str, row: dict[str, Any]) -> None:
-    said: list[str] = []
-    own = next(form for form in all_formats() if form.name == name)
-    for other in one_in(25, list(spoiled(row))):
-        for form in (own, None):
-            try:
-                form = form or pick_format(other)
-                rollouts = form.read(other, HERE)
-                form.sources(other, rollouts)
-            except RecordError as error:
-                said.append(str(error))
-    assert all(said)
-    assert not any("\n" in one for one in said)
 
 
 def test_what_a_format_does_not_expect_is_a_reason_that_names_the_place_in_the_code() -> None:
