@@ -85,12 +85,14 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     if not changed and (moved is None or _same(moved.row, rollout.training_row)):
         return None
     mended = replace(rollout, turns=turns, training_row=moved.row if moved else None)
-    marked = [turn for turn in changed if turns[turn].completion_ids is not None]
+    answers = {turn: ids for turn in changed if (ids := turns[turn].completion_ids) is not None}
+    tokens = sum(map(len, answers.values()))
+    note = f"the logprobs of {_turns([*answers])} ({tokens} tokens) were scored in another context"
     return Proposal(
         (RepairedRollout(mended, tuple(range(len(turns)))),),
         safety=Safety.UNSAFE if changed else Safety.SAFE,
         reason=_REASON.format(_turns(changed)) if changed else "",
-        notes=(_mark(marked, turns),) if marked else (),
+        notes=(note,) if answers else (),
         stale=moved.stale if moved else (),
         dropped=moved.dropped if moved else (),
         unknown=moved.unknown if moved else {},
@@ -253,11 +255,6 @@ def _equal_values(a: object, b: object, sentinel: float | None) -> bool:
     if sentinel is not None:
         left, other = (np.where(np.isnan(x), sentinel, x) for x in (left, other))
     return bool(np.array_equal(left, other, equal_nan=True))
-
-
-def _mark(turns_marked: Sequence[int], turns: Sequence[Turn]) -> str:
-    tokens = sum(len(ids) for turn in turns_marked if (ids := turns[turn].completion_ids) is not None)
-    return f"the logprobs of {_turns(turns_marked)} ({tokens} tokens) were scored in another context"
 
 
 def _turns(numbers: Sequence[int]) -> str:
