@@ -80,10 +80,10 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     pieces = PiecesCache(reference) if reference is not None else None
     earlier = Histories()
     for k, turn in enumerate(turns):
-        found: Sequence[Stretch] = []
+        differing: Sequence[Stretch] = []
         link = None
         if turn.prompt_ids is not None and earlier:
-            link, found = _link(rollout, k, earlier, regions, reference, pieces)
+            link, differing = _link(rollout, k, earlier, regions, reference, pieces)
             links.append(link)
         if link is not None and link.parent is not None:
             differences.extend(
@@ -97,11 +97,11 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                     turns=turns,
                     later_turn=k,
                 )
-                for stretch in found
+                for stretch in differing
             )
         regions.append(_regions(k, turn, link, regions))
-        if turn.prompt_ids is not None and (mine := seen[k]) is not None:
-            earlier.add(History(k, turn.prompt_ids, mine))
+        if turn.prompt_ids is not None and (tokens := seen[k]) is not None:
+            earlier.add(History(k, turn.prompt_ids, tokens))
     return Chains(tuple(links), tuple(regions), seen, differences)
 
 
@@ -143,8 +143,8 @@ def _link(
     last = earlier.last
     data, last_data = pieces.of(prompt), pieces.of(last.seen)
     if data.data.startswith(last_data.data):
-        found = stretches_in_seen(last_data, data, 0, frozenset())
-        return broken_link(k, prompt, last, LinkKind.RETOKENIZED), found
+        differing = stretches_in_seen(last_data, data, 0, frozenset())
+        return broken_link(k, prompt, last, LinkKind.RETOKENIZED), differing
     last_prompt = pieces.of(last.prompt).data
     inside = data.data.startswith(last_prompt)
     goes_on = messages_changed(rollout, last.turn, k, last_prompt, data.data) is False
@@ -180,11 +180,11 @@ def _resumed(
     if not opens_twice(prompt, rest):
         return None
     ends = _end_texts(reference)
-    for one in islice(reversed(earlier), _LOOKED_BACK):
-        if one.turn > branch.turn and regions[one.turn]:
-            seen, answer = pieces.of(one.seen), regions[one.turn][-1]
+    for history in islice(reversed(earlier), _LOOKED_BACK):
+        if history.turn > branch.turn and regions[history.turn]:
+            seen, answer = pieces.of(history.seen), regions[history.turn][-1]
             if holds_answer(rest, seen, answer, ends) or answers_again(rest, seen, answer):
-                return one
+                return history
     return None
 
 
@@ -200,20 +200,20 @@ def _other_text(
     """The link of a prompt whose text differs: rendered differently, rewritten on purpose, or of another chain."""
     seen, regions = pieces.of(parent.seen), every_region[parent.turn]
     end_ids = reference.end_ids()
-    found = stretches_in_seen(seen, prompt, regions[-1].start if regions else 0, end_ids)
+    differing = stretches_in_seen(seen, prompt, regions[-1].start if regions else 0, end_ids)
     if common_prefix(prompt.ids, seen.ids) < _first_message(seen, regions, end_ids) and not (
-        _other_tools(found, _first_message(seen, regions, end_ids), len(seen))
+        _other_tools(differing, _first_message(seen, regions, end_ids), len(seen))
         or of_one_list(rollout, parent.turn, k)
         or _is_resumed(prompt, seen, regions, reference)
     ):
         alone = "its prompt does not share even its first message with any earlier call"
         return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
     changed = messages_changed(rollout, parent.turn, k, pieces.of(parent.prompt).data, prompt.data)
-    given = GivenText(seen, prompt, regions, rollout, reference)
-    what = next(filter(None, map(given.change, found)), None)
+    text_given = GivenText(seen, prompt, regions, rollout, reference)
+    what = next(filter(None, map(text_given.change, differing)), None)
     if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
         return broken_link(k, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
-    return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), found
+    return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), differing
 
 
 def _is_resumed(prompt: Pieces, seen: Pieces, regions: Sequence[Region], reference: Reference) -> bool:
@@ -255,9 +255,9 @@ def _answer_end(seen: Pieces, prompt: Pieces, parted: int, end_ids: frozenset[in
     return int(closes[0]) + 1 if len(closes) else len(prompt)
 
 
-def _other_tools(found: Sequence[Stretch], first: int, size: int) -> bool:
+def _other_tools(differing: Sequence[Stretch], first: int, size: int) -> bool:
     """Whether only tool definitions in the first message differ, and a history follows it."""
-    return bool(found) and first < size and found[-1].start <= first and all(map(other_tools, found))
+    return bool(differing) and first < size and differing[-1].start <= first and all(map(other_tools, differing))
 
 
 def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:

@@ -101,15 +101,15 @@ class KnownDifferences:
             self._by_sequence.setdefault((difference.where, difference.turn), _Sequence()).add(difference)
 
 
-def _covers(old: Difference, one: Difference) -> bool:
+def _covers(old: Difference, new: Difference) -> bool:
     """Whether a difference of the same sequence covers another.
 
     One that only spells the same text in other tokens does not cover a difference in text.
     """
     return (
-        old.end >= one.end
-        and (one.start < one.end or old.start < one.start < old.end or old.start == old.end)
-        and (old.recorded.data != old.canonical.data or one.recorded.data == one.canonical.data)
+        old.end >= new.end
+        and (new.start < new.end or old.start < new.start < old.end or old.start == old.end)
+        and (old.recorded.data != old.canonical.data or new.recorded.data == new.canonical.data)
     )
 
 
@@ -134,7 +134,7 @@ def gather(
     rollout, problems = _recovered(rollout, reference)
     if reference is not None and holds_given_turns(rollout, reference):
         rollout = as_training_row(rollout)
-        trained_again = tuple(_in_row(one, rollout) for one in trained_again)
+        trained_again = tuple(_in_row(again, rollout) for again in trained_again)
     if reference is not None and rollout.stated.converted_tools:
         rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
     unrelated: list[Unrelated] = []
@@ -206,9 +206,9 @@ def _row(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFo
         return RowFound()
     error = None
     if is_as_sent(rollout) and reference.renderer is not None:
-        found = row_against_request(rollout, reference)
-        if found is not None:
-            return found
+        as_sent = row_against_request(rollout, reference)
+        if as_sent is not None:
+            return as_sent
         if all(message.given for message in rollout.messages):
             return row_against_itself(rollout, reference)._replace(unused=_NO_ANSWER)
     if rollout.messages and reference.renderer is not None:
@@ -232,25 +232,27 @@ def _padded(
         columns=(),
         hidden=None,
     )
-    found = _row(replace(rollout, training_row=cut), chains, reference)
-    view, unrelated = found.view, found.unrelated
+    of_part = _row(replace(rollout, training_row=cut), chains, reference)
+    view, unrelated = of_part.view, of_part.unrelated
     if unrelated is not None:
         first, last = unrelated.span
         unrelated = replace(unrelated, span=(first + start, last + start))
     return RowFound(
         None if view is None else _widened(view, start, len(row.token_ids) - end),
-        _moved(found.differences, start),
-        found.error,
+        _moved(of_part.differences, start),
+        of_part.error,
         unrelated,
-        found.unused,
+        of_part.unused,
     )
 
 
-def _moved(found: Sequence[Difference], tokens: int) -> Sequence[Difference]:
+def _moved(differences: Sequence[Difference], tokens: int) -> Sequence[Difference]:
     """The differences with those of the row this many tokens later."""
     return [
-        replace(one, start=one.start + tokens, end=one.end + tokens) if one.where is Where.ROW else one
-        for one in found
+        replace(difference, start=difference.start + tokens, end=difference.end + tokens)
+        if difference.where is Where.ROW
+        else difference
+        for difference in differences
     ]
 
 
@@ -296,14 +298,14 @@ def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, 
     turns, problems = [], []
     for number, turn in enumerate(rollout.turns):
         if _strings_only(turn) and turn.token_texts is not None:
-            found = recover_ids(turn.token_texts, reference.vocabulary, reference.end_ids())
-            if found.problem is not None:
-                problems.append((number, found.problem))
-            if found.ids is not None:
+            ids = recover_ids(turn.token_texts, reference.vocabulary, reference.end_ids())
+            if ids.problem is not None:
+                problems.append((number, ids.problem))
+            if ids.ids is not None:
                 logprobs = np.array([token.logprob for token in turn.token_texts])
                 turn = replace(
                     turn,
-                    completion_ids=found.ids,
+                    completion_ids=ids.ids,
                     completion_logprobs=None if np.isnan(logprobs).all() else logprobs,
                     ids_from=IdsFrom.RECOVERED,
                 )
@@ -331,10 +333,10 @@ def _together(
     if not differences and len(several) == 1:
         differences = several[0]
     elif several:
-        known = KnownDifferences(differences)
-        for one in several:
-            known.add(one)
-        differences = known.every
+        union = KnownDifferences(differences)
+        for group in several:
+            union.add(group)
+        differences = union.every
     tokens = image_tokens(reference.vocabulary)
     if tokens is None:
         return differences

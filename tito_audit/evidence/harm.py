@@ -20,18 +20,18 @@ def harm(before: Evidence, after: Evidence) -> str | None:
     reading of the old row must stay or leave the loss, and no reading may find a new wrong pair.
     """
     old, new = before.rollout.training_row, after.rollout.training_row
-    found = judgement(before)
-    if old is None or new is None or found is None or (before.row is not None and before.row.proven):
+    before_repair = judgement(before)
+    if old is None or new is None or before_repair is None or (before.row is not None and before.row.proven):
         return None
     if old.loss_mask is None or new.loss_mask is None or not np.array_equal(old.token_ids, new.token_ids):
         return None
-    slides = [fit.slide for fit in found.fits]
-    for slide in (Slide(), *slides) if found.right or found.missing or not slides else slides:
+    slides = [fit.slide for fit in before_repair.fits]
+    for slide in (Slide(), *slides) if before_repair.right or before_repair.missing or not slides else slides:
         # Whether, with this slide, the repair makes a trained pair wrong that was not wrong before.
         assert old.loss_mask is not None
         assert new.loss_mask is not None
         sampled = np.zeros(len(old.token_ids), np.bool_)
-        for span, end in zip(found.spans, found.ends, strict=True):
+        for span, end in zip(before_repair.spans, before_repair.ends, strict=True):
             sampled[span.start : span.ends[-1] if end is None else end] = True
         # `[T]` the value of each token if the column slid; NaN where it moved out of the row.
         logprobs = old.logprobs
@@ -39,8 +39,8 @@ def harm(before: Evidence, after: Evidence) -> str | None:
             own = logprobs
         else:
             out = logprobs.copy()
-            for number in range(slide.first, len(found.spans) if slide.last == WHOLE else slide.last + 1):
-                places = np.arange(found.spans[number].start, found.spans[number].ends[-1])
+            for number in range(slide.first, len(before_repair.spans) if slide.last == WHOLE else slide.last + 1):
+                places = np.arange(before_repair.spans[number].start, before_repair.spans[number].ends[-1])
                 source = places + slide.logprobs
                 inside = (source >= 0) & (source < len(out))
                 out[places] = np.where(inside, logprobs[np.clip(source, 0, len(out) - 1)], np.nan)

@@ -94,7 +94,7 @@ _NOTHING = Pictured((), 0)
 @lru_cache(maxsize=8)
 def image_tokens(vocabulary: Vocabulary) -> ImageTokens | None:
     """The image tokens of a vocabulary; None if it belongs to no known family."""
-    added = {vocabulary.token_bytes(one): one for one in vocabulary.added_ids}
+    added = {vocabulary.token_bytes(added_id): added_id for added_id in vocabulary.added_ids}
     for family in FAMILIES:
         names = (family.pad, family.start, family.end)
         if all(name is None or name.encode() in added for name in (*names, family.beside)):
@@ -136,7 +136,9 @@ def states_images(rollout: Rollout) -> bool:
     if rollout.stated.facts.get("image_grid_thw"):
         return True
     sent = [turn.prompt_messages for turn in rollout.turns if turn.prompt_messages]
-    mixed = [one for messages in (rollout.messages, *sent) for one in messages if type(one.content) is tuple]
+    mixed = [
+        message for messages in (rollout.messages, *sent) for message in messages if type(message.content) is tuple
+    ]
     return bool(mixed) and pictured(mixed) != _NOTHING
 
 
@@ -146,12 +148,12 @@ def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
     Before a processor expands them, images of some families are one token without an end.
     """
     if tokens.end >= 0 and not (ids == tokens.end).any():
-        lone = np.isin(ids, [one for one in (tokens.pad, tokens.start) if one >= 0])
+        lone = np.isin(ids, [token for token in (tokens.pad, tokens.start) if token >= 0])
         lone[1:] &= ~lone[:-1]
         return [Frame(at, at + 1, int(ids[at] == tokens.pad), 1) for at in lone.nonzero()[0].tolist()]
-    marks = [one for one in (tokens.pad, tokens.start, tokens.end, tokens.video) if one >= 0]
+    marks = [token for token in (tokens.pad, tokens.start, tokens.end, tokens.video) if token >= 0]
     at = np.isin(ids, marks).nonzero()[0]
-    found: list[Frame] = []
+    frames: list[Frame] = []
     opened = depth = deepest = pads = 0
     video = False
     for place, token in zip(at.tolist(), ids[at].tolist(), strict=True):
@@ -166,8 +168,8 @@ def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
         if depth and (token == tokens.end or tokens.end < 0):
             depth -= 1
             if not depth:
-                found.append(Frame(opened, place + 1, pads, deepest, video))
-    return found
+                frames.append(Frame(opened, place + 1, pads, deepest, video))
+    return frames
 
 
 def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
@@ -175,6 +177,6 @@ def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
     own = difference.recorded
     if difference.against is not Against.TEMPLATE or len(difference.canonical.ids) or not len(own.ids):
         return False
-    pads = [one for one in (tokens.pad, tokens.video) if one >= 0 and (own.ids == one).all()]
+    pads = [pad for pad in (tokens.pad, tokens.video) if pad >= 0 and (own.ids == pad).all()]
     piece = own.data[: len(own.data) // len(own.ids)]
     return bool(pads) and (own.before.endswith(piece) or own.after.startswith(piece))

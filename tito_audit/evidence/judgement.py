@@ -164,10 +164,10 @@ def _after_prefill(
     if not 0 < far < span.ends[-1] - span.start or span.start + far > span.shut:
         return span
     if values is not None:
-        given = not values.real[first].any()
+        prefilled = not values.real[first].any()
     else:
-        given = far <= _PREFILL and _THINK.fullmatch(text(row.token_ids[first])) is not None
-    return SampledSpan(first.stop, span.ends, span.content) if given else span
+        prefilled = far <= _PREFILL and _THINK.fullmatch(text(row.token_ids[first])) is not None
+    return SampledSpan(first.stop, span.ends, span.content) if prefilled else span
 
 
 def _to_the_last_end(span: SampledSpan, ids: Ids, end_ids: frozenset[int]) -> SampledSpan:

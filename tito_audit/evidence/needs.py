@@ -107,9 +107,9 @@ _UNREAD = {
 def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRead, ...] = ()) -> str:
     """Why a rule that needs one of these could not look, for the summary, with the format's reasons."""
     named = need & ~Needs.ROW_LOGPROBS if Needs.COMPLETION_LOGPROBS in need else need  # "no logprobs" says both
-    words = " and ".join(dict.fromkeys(_WORDS[one] for one in named if one in _WORDS))
-    explains = [one for one in reasons if _explains(one, need, present)]
-    if not all(one.used for one in explains):
+    words = " and ".join(dict.fromkeys(_WORDS[name] for name in named if name in _WORDS))
+    explains = [reason for reason in reasons if _explains(reason, need, present)]
+    if not all(reason.used for reason in explains):
         words = _MISSING.sub("", words)  # it is there
     return "; ".join((words, *map(str, explains)))
 
@@ -130,8 +130,8 @@ def _nothing(need: Needs, present: Needs) -> bool:
     if need is Needs.IMAGE_TOKENS:
         need = Needs.IMAGES  # without images it does not matter how the tokenizer writes them
     return not need & present and all(
-        ABSENT[one] is Absent.NOTHING or (ABSENT[one] is Absent.ELSEWHERE and _elsewhere(one, present))
-        for one in need
+        ABSENT[part] is Absent.NOTHING or (ABSENT[part] is Absent.ELSEWHERE and _elsewhere(part, present))
+        for part in need
     )
 
 

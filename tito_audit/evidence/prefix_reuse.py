@@ -36,12 +36,12 @@ class PiecesCache:
     def of(self, ids: Ids) -> Pieces:
         """What `Reference.pieces` returns."""
         best, shared = None, 0
-        for known in self._known:
-            common = common_prefix(ids, known.ids)
-            if common == len(ids) == len(known):
-                return known
+        for text in self._known:
+            common = common_prefix(ids, text.ids)
+            if common == len(ids) == len(text):
+                return text
             if common > shared:
-                best, shared = known, common
+                best, shared = text, common
         if best is None or shared < _WORTH:
             pieces = self._reference.pieces(ids)
         else:
@@ -55,7 +55,7 @@ class PiecesCache:
                 np.concatenate([best.control[:shared], rest.control]),
             )
             if shared == len(best):
-                self._known = [known for known in self._known if known is not best]
+                self._known = [text for text in self._known if text is not best]
         self._known.append(pieces)
         del self._known[:-_KEPT]
         return pieces
@@ -76,13 +76,13 @@ class SpelledTexts:
         """Whether the ids spell exactly this text, in any tokens."""
         if _REPLACED in text:
             return False
-        known, shared = self._known.find(text)
-        characters, first = known.up_to(shared) if known is not None else (0, 0)
-        if known is not None and not same_ids(known.ids[:first], recorded[:first]):
-            known, shared, characters, first = None, 0, 0, 0
+        nearest, shared = self._known.find(text)
+        characters, first = nearest.up_to(shared) if nearest is not None else (0, 0)
+        if nearest is not None and not same_ids(nearest.ids[:first], recorded[:first]):
+            nearest, shared, characters, first = None, 0, 0, 0
         if self._reference.text(recorded[first:]) != text[characters:]:
             return False
-        self._known.keep(text, recorded, known, shared)
+        self._known.keep(text, recorded, nearest, shared)
         return True
 
 
@@ -114,28 +114,30 @@ def compare_text(
     """
     shared = before.shared(text, recorded, reference) if before is not None else 0
     if before is not None and shared:
-        found = _compare_rest(text, recorded, before, shared, reference)
-        if found is not None:
-            return found
+        differing = _compare_rest(text, recorded, before, shared, reference)
+        if differing is not None:
+            return differing
     encoded = reference.encode_as(text, recorded)
     if same_ids(encoded, recorded):
         return [], comparison_of_equal(text, recorded, reference)
-    held, canonical = pieces.of(recorded), pieces.of(encoded)
-    found_all = stretches(held, canonical, align(held, canonical))
-    if held.data != canonical.data:
+    pieces_recorded, canonical = pieces.of(recorded), pieces.of(encoded)
+    found_all = stretches(pieces_recorded, canonical, align(pieces_recorded, canonical))
+    if pieces_recorded.data != canonical.data:
         return found_all, None
     cuts = reference.tokenizer.cuts
-    mine, theirs = KnownText(cuts, text, recorded), KnownText(cuts, text, encoded)
-    mine.read()
+    own, theirs = KnownText(cuts, text, recorded), KnownText(cuts, text, encoded)
+    own.read()
     theirs.read()
-    alike = _cut_alike(held, canonical, np.array(mine.tokens, np.int64), np.array(theirs.tokens, np.int64))
-    return found_all, Comparison(theirs, mine) if alike else None
+    alike = _cut_alike(
+        pieces_recorded, canonical, np.array(own.tokens, np.int64), np.array(theirs.tokens, np.int64)
+    )
+    return found_all, Comparison(theirs, own) if alike else None
 
 
 def comparison_of_equal(text: str, ids: Ids, reference: Reference) -> Comparison:
     """The comparison for a text whose ids are the recorded ids."""
-    known = KnownText(reference.tokenizer.cuts, text, ids)
-    return Comparison(known, known)
+    own = KnownText(reference.tokenizer.cuts, text, ids)
+    return Comparison(own, own)
 
 
 def _compare_rest(
@@ -143,35 +145,37 @@ def _compare_rest(
 ) -> tuple[Sequence[Stretch], Comparison] | None:
     """The same from the last shared control token on; None if bytes or cuts differ there."""
     characters, first = before.canonical.up_to(shared)
-    mine = before.recorded.up_to(shared)[1] - 1
+    last = before.recorded.up_to(shared)[1] - 1
     first -= 1
     characters -= len(reference.vocabulary.token_bytes(int(before.canonical.ids[first])).decode())
-    rest = recorded[mine:]
+    rest = recorded[last:]
     encoded = reference.encode_as(text[characters:], rest)
-    found: list[Stretch] = []
+    differing: list[Stretch] = []
     cuts = reference.tokenizer.cuts
     whole = KnownText(
         cuts, text, np.concatenate([before.canonical.ids[:first], encoded]), before.canonical, shared
     )
     if same_ids(encoded, rest):
         if before.canonical is before.recorded:
-            return found, Comparison(whole, whole)
-        return found, Comparison(whole, KnownText(cuts, text, recorded, before.recorded, shared))
-    held, canonical = reference.pieces(rest), reference.pieces(encoded)
-    if held.data != canonical.data:
+            return differing, Comparison(whole, whole)
+        return differing, Comparison(whole, KnownText(cuts, text, recorded, before.recorded, shared))
+    rest_pieces, canonical = reference.pieces(rest), reference.pieces(encoded)
+    if rest_pieces.data != canonical.data:
         return None
-    known = KnownText(cuts, text, recorded, before.recorded, shared)
-    new = np.array(known.tokens[shared:], np.int64) - mine, np.array(whole.tokens[shared:], np.int64) - first
-    if not _cut_alike(held, canonical, *new):
+    own = KnownText(cuts, text, recorded, before.recorded, shared)
+    new = np.array(own.tokens[shared:], np.int64) - last, np.array(whole.tokens[shared:], np.int64) - first
+    if not _cut_alike(rest_pieces, canonical, *new):
         return None
-    for one in stretches(held, canonical, align(held, canonical)):
-        start, end = one.start + mine, one.end + mine
-        c_start, c_end = one.canonical_start + first, one.canonical_end + first
+    for stretch in stretches(rest_pieces, canonical, align(rest_pieces, canonical)):
+        start, end = stretch.start + last, stretch.end + last
+        c_start, c_end = stretch.canonical_start + first, stretch.canonical_end + first
         equal = equal_around(recorded, (start, end), whole.ids, (c_start, c_end))
-        found.append(replace(one, start=start, end=end, canonical_start=c_start, canonical_end=c_end, equal=equal))
-    return found, Comparison(whole, known)
+        differing.append(
+            replace(stretch, start=start, end=end, canonical_start=c_start, canonical_end=c_end, equal=equal)
+        )
+    return differing, Comparison(whole, own)
 
 
-def _cut_alike(held: Pieces, canonical: Pieces, mine: Offsets, theirs: Offsets) -> bool:
+def _cut_alike(recorded: Pieces, canonical: Pieces, own: Offsets, theirs: Offsets) -> bool:
     """Whether the cuts of two sequences, given as token counts, are at the same bytes."""
-    return len(mine) == len(theirs) and same_ids(held.end[mine - 1], canonical.end[theirs - 1])
+    return len(own) == len(theirs) and same_ids(recorded.end[own - 1], canonical.end[theirs - 1])

@@ -207,7 +207,7 @@ class LaterText:
     @property
     def says_nothing_twice(self) -> bool:
         """Whether no two messages have the same text and could be confused."""
-        texts = [text for one in self.messages for text in (one.content, one.reasoning) if text]
+        texts = [text for message in self.messages for text in (message.content, message.reasoning) if text]
         return all(isinstance(text, str) for text in texts) and len(set(texts)) == len(texts)
 
 
@@ -237,13 +237,13 @@ class PromptStarts:
         return self._tokenizer.cuts
 
     def later(
-        self, messages: Sequence[Message], given: Mapping[str, Any], opens: bool, ids: Ids, forms: Forms
+        self, messages: Sequence[Message], variables: Mapping[str, Any], opens: bool, ids: Ids, forms: Forms
     ) -> LaterText | None:
         """A text known to lead to these ids; None if it says nothing about prompts.
 
         `given` holds all variables but the messages.
         """
-        number, opener = self._of_given(given) if not self._off else (0, None)
+        number, opener = self._of_given(variables) if not self._off else (0, None)
         numbers = self._numbers(messages, forms) if opener is not None else None
         if opener is None or numbers is None:
             return None
@@ -302,11 +302,11 @@ class PromptStarts:
             self._proven |= places
 
     def places_alone(
-        self, messages: Sequence[Message], given: Mapping[str, Any], opens: bool, forms: Forms
+        self, messages: Sequence[Message], variables: Mapping[str, Any], opens: bool, forms: Forms
     ) -> list[_Place] | None:
         """What decides how the template writes each of these messages in their own text; None if unknown."""
         numbers = self._numbers(messages, forms) if not self._engines_differ else None
-        number = self._of_given(given)[0] if numbers is not None else -1
+        number = self._of_given(variables)[0] if numbers is not None else -1
         if numbers is None or number < 0:
             return None
         shapes, around = numbers
@@ -352,22 +352,22 @@ class PromptStarts:
         except (TypeError, RecursionError):  # values that are not JSON, or nested too deep
             return None
 
-    def _of_given(self, given: Mapping[str, Any]) -> tuple[int, Opener | None]:
+    def _of_given(self, variables: Mapping[str, Any]) -> tuple[int, Opener | None]:
         """A number for what a template gets besides messages, -1 if it has none; its generation prompt, None if
         that shows nothing."""
         try:
-            key = marshal.dumps(dict(given), 2)
+            key = marshal.dumps(dict(variables), 2)
         except ValueError:
             return -1, None
-        found = self._given.get(key)
-        if found is None:
+        numbered = self._given.get(key)
+        if numbered is None:
             if len(self._given) >= _MOST_GIVEN:
                 return -1, None
-            found = self._given[key] = len(self._given), self._opener(given)
-        return found
+            numbered = self._given[key] = len(self._given), self._opener(variables)
+        return numbered
 
-    def _opener(self, given: Mapping[str, Any]) -> Opener | None:
-        text = self._template.opener_after_user(given)
+    def _opener(self, variables: Mapping[str, Any]) -> Opener | None:
+        text = self._template.opener_after_user(variables)
         begin, *pieces = self.cuts.split(text)
         if begin or not pieces:
             return None
@@ -379,8 +379,8 @@ def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
     at = cuts.positions(ids)
     at = at[ids[at] == opener[0]]
     at = at[at + len(opener) <= len(ids)]
-    found: Offsets = at[(ids[at[:, None] + np.arange(len(opener))] == opener).all(axis=1)]
-    return found
+    places: Offsets = at[(ids[at[:, None] + np.arange(len(opener))] == opener).all(axis=1)]
+    return places
 
 
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
@@ -388,10 +388,10 @@ def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | No
     turns."""
     if template.looked_for is None or not tokenizer.cuts.tokens:
         return None
-    known = _known(tokenizer.vocabulary, template)
-    if not known:
-        known.append(PromptStarts(tokenizer, template))
-    return known[0]
+    parts = _known(tokenizer.vocabulary, template)
+    if not parts:
+        parts.append(PromptStarts(tokenizer, template))
+    return parts[0]
 
 
 @lru_cache(maxsize=16)

@@ -136,7 +136,9 @@ class _Writer:
         for prompt in ordered:
             self._write(prompt)
         errors: list[tuple[int | None, str]] = []
-        for error in ((one.turn, self._errors[one.turn]) for one in prompts if one.turn in self._errors):
+        for error in (
+            (prompt.turn, self._errors[prompt.turn]) for prompt in prompts if prompt.turn in self._errors
+        ):
             if not errors or errors[-1][1] != error[1]:
                 errors.append(error)
         return Renderings(self._texts, tuple(errors), tuple(self._confirmed))
@@ -145,12 +147,12 @@ class _Writer:
         later = self._later_than(prompt)
         if later is not None and self._is_start_of(*later, prompt):
             return
-        found = self._rendered(prompt)
-        if found is None or prompt.recorded is None:
+        rendering = self._rendered(prompt)
+        if rendering is None or prompt.recorded is None:
             return
-        size, matches = len(prompt.messages), found.matches_record
+        size, matches = len(prompt.messages), rendering.matches_record
         if later is not None and self._starts is not None:
-            text = found.text if matches else None
+            text = rendering.text if matches else None
             self._starts.learn(later[0], later[1].text, size, prompt.recorded, text)
         if matches:
             self._confirmed.append(ConfirmedIds(prompt.recorded, goes_on=not prompt.opens))
@@ -160,18 +162,20 @@ class _Writer:
                 as_later = self._starts.later(
                     prompt.messages, self._given, prompt.opens, prompt.recorded, self._forms
                 )
-            self._keep(as_later, found)
+            self._keep(as_later, rendering)
 
     def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
         """Whether a prompt is known to be the start of a later text and need not be rendered."""
         starts, recorded, size = self._starts, prompt.recorded, len(prompt.messages)
         if starts is None or recorded is None or not starts.is_known(later, size, recorded):
             return False
-        mine = later.start(size, recorded)
+        start = later.start(size, recorded)
         cuts, controls, opener = starts.cuts, len(starts.cuts.positions(recorded)), later.opener.tail
-        found = RenderedText(lambda: "".join(cuts.split(text.text)[: 2 * controls]) + opener, matches_record=True)
-        self._texts[prompt.turn] = found
-        self._keep(mine, found)
+        written = RenderedText(
+            lambda: "".join(cuts.split(text.text)[: 2 * controls]) + opener, matches_record=True
+        )
+        self._texts[prompt.turn] = written
+        self._keep(start, written)
         return True
 
     def _later_than(self, prompt: _Prompt) -> tuple[LaterText, RenderedText] | None:
@@ -183,9 +187,9 @@ class _Writer:
                 return later
         return None
 
-    def _keep(self, mine: LaterText | None, text: RenderedText) -> None:
-        if mine is not None:
-            self._later.append((mine, text))
+    def _keep(self, later: LaterText | None, text: RenderedText) -> None:
+        if later is not None:
+            self._later.append((later, text))
             del self._later[:-_KEPT_TEXTS]
 
     def _rendered(self, prompt: _Prompt) -> RenderedText | None:
@@ -237,13 +241,13 @@ def rendered_differences(
 ) -> Sequence[Difference]:
     """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
     out: list[Difference] = []
-    said: dict[int, set[tuple[int, int, bytes]]] = {}
+    reported: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
     pieces = PiecesCache(reference)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
         parent = link.parent if link and link.kind is LinkKind.CONTINUES else None
-        said[k] = set() if parent is None else said[parent]
+        reported[k] = set() if parent is None else reported[parent]
         rendered = texts.get(k)
         if turn.prompt_ids is None or rendered is None or rendered.matches_record:
             continue
@@ -253,28 +257,28 @@ def rendered_differences(
             old = regions[-1].end
         # Differences in the parent's prompt were reported or skipped there.
         before = None if parent is None else _comparison(rollout, parent, texts, comparisons, reference)
-        found, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference, pieces)
-        for stretch in found:
+        differing, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference, pieces)
+        for stretch in differing:
             in_answer = region_of(stretch, regions) is not None
-            if stretch.key in said[k] or (in_answer and stretch.kind in _SAME_BYTES):
+            if stretch.key in reported[k] or (in_answer and stretch.kind in _SAME_BYTES):
                 continue
-            said[k].add(stretch.key)
+            reported[k].add(stretch.key)
             prefill = stretch.end == len(turn.prompt_ids) and _is_prefill(
                 stretch, rollout, k, rendered.text, reference
             )
-            kept = stretch.start < old or (in_answer and stretch.start == stretch.end)
+            harmless = stretch.start < old or (in_answer and stretch.start == stretch.end)
             effect = _LACKING if stretch.start == stretch.end else _OFF_TEMPLATE
-            one = difference(
+            new = difference(
                 stretch,
                 Against.TEMPLATE,
-                Severity.NOTE if kept or prefill else Severity.WARNING,
-                _PREFILLED if prefill else _KEPT if kept else effect,
+                Severity.NOTE if harmless or prefill else Severity.WARNING,
+                _PREFILLED if prefill else _KEPT if harmless else effect,
                 regions=regions,
                 turn=k,
                 turns=rollout.turns,
             )
-            out.append(replace(one, construction=PREFILL) if prefill else one)
-    out.extend(_last_answer(rollout, chains, texts, reference, said))
+            out.append(replace(new, construction=PREFILL) if prefill else new)
+    out.extend(_last_answer(rollout, chains, texts, reference, reported))
     return out
 
 
@@ -311,14 +315,14 @@ def _comparison(
     rollout: Rollout,
     turn: int,
     texts: RenderedTexts,
-    known: dict[int, Comparison | None],
+    compared: dict[int, Comparison | None],
     reference: Reference,
 ) -> Comparison | None:
     """How the prompt of an earlier turn compares with its text; None if their bytes differ."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
-    if turn not in known and ids is not None and rendered is not None and rendered.matches_record:
-        known[turn] = comparison_of_equal(rendered.text, ids, reference)
-    return known.get(turn)
+    if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
+        compared[turn] = comparison_of_equal(rendered.text, ids, reference)
+    return compared.get(turn)
 
 
 def _last_answer(
@@ -326,7 +330,7 @@ def _last_answer(
     chains: Chains,
     texts: RenderedTexts,
     reference: Reference,
-    said: dict[int, set[tuple[int, int, bytes]]],
+    reported: dict[int, set[tuple[int, int, bytes]]],
 ) -> Iterable[Difference]:
     """Where the template would write the last answer differently; its missing end is not a difference."""
     last = len(rollout.turns) - 1
@@ -351,5 +355,5 @@ def _last_answer(
         )
         for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True))
         if own.start <= stretch.start < len(recorded)
-        and (stretch.kind not in _SAME_BYTES and stretch.key not in said[last])
+        and (stretch.kind not in _SAME_BYTES and stretch.key not in reported[last])
     )

@@ -134,7 +134,7 @@ class Readings:
         lost = self.last + shifts > self.size
         sure = (self.least == self.last) | (ends > self.shut) | (trained > self.starts) | (self.certain & ~lost)
         pairs = zip(np.maximum(ends, self.least).tolist(), sure.tolist(), strict=True)
-        return tuple(end if known else None for end, known in pairs)
+        return tuple(end if fits else None for end, fits in pairs)
 
     def slides(self, *, of_row: bool = False, with_mask: bool = True) -> list[Fit]:
         """Every slide that explains the row, the simplest first; `of_row`: only those of the whole row.

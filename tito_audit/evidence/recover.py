@@ -37,7 +37,7 @@ def recover_ids(
     Where several ids spell the same bytes, the lowest that is not an added token is taken. A token without
     text at the end is the end token, if `end_ids` names any.
     """
-    found: list[int] = []
+    ids: list[int] = []
     ambiguous = 0
     for position, token in enumerate(token_texts):
         candidates = _candidates(token, vocabulary)
@@ -47,8 +47,8 @@ def recover_ids(
             problem = f"token {position} ({token.text!r}) {_reason(token)}"
             return RecoveredIds(None, problem, ambiguous)
         ambiguous += len(candidates) > 1
-        found.append(_preferred(candidates, vocabulary))
-    return RecoveredIds(np.array(found, np.int32), None, ambiguous)
+        ids.append(_preferred(candidates, vocabulary))
+    return RecoveredIds(np.array(ids, np.int32), None, ambiguous)
 
 
 def _candidates(token: TokenText, vocabulary: Vocabulary) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ def _candidates(token: TokenText, vocabulary: Vocabulary) -> tuple[int, ...]:
     if token.data == b"":
         # A special token has no bytes of its own; only its text identifies it.
         named = vocabulary.ids_of_bytes(token.text.encode("utf-8", "surrogatepass"))
-        return tuple(found for found in named if found in vocabulary.added_ids)
+        return tuple(token for token in named if token in vocabulary.added_ids)
     if token.data is not None:
         bytes_of = token.data
     else:

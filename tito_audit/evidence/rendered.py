@@ -84,14 +84,14 @@ class TurnReader:
         )
         kind = (shapes, rollout.messages[0].role, bool(rollout.tools), repr(rollout.template_kwargs))
         seen = self._seen.get(kind, 0)
-        found = self._found(rollout.messages, ids) if seen >= 0 else None
-        if found is None:
+        shown = self._found(rollout.messages, ids) if seen >= 0 else None
+        if shown is None:
             return None
-        if seen % _ONE_IN == 0 and not proof(found):
+        if seen % _ONE_IN == 0 and not proof(shown):
             self._seen[kind] = -1
             return None
         self._seen[kind] = seen + 1
-        return found
+        return shown
 
     def _found(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
         answers = _answers(messages)
@@ -120,8 +120,8 @@ class TurnReader:
 
     def _spells(self, messages: Sequence[Message]) -> bool:
         """Whether a text in these messages spells a control token."""
-        said = "\n".join(_texts([message.wire for message in messages]))
-        return self._opening in said and self._spelled.search(said) is not None
+        wires = "\n".join(_texts([message.wire for message in messages]))
+        return self._opening in wires and self._spelled.search(wires) is not None
 
 
 def _answers(messages: Sequence[Message]) -> int:
@@ -131,28 +131,28 @@ def _answers(messages: Sequence[Message]) -> int:
     for message in messages:
         if message.role not in COMMON_ROLES:
             return 0
-        mine = message.role == ASSISTANT
-        if (message.stated_speaker is not None and message.sampled != mine) or (
-            mine and isinstance(message.content, tuple)
+        sampled = message.role == ASSISTANT
+        if (message.stated_speaker is not None and message.sampled != sampled) or (
+            sampled and isinstance(message.content, tuple)
         ):
             return 0
-        answers += mine
+        answers += sampled
     return answers
 
 
 def _texts(wires: Iterable[Mapping[str, Any]]) -> list[str]:
     """All texts in messages, including the keys and texts of objects in them."""
-    found: list[str] = []
+    texts: list[str] = []
     pending: list[Iterable[Any]] = [wire.values() for wire in wires]
     for values in pending:
         for value in values:
             if type(value) is str:
-                found.append(value)
+                texts.append(value)
             elif isinstance(value, Mapping):
                 pending += value.keys(), value.values()
             elif isinstance(value, list | tuple):
                 pending.append(value)
-    return found
+    return texts
 
 
 def turn_reader(
@@ -207,12 +207,12 @@ class ByteRoles:
         counts = np.empty_like(first)
         counts[:-1] = first[1:] - first[:-1]
         counts[-1] = len(at) - first[-1]
-        mine = np.zeros(len(at), np.bool_)
+        sampled = np.zeros(len(at), np.bool_)
         if self.sampled:
             edges = at.searchsorted([edge for stretch in self.sampled for edge in stretch]).tolist()
             for (_, end), start, stop in zip(self.sampled, edges[::2], edges[1::2], strict=True):
-                mine[start : stop if end < self.size else None] = True
-        return Roles(self.names, self.codes.repeat(counts)), mine
+                sampled[start : stop if end < self.size else None] = True
+        return Roles(self.names, self.codes.repeat(counts)), sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +227,11 @@ class ToldTurns:
 
     def of_tokens(self) -> tuple[Roles, Mask]:
         """The role of each token, and whether the model would sample it, `[N]` each."""
-        mine, ends = np.zeros(len(self.ids), np.bool_), np.zeros(len(self.ids), np.bool_)
+        sampled, ends = np.zeros(len(self.ids), np.bool_), np.zeros(len(self.ids), np.bool_)
         for start, closer in self.turns:
-            mine[start : closer + 1] = True
+            sampled[start : closer + 1] = True
             ends[closer] = True
-        return LaterRoles(ends, lambda: self.roles()[0]), mine
+        return LaterRoles(ends, lambda: self.roles()[0]), sampled
 
     def up_to(self, size: int) -> ToldTurns | None:
         """The same for the first tokens alone; None if they end inside an answer."""
@@ -250,13 +250,13 @@ class ToldTurns:
 
         `starts` is the byte at which each of the conversation's own tokens begins, `[N]`. Both ascend.
         """
-        mine, ends = np.zeros(len(at), np.bool_), np.zeros(len(at), np.bool_)
+        sampled, ends = np.zeros(len(at), np.bool_), np.zeros(len(at), np.bool_)
         edges = [(first, closer, closer + 1) for first, closer in self.turns]
         bounds = np.append(starts, np.iinfo(np.int64).max)[np.array(edges)]
         for start, closer, end in at.searchsorted(bounds).tolist():
-            mine[start:end] = True
+            sampled[start:end] = True
             ends[closer:end] = True
-        return LaterRoles(ends, lambda: self._roles_at(at, starts)), mine
+        return LaterRoles(ends, lambda: self._roles_at(at, starts)), sampled
 
     def _roles_at(self, at: Offsets, starts: Offsets) -> Roles:
         roles, byte_roles = self.roles()
@@ -291,15 +291,15 @@ def render_conversation(rollout: Rollout, reference: Reference) -> tuple[Rendere
     first: tuple[RenderedConversation | None, str | None] | None = None
     best, most = None, -1
     for messages in role_assignments(rollout.messages):
-        found = _render(replace(rollout, messages=messages), reference)
-        first = first or found
-        if found[0] is None:
+        rendering = _render(replace(rollout, messages=messages), reference)
+        first = first or rendering
+        if rendering[0] is None:
             continue
-        if same_ids(found[0].ids, recorded):
-            return found
-        blocks = align(reference.pieces(recorded), reference.pieces(found[0].ids), open_end=True)
-        if (held := len(blocks.matched()[0])) > most:
-            best, most = found, held
+        if same_ids(rendering[0].ids, recorded):
+            return rendering
+        blocks = align(reference.pieces(recorded), reference.pieces(rendering[0].ids), open_end=True)
+        if (shared := len(blocks.matched()[0])) > most:
+            best, most = rendering, shared
     return best or first or (None, None)
 
 
@@ -308,9 +308,11 @@ def role_assignments(messages: tuple[Message, ...]) -> Iterator[tuple[Message, .
     rendering: tool outputs as `tool`, then as `user`."""
     others = [message for message in messages if message.role not in COMMON_ROLES]
     yield messages
-    for of_tools in ("tool", "user") if any(unknown_role_name(one.speaker) is None for one in others) else ():
+    for of_tools in (
+        ("tool", "user") if any(unknown_role_name(message.speaker) is None for message in others) else ()
+    ):
         common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
-        yield tuple(_in_role(one, common.get(one.speaker, one.speaker)) for one in messages)
+        yield tuple(_in_role(message, common.get(message.speaker, message.speaker)) for message in messages)
 
 
 def _in_role(message: Message, role: str) -> Message:
@@ -329,10 +331,10 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     try:
         ids, spelled = _confirmed(quick, rollout, recorded, reference) if quick is not None else (None, False)
         if quick is not None and ids is not None:
-            told = _told(rollout, quick, ids, reference)
-            if told is not None:
+            turns_read = _told(rollout, quick, ids, reference)
+            if turns_read is not None:
                 data = None if ids is recorded else quick.text.encode()
-                return RenderedConversation(ids, told=told, data=data, spelled=spelled), None
+                return RenderedConversation(ids, told=turns_read, data=data, spelled=spelled), None
             guess = quick.spans()
             if guess is not None:
                 return _encoded(rollout, guess, ids, reference), None
@@ -404,17 +406,17 @@ def _marked(
     """The role of each token and what was sampled, `[N]` each, and the role of each byte, as marks show them; None
     where they do not."""
     guess = quick.spans()
-    found = _encoded(rollout, guess, ids, reference) if guess is not None else None
-    if found is None or found.byte_roles is None:
+    encoded = _encoded(rollout, guess, ids, reference) if guess is not None else None
+    if encoded is None or encoded.byte_roles is None:
         return None
-    return *found.byte_roles.of_tokens(found.starts), found.byte_roles
+    return *encoded.byte_roles.of_tokens(encoded.starts), encoded.byte_roles
 
 
 def _roles(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> tuple[Roles, ByteRoles | None]:
     """The role of each token by marks, else by control tokens; and of each byte, if marks show it."""
-    found = _marked(rollout, quick, ids, reference)
-    if found is not None:
-        return found[0], found[2]
+    marked = _marked(rollout, quick, ids, reference)
+    if marked is not None:
+        return marked[0], marked[2]
     headers = reference.headers(rollout.template_kwargs)
     return token_roles(reference.pieces(ids), reference.end_ids(), headers), None
 
@@ -424,11 +426,11 @@ def _is_proved(turns: Turns, marked: tuple[Roles, Mask, ByteRoles] | None) -> bo
     if marked is None:
         return False
     roles, sampled, _ = marked
-    mine, ends = np.zeros(len(sampled), np.bool_), np.zeros(len(sampled), np.bool_)
+    generated, ends = np.zeros(len(sampled), np.bool_), np.zeros(len(sampled), np.bool_)
     for start, closer in turns:
-        mine[start : closer + 1] = True
+        generated[start : closer + 1] = True
         ends[closer] = True
-    alike = np.array_equal(mine, sampled) and np.array_equal(roles.among((TURN_END,)), ends)
+    alike = np.array_equal(generated, sampled) and np.array_equal(roles.among((TURN_END,)), ends)
     return alike and not roles.unclear().any()
 
 
@@ -438,17 +440,17 @@ def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Refere
     ends = lengths.cumsum()
     size = int(ends[-1]) if len(ends) else 0
     # If a normalizer changed the text, its spans do not fit the bytes of the tokens.
-    known = reference.has_bytes_of(ids, rendering.text)
-    return RenderedConversation(ids, ends - lengths, _byte_roles(rollout, rendering, size) if known else None)
+    exact = reference.has_bytes_of(ids, rendering.text)
+    return RenderedConversation(ids, ends - lengths, _byte_roles(rollout, rendering, size) if exact else None)
 
 
 def _byte_roles(rollout: Rollout, rendering: Rendering, size: int) -> ByteRoles | None:
     """The role of each byte of a text; None if one of the model's answers is not found in it."""
     ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.sampled]
-    sampled = [found for found in ranges if found is not None]
+    sampled = [span for span in ranges if span is not None]
     if not size or not ranges or len(sampled) < len(ranges):
         return None
-    edges = {edge for found in sampled for edge in found} | {span.start for span in rendering.spans}
+    edges = {edge for span in sampled for edge in span} | {span.start for span in rendering.spans}
     byte = _byte_offsets(rendering.text, edges)
     names: dict[str, int] = {}
     codes = [names.setdefault(_role_name(span, rollout.messages), len(names)) for span in rendering.spans]

@@ -40,8 +40,8 @@ def messages_changed(rollout: Rollout, parent: int, turn: int, seen: bytes, prom
     if before.prompt_messages is not None and after.prompt_messages is not None:
         stated, sent = before.prompt_messages, after.prompt_messages
         if len(sent) < len(stated) or any(
-            not (one.wire == other.wire or _said(one) == _said(other))
-            for one, other in zip(stated, sent, strict=False)
+            not (message.wire == other.wire or _said(message) == _said(other))
+            for message, other in zip(stated, sent, strict=False)
         ):
             return True
         return bool(_lost(stated, seen, prompt)[0])
@@ -76,8 +76,8 @@ def _arguments(call: ToolCall) -> Any:
 
 def _lost(messages: Sequence[Message], seen: bytes, prompt: bytes) -> tuple[bool, bool]:
     """Whether a prompt lacks a given message that the one before it holds; whether both hold all of them."""
-    given = [message.text.strip().encode("utf-8", "surrogatepass") for message in messages if not message.sampled]
-    texts = [text for text in given if text]
+    texts = [message.text.strip().encode("utf-8", "surrogatepass") for message in messages if not message.sampled]
+    texts = [text for text in texts if text]
     before = _held(texts, seen)
     after = _held(before, prompt)
     return len(after) < len(before), len(after) == len(texts)
@@ -85,15 +85,15 @@ def _lost(messages: Sequence[Message], seen: bytes, prompt: bytes) -> tuple[bool
 
 def _held(texts: Sequence[bytes], data: bytes) -> list[bytes]:
     """Those of the texts that stand in `data` as words of their own, in order."""
-    found, end = [], 0
+    standing, end = [], 0
     for text in texts:
         at = data.find(text, end)
         while at >= 0 and (data[at - 1 : at].isalnum() or data[at + len(text) : at + len(text) + 1].isalnum()):
             at = data.find(text, at + 1)
         if at >= 0:
-            found.append(text)
+            standing.append(text)
             end = at + len(text)
-    return found
+    return standing
 
 
 def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[bytes]) -> bool:
@@ -103,14 +103,14 @@ def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[b
     """
     opener, answer = seen.before(region.start, _OPENER), seen.bytes_of(region.start, region.end).rstrip()
     answer = next((answer.removesuffix(end) for end in ends if end and answer.endswith(end)), answer).strip()
-    for said in {answer, answer.rpartition(_THOUGHT_END)[2].lstrip()} - {b""}:
-        at = prompt.find(opener + said)
+    for answer_text in {answer, answer.rpartition(_THOUGHT_END)[2].lstrip()} - {b""}:
+        at = prompt.find(opener + answer_text)
         while at >= 0:
-            after = at + len(opener) + len(said)
+            after = at + len(opener) + len(answer_text)
             rest = prompt[after : after + _LONGEST_END].lstrip()
             if any(rest.startswith(end) for end in ends):
                 return True
-            at = prompt.find(opener + said, at + 1)
+            at = prompt.find(opener + answer_text, at + 1)
     return False
 
 
@@ -123,8 +123,8 @@ def opens_twice(prompt: Pieces, rest: bytes) -> bool:
 def answers_again(rest: bytes, seen: Pieces, region: Region) -> bool:
     """Whether text behind a shared history puts the question of the answer at `region`, and holds an answer."""
     opener = seen.before(region.start, _OPENER)
-    asked, at = seen.bytes_of(0, region.start), rest.find(opener)
-    while at >= 0 and not asked.endswith(rest[: at + len(opener)]):
+    question, at = seen.bytes_of(0, region.start), rest.find(opener)
+    while at >= 0 and not question.endswith(rest[: at + len(opener)]):
         at = rest.find(opener, at + 1)
     return 0 <= at < len(rest) - len(opener)
 
@@ -160,22 +160,22 @@ class GivenText:
             return None
         answer = region_of(stretch, self._regions)
         # The roles of the given tokens of a stretch: beside an answer, those that are known.
-        answers = [one for one in self._regions if one.start < stretch.end and stretch.start < one.end]
+        answers = [region for region in self._regions if region.start < stretch.end and stretch.start < region.end]
         outside = np.ones(stretch.end - stretch.start, np.bool_)
-        for one in answers:
-            outside[max(one.start - stretch.start, 0) : one.end - stretch.start] = False
+        for region in answers:
+            outside[max(region.start - stretch.start, 0) : region.end - stretch.start] = False
         roles = self._roles.at(outside.nonzero()[0] + stretch.start)
-        given = gone = [role for role in roles if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
+        others = gone = [role for role in roles if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
         # What a prompt holds in place of the end of the last answer is the next message.
         if not gone and (answer is None or (not recorded.strip() and answer is not self._regions[-1])):
             later = self._prompt_roles[stretch.canonical_start : stretch.canonical_end]
-            given = [role for role in later if role not in _SCAFFOLD]
-        if not given or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, self._formats):
+            others = [role for role in later if role not in _SCAFFOLD]
+        if not others or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, self._formats):
             return None
         if gone and answer is not None and not canonical.strip():
             return "older turns dropped"
         what = "message dropped" if not canonical.strip() else INSERTED if not recorded.strip() else "text changed"
-        return what if given[0] == UNKNOWN else f"{given[0]} {what}"
+        return what if others[0] == UNKNOWN else f"{others[0]} {what}"
 
 
 def other_tools(stretch: Stretch) -> bool:

@@ -169,7 +169,7 @@ class _Walk:
 
     def roles(self) -> Roles:
         """`[N]` the roles found."""
-        given, starts = (
+        by_others, starts = (
             self._headers.given,
             (
                 np.concatenate((np.zeros(1, np.int64), self._pieces.end[:-1]))
@@ -177,9 +177,9 @@ class _Walk:
                 else self._pieces.end
             ),
         )
-        for begin in self._begun if given else ():
-            if self._pieces.data.startswith(given, begin):
-                first, last = starts.searchsorted([begin, begin + len(given)]).tolist()
+        for begin in self._begun if by_others else ():
+            if self._pieces.data.startswith(by_others, begin):
+                first, last = starts.searchsorted([begin, begin + len(by_others)]).tolist()
                 self._codes[first:last] = self._names[GENERATION_PROMPT]
         return Roles(tuple(self._names), self._codes)
 
@@ -224,8 +224,8 @@ class _Walk:
         """Whether a token that opens messages does so here, and is not part of a message's text."""
         goes_on = literal == HARMONY and at == self._answered + 1
         self._own = goes_on and self._headers.speaker(self._line_after(at), literal) == ASSISTANT
-        said = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
-        return not said or self._headers.knows(self._line_after(at), literal)
+        is_answer = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
+        return not is_answer or self._headers.knows(self._line_after(at), literal)
 
     def text(self, start: int, end: int) -> None:
         """Give a run of text tokens their role; header tokens are template."""

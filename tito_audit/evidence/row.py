@@ -46,10 +46,10 @@ from tito_audit.ways.reading import holds_marker
 # Where the answers of a training row begin, and whether logprobs prove that their tokens were sampled.
 
 
-def has_template_markers(held: Pieces, canonical: Pieces, reference: Reference) -> bool:
+def has_template_markers(recorded: Pieces, canonical: Pieces, reference: Reference) -> bool:
     """Whether a row has any template marker other than BOS and turn ends; also True if the template writes
     none."""
-    return not _has_markers(canonical, reference) or _has_markers(held, reference)
+    return not _has_markers(canonical, reference) or _has_markers(recorded, reference)
 
 
 def _has_markers(pieces: Pieces, reference: Reference) -> bool:
@@ -60,26 +60,26 @@ def _has_markers(pieces: Pieces, reference: Reference) -> bool:
     return holds_marker(reference.text(rest.ids[~rest.control]))
 
 
-def with_answer_starts(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks) -> RowView:
+def with_answer_starts(view: RowView, rollout: Rollout, recorded: Pieces, blocks: Blocks) -> RowView:
     """The view with the tokens between a generation prompt and the template's first answer token assigned.
 
     The template writes nothing there, so they belong to the answer, unless they repeat the header or are white
     space that nothing shows to be sampled.
     """
-    mine = np.zeros(len(held), np.bool_)
-    lone = np.zeros(len(held), np.bool_)
+    generated = np.zeros(len(recorded), np.bool_)
+    lone = np.zeros(len(recorded), np.bool_)
     for kind, start, end, _, _ in blocks.differing():
         if kind is BlockKind.EXTRA and _is_answer_start(view, start, end):
-            own = mine if _was_sampled(view, rollout, held, start, end) else lone
+            own = generated if _was_sampled(view, rollout, recorded, start, end) else lone
             own[start:end] = True
         if kind is BlockKind.MISSING:
             lone |= _lone_end(view, start)
-    if not mine.any() and not lone.any():
+    if not generated.any() and not lone.any():
         return view
-    sampled = (view.sampled | mine) & ~lone
+    sampled = (view.sampled | generated) & ~lone
     roles = view.roles
     assert isinstance(roles, Roles)
-    roles = roles.with_role(ASSISTANT, mine).with_role(TEMPLATE, lone)
+    roles = roles.with_role(ASSISTANT, generated).with_role(TEMPLATE, lone)
     return replace(view, sampled=sampled, roles=roles, spans=())
 
 
@@ -111,10 +111,10 @@ def logprobs_prove_sampled(row: TrainingRow, view: RowView, where: slice) -> boo
     """
     if row.logprobs is None:
         return False
-    mine = view.sampled[where]
-    if row.loss_mask is not None and (mine & row.loss_mask[where]).any():
-        mine = mine & row.loss_mask[where]  # tokens outside the loss may have lost their logprob
-    return _real(row, row.logprobs[where][mine])
+    sampled = view.sampled[where]
+    if row.loss_mask is not None and (sampled & row.loss_mask[where]).any():
+        sampled = sampled & row.loss_mask[where]  # tokens outside the loss may have lost their logprob
+    return _real(row, row.logprobs[where][sampled])
 
 
 def _real(row: TrainingRow, values: Logprobs) -> bool:
@@ -148,27 +148,29 @@ def _is_answer_start(view: RowView, start: int, end: int) -> bool:
     return start > 0 and view.roles[start - 1] == GENERATION_PROMPT and after
 
 
-def _was_sampled(view: RowView, rollout: Rollout, held: Pieces, start: int, end: int) -> bool:
+def _was_sampled(view: RowView, rollout: Rollout, recorded: Pieces, start: int, end: int) -> bool:
     """Whether tokens after a generation prompt were sampled, as far as the row and its messages show."""
-    data = held.bytes_of(start, end)
+    data = recorded.bytes_of(start, end)
     if data.strip():
-        return not held.control[start:end].any() and not _header(view, held, start).endswith(data.strip())
+        return not recorded.control[start:end].any() and not _header(view, recorded, start).endswith(data.strip())
     row = rollout.training_row
     assert row is not None
     if row.loss_mask is not None and row.loss_mask[start:end].all():
         return True
     if row.logprobs is not None and _real(row, row.logprobs[start:end]):
         return True
-    begun = data.decode("utf-8", "replace") + held.bytes_of(end, min(end + 4, len(held))).decode("utf-8", "ignore")
-    return any(one.role == ASSISTANT and one.text.startswith(begun) for one in rollout.messages)
+    begun = data.decode("utf-8", "replace") + recorded.bytes_of(end, min(end + 4, len(recorded))).decode(
+        "utf-8", "ignore"
+    )
+    return any(message.role == ASSISTANT and message.text.startswith(begun) for message in rollout.messages)
 
 
-def _header(view: RowView, held: Pieces, start: int) -> bytes:
+def _header(view: RowView, recorded: Pieces, start: int) -> bytes:
     """The bytes of the generation prompt before a token, stripped of white space."""
     first = start
     while first and view.roles[first - 1] == GENERATION_PROMPT:
         first -= 1
-    return held.bytes_of(first, start).strip()
+    return recorded.bytes_of(first, start).strip()
 
 
 def _lone_end(view: RowView, place: int) -> Mask:
@@ -198,13 +200,13 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         if turns_read is not None:
             return RowFound(_told_view(turns_read, rollout))
     canonical = reference.pieces(rendered.ids, rendered.data)
-    held = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
-    blocks = align(held, canonical, open_end=True)
-    other = not canonical.data.startswith(held.data)
-    headed = _view_by_roles(held, rollout, reference) if other else None
-    at = _canonical_bytes(held, canonical, blocks)
+    recorded = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
+    blocks = align(recorded, canonical, open_end=True)
+    other = not canonical.data.startswith(recorded.data)
+    headed = _view_by_roles(recorded, rollout, reference) if other else None
+    at = _canonical_bytes(recorded, canonical, blocks)
     if rendered.told is None and rendered.byte_roles is None:
-        view = _view_by_roles(held, rollout, reference)
+        view = _view_by_roles(recorded, rollout, reference)
     elif headed is not None and _is_clear(headed, rollout):
         view = headed  # the row's own headers fit better than those of a different text
     elif rendered.told is not None:
@@ -212,37 +214,37 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     elif rendered.byte_roles is not None:
         view = _view(*rendered.byte_roles.of_tokens(at))
     generated = _generated(rendered)
-    if other and generated is not None and _are_of_others(row, held, headed, canonical, generated, blocks):
+    if other and generated is not None and _are_of_others(row, recorded, headed, canonical, generated, blocks):
         return row_against_itself(rollout, reference)._replace(unrelated=OTHER_MESSAGES)
-    if not has_template_markers(held, canonical, reference):
+    if not has_template_markers(recorded, canonical, reference):
         view = None  # encoded without the template, so nothing shows where its messages are
     if view is not None:
-        view = with_answer_starts(view, rollout, held, blocks)
+        view = with_answer_starts(view, rollout, recorded, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
     out: list[Difference] = []
     # The row may end before the template does.
-    for stretch in starting_before(stretches(held, canonical, blocks), len(held)):
+    for stretch in starting_before(stretches(recorded, canonical, blocks), len(recorded)):
         if _names_role(stretch, rollout):
             continue  # a role unknown to the template was rendered as a known one
         own = answer_at(view, generated, stretch)
-        mine = own is not None
+        in_answer = own is not None
         texts = stretch.recorded.data, stretch.canonical.data
         same_text = texts[0] == texts[1] or normalised(*texts) is not None
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
-        found = difference(
+        new = difference(
             stretch,
             Against.TEMPLATE,
             Severity.NOTE
-            if mine and (same_text or not trained or proven or _is_certain(row, view, stretch))
+            if in_answer and (same_text or not trained or proven or _is_certain(row, view, stretch))
             else Severity.WARNING,
-            _effect(mine, proven, lacking=stretch.start == stretch.end),
+            _effect(in_answer, proven, lacking=stretch.start == stretch.end),
             regions=(),
             turn=None,
             where=Where.ROW,
         )
-        out.append(replace(found, sampled=mine))
+        out.append(replace(new, sampled=in_answer))
     return RowFound(view, out)
 
 
@@ -265,23 +267,23 @@ OTHER_MESSAGES = Unrelated(
 
 
 def _are_of_others(
-    row: TrainingRow, held: Pieces, headed: RowView | None, canonical: Pieces, generated: Mask, blocks: Blocks
+    row: TrainingRow, recorded: Pieces, headed: RowView | None, canonical: Pieces, generated: Mask, blocks: Blocks
 ) -> bool:
     """Whether none of the answers in rendered messages, `generated` `[N]`, is in a row.
 
     The row's answers are what it trains and what its own headers, in `headed`, show.
     """
     answers = trained_runs(generated)
-    own = np.zeros(len(held), np.bool_) if row.loss_mask is None else row.loss_mask
+    own = np.zeros(len(recorded), np.bool_) if row.loss_mask is None else row.loss_mask
     own = own if headed is None else own | headed.sampled
     runs = trained_runs(own if own.any() else ~own)
     # The same alignment with its sides swapped.
     swapped = {BlockKind.MERGE: BlockKind.SPLIT, BlockKind.EXTRA: BlockKind.MISSING}
     swapped |= {other: kind for kind, other in swapped.items()}
     kinds = np.array([swapped.get(kind, kind) for kind in BlockKind], np.int8)[blocks.kind]
-    if shares_answer(canonical, answers, held, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)):
+    if shares_answer(canonical, answers, recorded, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)):
         return False
-    return not share_words(spoken(canonical, answers), spoken(held, runs))
+    return not share_words(spoken(canonical, answers), spoken(recorded, runs))
 
 
 def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
@@ -313,9 +315,9 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
     return canonical in COMMON_ROLES and recorded in logged - COMMON_ROLES
 
 
-def _effect(mine: bool, proven: bool, *, lacking: bool) -> str:
+def _effect(in_answer: bool, proven: bool, *, lacking: bool) -> str:
     """The effect of a difference from the template, as a clause; `lacking`: the row has nothing there."""
-    if lacking and mine:
+    if lacking and in_answer:
         return "the row cannot show whether the model sampled it; only a log with the calls could"
     if lacking:
         return "the row lacks what the template writes for these messages"
@@ -323,7 +325,7 @@ def _effect(mine: bool, proven: bool, *, lacking: bool) -> str:
         return (
             "its logprobs show that it was sampled this way, but it would drift if the messages were re-rendered"
         )
-    if mine:
+    if in_answer:
         return "it may be what was sampled; only a log with the calls could prove it"
     return "the row holds tokens that the template does not write for these messages"
 
@@ -332,12 +334,12 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     """The role of each row token by its control tokens, and where the row differs from its re-encoding."""
     row = rollout.training_row
     assert row is not None
-    held = reference.pieces(row.token_ids)
+    recorded = reference.pieces(row.token_ids)
     encoded = reference.reencoded(row.token_ids)
     if same_ids(encoded, row.token_ids):
-        return RowFound(_view_by_roles(held, rollout, reference))
+        return RowFound(_view_by_roles(recorded, rollout, reference))
     canonical = reference.pieces(encoded)
-    return RowFound(_view_by_roles(held, rollout, reference), _reencoded(held, canonical))
+    return RowFound(_view_by_roles(recorded, rollout, reference), _reencoded(recorded, canonical))
 
 
 def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
@@ -355,26 +357,26 @@ def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
     if not pieces.control.any():
         return False
     headers = reference.headers(rollout.template_kwargs)
-    given = token_roles(pieces, reference.end_ids(), headers).among(GIVEN_SPEAKERS)
-    if not given.any() or logprobs is None:
-        return bool(given.any())
-    scored = logprobs[given]
+    by_others = token_roles(pieces, reference.end_ids(), headers).among(GIVEN_SPEAKERS)
+    if not by_others.any() or logprobs is None:
+        return bool(by_others.any())
+    scored = logprobs[by_others]
     alike = len(scored) > 1 and bool((scored == scored[0]).all())
     return alike or not (np.isfinite(scored) & (scored < 0)).all()
 
 
-def _reencoded(held: Pieces, canonical: Pieces) -> Sequence[Difference]:
+def _reencoded(recorded: Pieces, canonical: Pieces) -> Sequence[Difference]:
     """Where a row differs from its re-encoding."""
     harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
     return [
         difference(stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW)
-        for stretch in stretches(held, canonical, align(held, canonical))
+        for stretch in stretches(recorded, canonical, align(recorded, canonical))
     ]
 
 
-def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
+def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
     """What was sampled, by the role markers; None when there are none."""
-    roles = token_roles(held, reference.end_ids(), reference.headers(rollout.template_kwargs))
+    roles = token_roles(recorded, reference.end_ids(), reference.headers(rollout.template_kwargs))
     sampled = roles.among((ASSISTANT, TURN_END))
     nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
@@ -397,16 +399,16 @@ def _view(roles: Sequence[str], sampled: Mask) -> RowView:
     return RowView(sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_))
 
 
-def _starts(held: Pieces) -> NDArray[np.int64]:
+def _starts(recorded: Pieces) -> NDArray[np.int64]:
     """`[T]` the byte at which each token begins."""
-    return np.concatenate((np.zeros(1, np.int64), held.end[:-1])) if len(held) else held.end
+    return np.concatenate((np.zeros(1, np.int64), recorded.end[:-1])) if len(recorded) else recorded.end
 
 
-def _canonical_bytes(held: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
+def _canonical_bytes(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
     """`[T]` the byte of the canonical text at which each row token lies."""
-    starts = _starts(held)
-    block_of = blocks.recorded_end.searchsorted(np.arange(len(held)), side="right")
-    ends = np.concatenate((np.zeros(1, np.int64), held.end))
+    starts = _starts(recorded)
+    block_of = blocks.recorded_end.searchsorted(np.arange(len(recorded)), side="right")
+    ends = np.concatenate((np.zeros(1, np.int64), recorded.end))
     canonical_ends = np.concatenate((np.zeros(1, np.int64), canonical.end))
     recorded_first = np.concatenate((np.zeros(1, np.int64), blocks.recorded_end[:-1]))
     canonical_first = np.concatenate((np.zeros(1, np.int64), blocks.canonical_end[:-1]))

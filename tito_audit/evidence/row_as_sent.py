@@ -29,15 +29,15 @@ def answer_to(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:
     view = row_against_itself(rollout, reference).view
     by_headers = [] if view is None else trained_runs(view.sampled)
     by_mask = [] if row.loss_mask is None else trained_runs(row.loss_mask)
-    found = next((runs[answers] for runs in (by_headers, by_mask) if len(runs) > answers), None)
+    span = next((runs[answers] for runs in (by_headers, by_mask) if len(runs) > answers), None)
     fewer = by_headers or by_mask
-    if found is None and len(fewer):
+    if span is None and len(fewer):
         last = next((said(message) for message in reversed(rollout.messages) if message.sampled), "")
         cut = share_words(
             last.encode("utf-8", "surrogatepass"), spoken(reference.pieces(row.token_ids), fewer[-1:])
         )
-        found = None if cut else fewer[-1]
-    return found
+        span = None if cut else fewer[-1]
+    return span
 
 
 def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | None:
@@ -50,11 +50,12 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
         return None
     itself, (start, end) = row_against_itself(rollout, reference), answer
     before = reference.text(row.token_ids[:start])
-    asked = [said(message).strip() for message in rollout.messages if message.speaker in ("user", "tool")]
-    if asked and not any(
-        one in before or share_words(one.encode("utf-8", "surrogatepass"), before.encode("utf-8", "surrogatepass"))
-        for one in asked
-        if one
+    questions = [said(message).strip() for message in rollout.messages if message.speaker in ("user", "tool")]
+    if questions and not any(
+        question in before
+        or share_words(question.encode("utf-8", "surrogatepass"), before.encode("utf-8", "surrogatepass"))
+        for question in questions
+        if question
     ):
         return itself._replace(unrelated=OTHER_MESSAGES)
     text_end = end
@@ -78,5 +79,11 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
     view = itself.view
     if (view is None or not view.sampled[start]) and end == len(row.token_ids):
         view = compared.view  # the header of the answer is missing from the row
-    differences = [one for one in compared.differences if one.start < start or one.start == one.end == start]
-    return RowFound(view, [*differences, *(one for one in itself.differences if one.start >= start)])
+    differences = [
+        difference
+        for difference in compared.differences
+        if difference.start < start or difference.start == difference.end == start
+    ]
+    return RowFound(
+        view, [*differences, *(difference for difference in itself.differences if difference.start >= start)]
+    )

@@ -56,7 +56,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
             if windowed and stretch.canonical_start == stretch.canonical_end:
                 continue  # an answer dropped from the history on purpose is not drift
             cut = _is_cut_off(stretch, row, view.end_ids)
-            one = difference(
+            new = difference(
                 stretch,
                 Against.ROW,
                 Severity.NOTE
@@ -67,7 +67,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
                 turn=leaf,
                 turns=rollout.turns,
             )
-            out.append(one)
+            out.append(new)
     return RowFound(view.finish(), first_of_each(out))
 
 
@@ -123,7 +123,7 @@ def _is_cut_off(stretch: Stretch, row: TrainingRow, end_ids: frozenset[int]) -> 
 
 def _unclaimed(unclaimed: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
     """Those whose row tokens no earlier chain's calls sampled."""
-    return [one for one in unclaimed if not view.claimed(one.canonical_start, one.canonical_end)]
+    return [stretch for stretch in unclaimed if not view.claimed(stretch.canonical_start, stretch.canonical_end)]
 
 
 def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
@@ -154,7 +154,7 @@ def _align_chains(chains: Chains, pieces: Pieces, reference: Reference | None) -
         aligned.append(
             (leaf, recorded, align(recorded, pieces, open_end=True) if at is None else _cut_out(seen, at, pieces))
         )
-    return sorted(aligned, key=lambda one: -len(one[2].matched()[0]))
+    return sorted(aligned, key=lambda laid: -len(laid[2].matched()[0]))
 
 
 def _start_inside(seen: Ids, ids: Ids) -> int | None:

@@ -56,9 +56,9 @@ def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> Sequence[S
     ]
 
 
-def starting_before(found: Sequence[Stretch], tokens: int) -> Sequence[Stretch]:
+def starting_before(every: Sequence[Stretch], tokens: int) -> Sequence[Stretch]:
     """Those that begin before this recorded token."""
-    return [one for one in found if one.start < tokens]
+    return [stretch for stretch in every if stretch.start < tokens]
 
 
 def equal_around(

@@ -50,12 +50,12 @@ def hit_again(again: TrainedAgain) -> Hit:
 def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
     """Turn, id and spans of each sequence that trains anything."""
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
-    if row is not None and len(found := _of_row(row, stated.facts)):
-        yield -1, 0, found
+    if row is not None and len(spans := _of_row(row, stated.facts)):
+        yield -1, 0, spans
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
     for number, turn in enumerate(turns):
-        if len(found := _of_call(turn)):
-            yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, found
+        if len(spans := _of_call(turn)):
+            yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, spans
 
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
@@ -102,15 +102,15 @@ def _spans(ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None) -> list[_Sp
         return []
     data = np.ascontiguousarray(ids, np.int32).data.cast("B")
     hasher, at = blake2b(digest_size=8), 0
-    found: list[_Span] = []
+    spans: list[_Span] = []
     ends = [edge for run in runs[:-1] for edge in (run, (run[1] + 1, run[1] + 1))]
     ends += [runs[-1], *((end, end) for end in _ends_after(runs[-1][1], len(ids)))]
     for start, end in ends:
         hasher.update(data[4 * at : 4 * end])
         at = end
-        known = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])
-        found.append((int.from_bytes(hasher.digest(), "little"), end, end - start, known))
-    return found
+        total = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])
+        spans.append((int.from_bytes(hasher.digest(), "little"), end, end - start, total))
+    return spans
 
 
 def _ends_after(last: int, size: int) -> list[int]:

@@ -36,23 +36,25 @@ def _unclear_tokens(evidence: Evidence) -> Mask:
     view, row = evidence.row, evidence.rollout.training_row
     if view is None or view.proven or row is None or not isinstance(view.roles, Roles):
         return np.zeros(len(row.token_ids) if row is not None else 0, np.bool_)
-    found = view.roles.unclear()
-    if not found.any():
-        return found
+    unclear = view.roles.unclear()
+    if not unclear.any():
+        return unclear
     ends = np.isin(row.token_ids, np.fromiter(evidence.end_ids, np.int64)) & ~view.sampled
-    follows = np.concatenate((np.zeros(1, np.bool_), found[:-1]))
-    return found | (ends & follows)
+    follows = np.concatenate((np.zeros(1, np.bool_), unclear[:-1]))
+    return unclear | (ends & follows)
 
 
 def _unclear_roles(evidence: Evidence) -> Unclear | None:
     view, row = evidence.row, evidence.rollout.training_row
     if view is None or view.proven or row is None or row.loss_mask is None:
         return None
-    said = [unknown_role_name(one) for one in dict.fromkeys(m.speaker for m in evidence.rollout.messages)]
+    unknown = [
+        unknown_role_name(speaker) for speaker in dict.fromkeys(m.speaker for m in evidence.rollout.messages)
+    ]
     unclear = unclear_tokens(evidence)
-    if not unclear.any() and all(name is None for name in said):
+    if not unclear.any() and all(name is None for name in unknown):
         return None
     tokens = unclear & row.loss_mask
     in_row = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
-    names = tuple(dict.fromkeys(name for name in (*in_row, *said) if name is not None))
+    names = tuple(dict.fromkeys(name for name in (*in_row, *unknown) if name is not None))
     return Unclear(names, tokens) if names else None

@@ -41,16 +41,16 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
 
     RecordError when they are wrong and no offset is proven to put them right.
     """
-    found, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
-    if not found or row is None or row.logprobs is None:
+    shifted, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
+    if not shifted or row is None or row.logprobs is None:
         return None
-    offset = found[0].offset
-    if found[0].undecided:
+    offset = shifted[0].offset
+    if shifted[0].undecided:
         raise RecordError("the row alone does not show how far its logprobs are shifted")
     if not offset:
         raise RecordError("the row's logprobs do not match the calls' at any offset")
     judged = judgement(evidence)
-    if not found[0].by_calls and judged is not None:
+    if not shifted[0].by_calls and judged is not None:
         logprobs, lost = restored_logprobs(row, judged)
         return MovedBack(logprobs, lost, offset, by_calls=False)
     source = np.arange(len(row.logprobs)) + offset
@@ -74,25 +74,25 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
         values = np.where(np.isfinite(expected) & ~right, expected, whole)
         lost = ~inside & ~np.isfinite(expected)
     else:
-        values, lost = _turn_by_turn(row, view, found, source, right, fill)
+        values, lost = _turn_by_turn(row, view, shifted, source, right, fill)
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
     return MovedBack(np.where(lost, fill, values), lost, offset, by_calls=True)
 
 
 def _turn_by_turn(
-    row: TrainingRow, view: RowView, found: list[LogprobShift], source: Offsets, right: Mask, fill: float
+    row: TrainingRow, view: RowView, shifted: list[LogprobShift], source: Offsets, right: Mask, fill: float
 ) -> tuple[Logprobs, Mask]:
     """The logprobs with only the shifted turns moved back; the call supplies each value that its turn lost."""
     assert row.logprobs is not None
     assert view.expected_logprobs is not None
-    mine = np.isin(view.turn, [shift.turn for shift in found if shift.turn is not None])
+    moving = np.isin(view.turn, [shift.turn for shift in shifted if shift.turn is not None])
     values = row.logprobs.copy()
     # A value outside its turn leaves a fill value behind.
-    vacated = source[mine & right]
+    vacated = source[moving & right]
     values[vacated[~view.sampled[vacated]]] = fill
-    values[mine] = np.where(right, row.logprobs[source], view.expected_logprobs)[mine]
-    return values, mine & ~right & np.isnan(view.expected_logprobs)
+    values[moving] = np.where(right, row.logprobs[source], view.expected_logprobs)[moving]
+    return values, moving & ~right & np.isnan(view.expected_logprobs)
 
 
 def _filler(evidence: Evidence, row: TrainingRow) -> float:
@@ -126,18 +126,18 @@ def fillers(values: Logprobs, sentinel: float | None) -> Mask:
     return np.asarray(np.isnan(values) | np.isin(values, marks))
 
 
-def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
+def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
     """The column made as long as `known` `[N]`, if its numbers then equal the known ones; else None.
 
     An extra entry is removed, or a missing entry inserted with its known value, where all other entries then
     agree. NaN in `known` is not compared.
     """
-    extra = len(values) - len(known)
-    if np.isfinite(known).sum() < _PROOF or abs(extra) != 1:
+    extra = len(values) - len(expected)
+    if np.isfinite(expected).sum() < _PROOF or abs(extra) != 1:
         return None
-    size = min(len(values), len(known))
-    front = _agree(values[:size], known[:size])
-    back = _agree(values[len(values) - size :], known[len(known) - size :])
+    size = min(len(values), len(expected))
+    front = _agree(values[:size], expected[:size])
+    back = _agree(values[len(values) - size :], expected[len(expected) - size :])
     # At place j: everything before j agrees in place, and everything after it one place further on.
     before = np.concatenate(([True], np.logical_and.accumulate(front)))
     after = np.concatenate((np.logical_and.accumulate(back[::-1])[::-1], [True]))
@@ -146,11 +146,11 @@ def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
         return None
     if extra > 0:
         # If several places are left, take one at an end, else any one if the entries are equal.
-        ends = places[(places == 0) | (places == len(known))]
+        ends = places[(places == 0) | (places == len(expected))]
         fitted = [np.delete(values, place) for place in (ends if len(ends) else places)]
-        return fitted[0] if all(_alike(fitted[0], one, known) for one in fitted[1:]) else None
-    place = next((int(p) for p in places if np.isfinite(known[p])), None)
-    return None if place is None else np.insert(values, place, known[place])
+        return fitted[0] if all(_alike(fitted[0], other, expected) for other in fitted[1:]) else None
+    place = next((int(p) for p in places if np.isfinite(expected[p])), None)
+    return None if place is None else np.insert(values, place, expected[place])
 
 
 def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> Logprobs | None:
@@ -163,12 +163,12 @@ def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> L
         return None
     padded = np.concatenate(([False], trained, [False]))
     ends = trained & ~(padded[:-2] & padded[2:])
-    found = []
+    fitting = []
     for rest, end in ((values[1:], values[:1]), (values[:-1], values[-1:])):
         real = ~fillers(rest, sentinel)
         if fillers(end, sentinel)[0] and not (real & ~trained).any() and real[ends].all():
-            found.append(rest)
-    return found[0] if len(found) == 1 else None
+            fitting.append(rest)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def fitted_by_null(values: Logprobs, length: int, sentinel: float | None) -> Logprobs | None:
@@ -187,15 +187,17 @@ def unprovable(name: str) -> RecordError:
     return RecordError(f"column {name!r}: this log does not prove which entry is extra or missing")
 
 
-def _agree(values: Logprobs, known: Logprobs) -> Mask:
-    return np.asarray(~np.isfinite(known) | (np.abs(values - known) <= ROUNDING))
+def _agree(values: Logprobs, expected: Logprobs) -> Mask:
+    return np.asarray(~np.isfinite(expected) | (np.abs(values - expected) <= ROUNDING))
 
 
-def _alike(one: Logprobs, other: Logprobs, known: Logprobs) -> bool:
+def _alike(first: Logprobs, other: Logprobs, expected: Logprobs) -> bool:
     """Whether two fits give the same values: up to rounding where values are known, exactly elsewhere."""
-    said = np.isfinite(known)
-    rest = (one[~said], other[~said])
-    return bool((np.abs(one[said] - other[said]) <= 2 * ROUNDING).all() and np.array_equal(*rest, equal_nan=True))
+    compared = np.isfinite(expected)
+    rest = (first[~compared], other[~compared])
+    return bool(
+        (np.abs(first[compared] - other[compared]) <= 2 * ROUNDING).all() and np.array_equal(*rest, equal_nan=True)
+    )
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
@@ -283,7 +285,7 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
 
 
 def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
-    return any(one.code.startswith(code) and one.hit.where is where for one in findings)
+    return any(finding.code.startswith(code) and finding.hit.where is where for finding in findings)
 
 
 def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
@@ -355,25 +357,25 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
     if column is None or row.logprobs is not None:
         return row
     full = len(row.token_ids)
-    known = evidence.row.expected_logprobs if evidence.row is not None else None
+    expected = evidence.row.expected_logprobs if evidence.row is not None else None
     # The alignments that a logprob column of a row may have, each with the tokens `[T]` it then covers.
     everything = np.ones(len(row.token_ids), np.bool_)
-    found = [(Alignment.FULL, everything)]
+    covered = [(Alignment.FULL, everything)]
     if row.prompt_length:
-        found.append((Alignment.RESPONSE, np.arange(len(everything)) >= row.prompt_length))
+        covered.append((Alignment.RESPONSE, np.arange(len(everything)) >= row.prompt_length))
     if row.loss_mask is not None:
-        found.append((Alignment.SAMPLED, row.loss_mask))
-    for alignment, kept in found:
-        values = fitted_by_values(column.values, known[kept]) if known is not None else None
-        if values is None and known is None and row.loss_mask is not None:
+        covered.append((Alignment.SAMPLED, row.loss_mask))
+    for alignment, tokens in covered:
+        values = fitted_by_values(column.values, expected[tokens]) if expected is not None else None
+        if values is None and expected is None and row.loss_mask is not None:
             if alignment is Alignment.SAMPLED:
-                values = fitted_by_null(column.values, int(kept.sum()), column.sentinel)
+                values = fitted_by_null(column.values, int(tokens.sum()), column.sentinel)
             else:
-                values = fitted_by_mask(column.values, row.loss_mask[kept], column.sentinel)
+                values = fitted_by_mask(column.values, row.loss_mask[tokens], column.sentinel)
         if values is not None:
             work.notes.append(_counted(column, len(values)))
             fitted = replace(column, values=values, alignment=alignment)
-            columns = tuple(fitted if one is column else one for one in row.columns)
+            columns = tuple(fitted if old is column else old for old in row.columns)
             spread_values = spread(
                 values, alignment, full=full, prompt_length=row.prompt_length, trained=row.loss_mask
             )
@@ -391,14 +393,14 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
     # `[C]` the training row's values for the tokens of a turn, NaN where it has none; None if it has no value.
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None or view is None or not view.proven:
-        known = None
+        expected = None
     else:
-        mine = np.flatnonzero(view.turn == number)
-        mine = mine[~fillers(row.logprobs[mine], row.sentinel)]
+        places = np.flatnonzero(view.turn == number)
+        places = places[~fillers(row.logprobs[places], row.sentinel)]
         out = np.full(length, np.nan)
-        out[view.turn_offset[mine]] = row.logprobs[mine]
-        known = out if np.isfinite(out).any() else None
-    values = fitted_by_values(column.values, known) if known is not None else by_null
+        out[view.turn_offset[places]] = row.logprobs[places]
+        expected = out if np.isfinite(out).any() else None
+    values = fitted_by_values(column.values, expected) if expected is not None else by_null
     contradicted = (
         by_null is not None and values is not None and not np.array_equal(by_null, values, equal_nan=True)
     )
@@ -407,7 +409,7 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
         return turn
     work.notes.append(f"turn {number}: {_counted(column, length)}")
     fitted = replace(column, values=values, alignment=Alignment.CALL)
-    columns = tuple(fitted if one is column else one for one in turn.columns)
+    columns = tuple(fitted if old is column else old for old in turn.columns)
     return replace(turn, completion_logprobs=values, columns=columns)
 
 
