@@ -181,7 +181,7 @@ BUDGETS = {
     "terminal": 1_339,
     "tokens": 3_856,
     "viewer": 1_019,
-    "ways": 2_171,
+    "ways": 2_176,
 }
 """Lines that each room may have: a full room takes a feature against a deletion in the same change."""
 MOST = {

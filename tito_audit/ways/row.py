@@ -45,7 +45,7 @@ class OtherWays:
     @cached_property
     def canonical(self) -> str | None:
         """What the template writes for the messages as they are logged."""
-        return self.write()
+        return self.write(self.logged)
 
     @property
     def has_role_markers(self) -> bool:
@@ -64,12 +64,17 @@ class OtherWays:
         literal = self.writer.renderer.special_tokens.get("bos_token", "")
         return literal if literal and (self.canonical or "").startswith(literal) else ""
 
-    def write(self, **changes: Any) -> str | None:
-        """What the template writes with changes to its way; None if it refuses, or no renderings are left."""
+    @cached_property
+    def logged(self) -> Way:
+        """The way in which the messages are written as they are logged."""
+        return Way.of(self.writer.renderer)
+
+    def write(self, way: Way) -> str | None:
+        """What the template writes in a way; None if it refuses, or no renderings are left."""
         if self.left <= 0:
             return None
         self.left -= 1
-        return self.writer.write(replace(Way.of(self.writer.renderer), **changes), self.observation)
+        return self.writer.write(way, self.observation)
 
     def texts(self) -> Iterator[OtherText]:
         """Every other way to write the messages, most likely first, each text once."""
@@ -87,9 +92,9 @@ def _dates(ways: OtherWays) -> Iterator[OtherText]:
     """The messages rendered on the date that the recorded text holds where the template writes one."""
     if not has_clock(ways.writer.renderer):
         return
-    probed = ways.write(clock=PROBE.at)
+    probed = ways.write(replace(ways.logged, clock=PROBE.at))
     moment = date_in(probed, ways.recorded) if probed is not None else None
-    text = ways.write(clock=moment) if moment is not None else None
+    text = ways.write(replace(ways.logged, clock=moment)) if moment is not None else None
     if moment is not None and text is not None:
         yield OtherText(text, "TPL210", "another date", f"the prompt was written on {moment:%Y-%m-%d}")
 
@@ -102,7 +107,7 @@ def _histories(ways: OtherWays) -> Iterator[OtherText]:
     recorded = [i for i in later if messages[i].text.strip() and messages[i].text.strip() in ways.recorded]
     for first in recorded[:4]:
         for head in range(system_messages, min(system_messages + 2, first)):
-            text = ways.write(left_out=(head, first))
+            text = ways.write(replace(ways.logged, left_out=(head, first)))
             if text is not None:
                 what = "an older message is" if first - head == 1 else f"{first - head} older messages are"
                 yield OtherText(text, "SEQ303", "older messages dropped", f"{what} left out")
@@ -125,13 +130,13 @@ def _tool_sets(ways: OtherWays) -> Iterator[OtherText]:
         head[:at] if at > 0 else head
     )  # before the first question: most templates write them there
     if not recorded:
-        text = ways.write(tools=()) if logged else None
+        text = ways.write(replace(ways.logged, tools=())) if logged else None
         if text is not None:
             yield OtherText(text, "TPL212", "all tools missing", "the tools are missing from the prompt")
         return
     cause, what = _difference(logged, recorded)
     for tools in (recorded, [_wrapped(tool) for tool in recorded]):
-        text = ways.write(tools=tuple(tools))
+        text = ways.write(replace(ways.logged, tools=tuple(tools)))
         if text is not None:
             yield OtherText(text, "TPL212", cause, what)
 
@@ -204,10 +209,10 @@ def _systems(ways: OtherWays) -> Iterator[OtherText]:
             yield OtherText(bare, "TPL206", "default system prompt missing", what)
         cause, what = "system prompt not in the messages", "the system prompt is not in the messages"
     # The system prompt that the recorded text holds where the template writes one; it has no control tokens.
-    marked = ways.write(system=MARK, drops_system=True)
+    marked = ways.write(replace(ways.logged, system=MARK, drops_system=True))
     system = at_mark(marked, ways.recorded, lambda after: after[:48]) if marked is not None else None
     if system is not None and not ways.writer.holds_control(system):
-        text = ways.write(system=system, drops_system=True)
+        text = ways.write(replace(ways.logged, system=system, drops_system=True))
         if text is not None:
             yield OtherText(text, "TPL206", cause, what)
 
@@ -215,7 +220,7 @@ def _systems(ways: OtherWays) -> Iterator[OtherText]:
 def _other_systems(ways: OtherWays) -> Iterator[OtherText]:
     """The messages rendered without their system prompt, or with it in another place."""
     system, *rest = ways.observation.messages
-    text = ways.write(drops_system=True)
+    text = ways.write(replace(ways.logged, drops_system=True))
     bare = _without_default(ways, text) if text is not None else None
     if text is not None and bare is not None:
         cause = "default system prompt in place of the log's"
@@ -227,7 +232,7 @@ def _other_systems(ways: OtherWays) -> Iterator[OtherText]:
     if not rest or rest[0].role != "user" or not isinstance(rest[0].content, str):
         return
     for between in ("\n\n", "\n", " "):
-        text = ways.write(folds=between)
+        text = ways.write(replace(ways.logged, folds=between))
         if text is None:
             return
         cause, what = (
