@@ -236,7 +236,7 @@ _AROUND = 16
 """Characters on either side of a date that both texts have to share."""
 
 
-class Side(Protocol):
+class TextInContext(Protocol):
     """One side of a difference, with the text around it."""
 
     @property
@@ -252,13 +252,13 @@ class Side(Protocol):
         """What follows it."""
 
 
-def other_date(recorded: Side, other: Side, formats: tuple[str, ...]) -> tuple[str, str] | None:
+def other_date(recorded: TextInContext, other: TextInContext, formats: tuple[str, ...]) -> tuple[str, str] | None:
     """The two dates that the sides of a difference lie in, with the same text around them; None without them."""
     was, now = _date_at(recorded, formats), _date_at(other, formats)
     return None if was is None or now is None or was[0] == now[0] or was[1:] != now[1:] else (was[0], now[0])
 
 
-def _date_at(side: Side, formats: tuple[str, ...]) -> tuple[str, str, str] | None:
+def _date_at(side: TextInContext, formats: tuple[str, ...]) -> tuple[str, str, str] | None:
     """The date that a difference lies in, and what stands next to it; None where it lies in none."""
     before, own, after = (data.decode("utf-8", "replace") for data in (side.before, side.data, side.after))
     text, start, end = before + own + after, len(before), len(before) + len(own)
