@@ -13,7 +13,7 @@ from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, StreamedRows, seed_of_rows, spans
 from tito_audit.storage.inside import RowPath, Unwrapped
-from tito_audit.storage.log import Log, opened, unreadable
+from tito_audit.storage.log import Log, opened, readable
 from tito_audit.storage.parquet import batches_of, open_parquet, sampled_of_group, seed_of_group
 from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
@@ -63,11 +63,10 @@ class Reading:
 
     def __iter__(self) -> Iterator[RawRow]:
         try:
-            yield from self._chunk.rows(self)
+            with readable(self._chunk.path):
+                yield from self._chunk.rows(self)
         except Damaged as damage:
             self.damage = str(damage)
-        except OSError as error:
-            raise unreadable(self._chunk.path, error) from error
 
 
 @dataclass(slots=True)
@@ -120,28 +119,25 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
     if isinstance(log.path, RowsInMemory):
         yield from _of_memory(log, log.path, size)
         return
-    try:
-        with opened(log.path) as raw:
-            kind, stream, between = log.look(raw)
-            if kind == "torch":
-                yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)
-                return
-            if stream is None:
-                yield from _of_arrow(log, size) if kind == "arrow" else _of_parquet(log, size)
-                return
-            try:
-                start = len(between.rest())
-                if kind == "lines" and log.compression is None and raw.seekable() and log.path.is_file():
-                    yield from _of_lines(log, start, size)
-                elif kind == "lines":
-                    yield from _of_pieces(log, raw, cut_lines(stream, log.max_row_bytes), size, start)
-                else:
-                    pieces = cut_values(stream, array=kind == "array", limit=log.max_row_bytes)
-                    yield from _of_pieces(log, raw, pieces, size, None)
-            finally:
-                stream.close()
-    except OSError as error:
-        raise unreadable(log.path, error) from error
+    with readable(log.path), opened(log.path) as raw:
+        kind, stream, between = log.look(raw)
+        if kind == "torch":
+            yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)
+            return
+        if stream is None:
+            yield from _of_arrow(log, size) if kind == "arrow" else _of_parquet(log, size)
+            return
+        try:
+            start = len(between.rest())
+            if kind == "lines" and log.compression is None and raw.seekable() and log.path.is_file():
+                yield from _of_lines(log, start, size)
+            elif kind == "lines":
+                yield from _of_pieces(log, raw, cut_lines(stream, log.max_row_bytes), size, start)
+            else:
+                pieces = cut_values(stream, array=kind == "array", limit=log.max_row_bytes)
+                yield from _of_pieces(log, raw, pieces, size, None)
+        finally:
+            stream.close()
 
 
 @dataclass(slots=True)
@@ -252,7 +248,7 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
     at = start or 0
     try:
         for piece in pieces:
-            if not lines or piece.data is None or (piece.data and not piece.data.isspace()):
+            if not lines or not piece.blank:
                 chunk.last = chunk.size
                 if sample is None or sample.takes(chunk.size, at, piece.data, piece.size):
                     row = (chunk.size, piece.data, piece.size, piece.complete, chunk.left_out)
@@ -298,13 +294,9 @@ class _Rows(Chunk):
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         numbers = range(self.size) if self.numbers is None else self.numbers
-        for passed, row in enumerate(self.part.rows(numbers, self.limit)):
-            if reading.sample is not None:
-                reading.sample.left_out = row.index - passed
-            yield row
+        rows = self.part.rows(numbers, self.limit)
+        yield from rows if reading.sample is None else reading.sample.counted(rows, 0, self.size)
         reading.size = self.size
-        if reading.sample is not None:
-            reading.sample.left_out, reading.sample.last = self.size - len(numbers), self.size - 1
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.number_arrays import Splicer
-from tito_audit.storage.row import RawRow, parse_row, parses, too_long
+from tito_audit.storage.row import RawRow, parses
 from tito_audit.storage.sampling import Sample
 from tito_audit.storage.streams import Between, ByteStream, Damaged, Piece, PieceBuffer
 
@@ -136,10 +136,7 @@ def rows_of_values(
     index = 0
     for piece in cut_values(blocks, array=array, limit=limit, gaps=between is not None):
         if not piece.gap:
-            if piece.data is None:
-                row = too_long(index, piece.size, limit)
-            else:
-                row = parse_row(index, piece.data, cut_off=not piece.complete)
+            row = piece.row(index, limit)
             yield row if between is None else between.with_text(row, piece.data)
             index += 1
         elif between is not None:
@@ -152,10 +149,7 @@ def sampled_values(blocks: Iterable[bytes], *, array: bool, limit: int, sample: 
     """The rows of the sampled documents or elements; others are not parsed."""
     for index, piece in enumerate(cut_values(blocks, array=array, limit=limit)):
         if sample.takes(index, index, piece.data, piece.size):
-            if piece.data is None:
-                yield too_long(index, piece.size, limit)
-            else:
-                yield parse_row(index, piece.data, cut_off=not piece.complete)
+            yield piece.row(index, limit)
 
 
 def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool = False) -> Iterator[Piece]:
@@ -210,7 +204,7 @@ class _Cutter:
             self._gathered.add(block[start:end])
             piece = self._gathered.take(mark=block[end:position])
             start = position
-            yield piece if cut or not _blank(piece) else replace(piece, gap=True)
+            yield piece if cut or not piece.blank else replace(piece, gap=True)
         self._gathered.add(block[start : len(block) - len(self._carry)])
 
     def rest(self) -> Iterator[Piece]:
@@ -219,7 +213,7 @@ class _Cutter:
         piece = self._gathered.take(complete=False)
         # An array that was never closed is incomplete even if its last element is complete.
         unclosed = self._array and not self._closed
-        yield piece if unclosed or not _blank(piece) else replace(piece, gap=True)
+        yield piece if unclosed or not piece.blank else replace(piece, gap=True)
 
     def _string_end(self, block: bytes, position: int) -> int:
         """The position after the string's closing quote, or where the usable part of the block ends."""
@@ -271,10 +265,6 @@ def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, i
         return position, depth
     last = int(passed[-1])
     return position + last + 1, int(depths[last])
-
-
-def _blank(piece: Piece) -> bool:
-    return piece.data is not None and not piece.data.strip()
 
 
 _HEAD = 1 << 16

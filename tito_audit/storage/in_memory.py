@@ -549,12 +549,9 @@ def rows_in_memory(
     seed = seed_of_rows(content) if sample is not None else 0
     for start, stop in spans(content):
         if sample is None:
-            for row in content.part(start, stop).rows(range(start, stop), limit):
-                yield row, (row.index + 1) / count
-            continue
-        sampled, before = sample.among(seed, start, stop - start), sample.left_out
-        numbers = (start + sampled).tolist()
-        for passed, row in enumerate(content.part(start, stop, sampled).rows(numbers, limit)):
-            sample.left_out, sample.last = before + row.index - start - passed, row.index
-            yield row, (row.index + 1) / count
-        sample.left_out, sample.last = before + stop - start - len(sampled), stop - 1
+            rows = content.part(start, stop).rows(range(start, stop), limit)
+        else:
+            sampled = sample.among(seed, start, stop - start)
+            part = content.part(start, stop, sampled)
+            rows = sample.counted(part.rows((start + sampled).tolist(), limit), start, stop - start)
+        yield from ((row, (row.index + 1) / count) for row in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -97,14 +97,11 @@ class Log:
         if isinstance(self.path, RowsInMemory):
             return self.path.content.kind
         if self._kind is None:
-            try:
-                with opened(self.path) as raw:
-                    kind, stream, _ = self.look(raw)
-                    if stream is not None:
-                        stream.close()
-                    return kind
-            except OSError as error:
-                raise unreadable(self.path, error) from error
+            with readable(self.path), opened(self.path) as raw:
+                kind, stream, _ = self.look(raw)
+                if stream is not None:
+                    stream.close()
+                return kind
         return self._kind
 
     @property
@@ -156,7 +153,10 @@ class Log:
         self.position = self.left_out = 0
         sample = Sample(self.share) if self.share is not None else None
         try:
-            with contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else opened(self.path) as raw:
+            with (
+                readable(self.path),
+                contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else opened(self.path) as raw,
+            ):
                 for row in self._rows(raw, sample):
                     last = row.index
                     if sample is not None:
@@ -166,8 +166,6 @@ class Log:
             if sample is not None:
                 self.left_out, last = sample.left_out, sample.last
             yield lost_row(self.path, last, str(damage))
-        except OSError as error:
-            raise unreadable(self.path, error) from error
         if sample is not None:
             self.left_out = sample.left_out
 
@@ -270,7 +268,7 @@ def open_log(
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
-    try:
+    with readable(path):
         inside = parse_row_path(rows_at) if rows_at is not None else None
         if inside is not None and arrays:
             arrays = inside.columns(arrays)
@@ -279,8 +277,6 @@ def open_log(
         refuse_device(path)
         if path.is_file() and not isinstance(path, RowsInMemory):
             path.open("rb").close()
-    except OSError as error:
-        raise unreadable(path, error) from error
     return log
 
 
@@ -315,9 +311,13 @@ def lost_row(path: Path, last: int, damage: str) -> RawRow:
     return RawRow(last + 1, None, f"{damage}; no row after this one could be read", lost=True)
 
 
-def unreadable(path: Path, error: OSError) -> StorageError:
-    """The error for a file that the system does not let us read."""
-    return StorageError(f"{path}: the file cannot be read ({error.strerror or error}).")
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A block that reads a file; StorageError where the system does not let us."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: the file cannot be read ({error.strerror or error}).") from error
 
 
 LARGE = 8 << 20

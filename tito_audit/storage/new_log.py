@@ -14,12 +14,11 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.atomic import draft_of, new_file
-from tito_audit.storage.output import Compressor
+from tito_audit.storage.output import PACKED, Compressor
 from tito_audit.storage.parquet import parquet_writer
 from tito_audit.storage.row import dump_row
 from tito_audit.storage.streams import Compression
 
-_PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _LINES = {".jsonl", ".ndjson"}
 _TABLES = {".parquet", ".arrow", ".arrows", ".feather"}
 _BATCH_ROWS = 1024
@@ -43,7 +42,7 @@ def kind_of_name(target: Path) -> tuple[str, Compression]:
     SetupError if there is no suffix, or one of another kind of file.
     """
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
-    packed = _PACKED.get(suffixes[-1]) if suffixes else None
+    packed = PACKED.get(suffixes[-1]) if suffixes else None
     last = suffixes[-1] if suffixes and packed is None else suffixes[-2] if len(suffixes) > 1 else ""
     if last in _LINES:
         return "lines", packed
@@ -70,17 +69,17 @@ def new_log(
         if kind == "table":
             yield _Table(out, shapes or ColumnTypes(), target.suffix.lower())
             return
-        text = _Text(out, compression, array=kind == "array")
-        stack.callback(text.abandon)
-        yield text
+        compressor = Compressor(out, compression)
+        stack.callback(compressor.abandon)
+        yield _Text(out, compressor, array=kind == "array")
 
 
 class _Text:
     """JSONL, or one JSON array with one row per line."""
 
-    def __init__(self, out: BinaryIO, compression: Compression, *, array: bool) -> None:
-        self._file = out
-        self._out = Compressor(out, compression)
+    def __init__(self, file: BinaryIO, out: Compressor, *, array: bool) -> None:
+        self._file = file
+        self._out = out
         self._array = array
         self._rows = 0
 
@@ -97,9 +96,6 @@ class _Text:
             self._out.write(b"\n]\n" if self._rows else b"[]\n")
         self._out.finish()
         return draft_of(self._file)
-
-    def abandon(self) -> None:
-        self._out.abandon()
 
 
 class ColumnTypes:

@@ -70,7 +70,8 @@ def place_of(path: Steps) -> str:
 
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
-_PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+"""Compressions by the suffix that names them."""
 _LINE_END = re.compile(rb"\r?\n")
 _GZIP_LEVEL = 6
 
@@ -136,14 +137,9 @@ def open_output(
             stack.callback(text.abandon)
         may_copy = log.kind not in BINARY and compression == log.compression
         whole = _CheckedOutput(log, out, inner, changes or Changes(), may_copy=may_copy)
-        yield whole if log.inside is None else nested_output(whole, added if log.kind in TABLES else ())
+        yield whole if log.inside is None else NestedOutput(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
-
-
-def nested_output(whole: Output, moved: tuple[str, ...]) -> Output:
-    """An output for rows nested in those of another; `moved` columns go into the row of the file."""
-    return _InsideOutput(whole, moved)
 
 
 class _Inner(Output, Protocol):
@@ -228,7 +224,7 @@ def _compression_for(log: Log, target: Path) -> Compression:
     last = suffixes[-1] if suffixes else ""
     if log.kind in BINARY:
         name, own = _own_suffixes(log)
-        if last in {*_PACKED, *_TEXT_SUFFIXES, *_OWN} - {*own}:
+        if last in {*PACKED, *_TEXT_SUFFIXES, *_OWN} - {*own}:
             raise SetupError(
                 f"{target}: {log.path} is {name} and stays {name}, but this suffix is of another kind; "
                 f"name it {' or '.join(own)}."
@@ -241,8 +237,8 @@ def _compression_for(log: Log, target: Path) -> Compression:
         )
     if last == log.path.suffix.lower():
         return log.compression
-    if last in _PACKED:
-        return _PACKED[last]
+    if last in PACKED:
+        return PACKED[last]
     return None if last in _TEXT_SUFFIXES else log.compression
 
 
@@ -414,7 +410,7 @@ _Change = tuple[Steps, Sequence[Row]]
 """A path, and the rows that replace the row there."""
 
 
-class _InsideOutput:
+class NestedOutput:
     """An output that takes nested rows and writes the rows of the file around them.
 
     A row that forks becomes several entries of the list it is in, or several rows of the file if it is in no list;

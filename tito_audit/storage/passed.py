@@ -37,7 +37,7 @@ from tito_audit.storage.in_memory import (
 )
 from tito_audit.storage.log import Log
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, writer_of
-from tito_audit.storage.output import Output, nested_output
+from tito_audit.storage.output import NestedOutput, Output
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.table_edit import Copies, TableEdit, as_text, changes_between
@@ -445,7 +445,7 @@ def open_memory_output(
     with contextlib.ExitStack() as stack:
         whole = MemoryOutput(path, added, target, stack=stack, overwrite=overwrite)
         moved = added if log.kind == "frame" else ()
-        yield whole, whole if log.inside is None else nested_output(whole, moved)
+        yield whole, whole if log.inside is None else NestedOutput(whole, moved)
 
 
 def memory_targets(files: Sequence[RowsInMemory], out: Path) -> Mapping[Path, Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.log import open_log, unreadable
+from tito_audit.storage.log import open_log, readable
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.spool import CUT_OFF, Spool, entry_of, row_bytes, row_of, unpacked
@@ -43,20 +43,12 @@ class InPlace(Batch):
 
     def rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
         """Each line with its byte offset, numbered from 0 in the batch; None for a blank one."""
-        try:
-            start = self.start
-            with self.path.open("rb") as file:
-                file.seek(start)
-                for index, line in enumerate(cut_lines(_blocks(file, self.stop - start), self.limit)):
-                    at, start = start, start + line.size + 1
-                    if line.data is None:
-                        yield at, too_long(index, line.size, self.limit)
-                    elif line.data and not line.data.isspace():
-                        yield at, parse(index, line.data, cut_off=not line.complete)
-                    else:
-                        yield at, None
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        start = self.start
+        with readable(self.path), self.path.open("rb") as file:
+            file.seek(start)
+            for index, line in enumerate(cut_lines(_blocks(file, self.stop - start), self.limit)):
+                at, start = start, start + line.size + 1
+                yield at, None if line.blank else line.row(index, self.limit, parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +97,8 @@ class RandomAccess:
 
     def batches(self, size: int) -> Iterator[Batch]:
         """All rows in batches of about `size` bytes, which any process can read; those in a spool go to `keep`."""
-        try:
+        with readable(self.path):
             yield from self._ranges(size) if self.in_place else self._packed(size)
-        except OSError as error:
-            raise unreadable(self.path, error) from error
 
     def keep(self, entry: bytes) -> int:
         """Keep the entry of a row of `SpooledRows`; returns where it is."""
@@ -118,11 +108,8 @@ class RandomAccess:
         """The row with this ticket; with its text if it is a line of JSONL."""
         if not self.in_place:
             return row_of(unpacked(self._spool.packed(ticket[1])), parse or self.parse)
-        try:
-            with self.path.open("rb") as file:
-                return line_at(file, ticket, self._limit, parse or self.parse)
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        with readable(self.path), self.path.open("rb") as file:
+            return line_at(file, ticket, self._limit, parse or self.parse)
 
     def packed(self, ticket: Ticket) -> bytes | None:
         """The row as it is in the spool; None if it is read in place."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tito_audit.storage.row import RawRow
 
 _EDGE = 256
 """Bytes at the start and end of a row that identify it."""
@@ -49,6 +52,15 @@ class Sample:
         rows = (rows ^ (rows >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         rows ^= rows >> np.uint64(31)
         return (rows < np.uint64(min(self._bound, _SPACE - 1))).nonzero()[0].astype(np.int64)
+
+    def counted(self, rows: Iterable[RawRow], first: int, count: int) -> Iterator[RawRow]:
+        """The sampled rows of the `count` rows from row `first` on; the others count as left out."""
+        before, passed = self.left_out, 0
+        for row in rows:
+            self.left_out, self.last = before + row.index - first - passed, row.index
+            passed += 1
+            yield row
+        self.left_out, self.last = before + count - passed, first + count - 1
 
     def skip(self, index: int, count: int) -> None:
         """Count `count` rows as left out; the last has this index."""

@@ -123,6 +123,17 @@ class Piece:
     gap: bool = False
     """True for white space between elements."""
 
+    @property
+    def blank(self) -> bool:
+        """Whether it is empty or white space."""
+        return self.data is not None and (not self.data or self.data.isspace())
+
+    def row(self, index: int, limit: int, parse: ParseRow = parse_row) -> RawRow:
+        """The row that it is; an error row if it was over the limit."""
+        if self.data is None:
+            return too_long(index, self.size, limit)
+        return parse(index, self.data, cut_off=not self.complete)
+
 
 class Between:
     """The bytes between rows, collected until the next row takes them as its lead."""
@@ -188,11 +199,7 @@ def rows_of_lines(
     index = -1
     for line in cut_lines(blocks, limit):
         index += 1
-        row = None
-        if line.data is None:
-            row = too_long(index, line.size, limit)
-        elif line.data and not line.data.isspace():
-            row = parse(index, line.data, cut_off=not line.complete)
+        row = None if line.blank else line.row(index, limit, parse)
         if between is None:
             # A long line would be held for as long as its row is audited; `enumerate` would hold it too.
             del line
@@ -213,13 +220,8 @@ def sampled_lines(
     at = start
     for index, line in enumerate(cut_lines(blocks, limit)):
         here, at = at, at + line.size + 1
-        if line.data is not None and (not line.data or line.data.isspace()):
-            continue
-        if sample.takes(index, here, line.data, line.size):
-            if line.data is None:
-                yield too_long(index, line.size, limit)
-            else:
-                yield parse(index, line.data, cut_off=not line.complete)
+        if not line.blank and sample.takes(index, here, line.data, line.size):
+            yield line.row(index, limit, parse)
 
 
 def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:

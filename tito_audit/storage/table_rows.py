@@ -28,13 +28,7 @@ def sampled_of_batch(
         rows: Iterator[RawRow] = (_single_row(batch.slice(at, 1), first + at, limit) for at in chosen.tolist())
     else:
         rows = rows_of_batch(take_rows(batch, chosen), (first + chosen).tolist(), limit)
-    before = sample.left_out
-    for passed, row in enumerate(rows):
-        sample.left_out = before + row.index - first - passed
-        sample.last = row.index
-        yield row
-    sample.left_out = before + batch.num_rows - len(chosen)
-    sample.last = first + batch.num_rows - 1
+    return sample.counted(rows, first, batch.num_rows)
 
 
 def take_rows(batch: Any, chosen: NDArray[np.int64]) -> Any:
