@@ -424,11 +424,8 @@ def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: Depa
         left_out = later.index(keys[at]) + 1
         what = f"messages {at} to {at + left_out - 1} are" if left_out > 1 else f"message {at} is"
         return Fork(ForkReason.SHORTENED, f"{what} left out of the history that {call} had", at)
-    return Fork(
-        ForkReason.EDITED,
-        f"message {at} differs from the one that {call} had: {_two(_said(messages[at]), _said(answer.sent[at]))}",
-        at,
-    )
+    texts = _two(_shown(messages[at]), _shown(answer.sent[at]))
+    return Fork(ForkReason.EDITED, f"message {at} differs from the one that {call} had: {texts}", at)
 
 
 def new_conversation(messages: Sequence[Message]) -> Fork:
@@ -457,12 +454,6 @@ def rewrites(before: str, after: str, when: str, message: int | None) -> Fork:
     )
 
 
-def leaves_out(parts: Sequence[str], message: int | None) -> Fork:
-    """The fork of a template that never writes a part of the answer."""
-    what = " and ".join(parts)
-    return Fork(ForkReason.TEMPLATE_REWRITES, f"the template leaves the answer's {what} out", message)
-
-
 def _two(sent: str | None, stored: str | None) -> str:
     """Two texts, from a little before they part."""
     sent, stored = sent or "", stored or ""
@@ -470,7 +461,7 @@ def _two(sent: str | None, stored: str | None) -> str:
     return f"{_quoted(sent[at:])}, not {_quoted(stored[at:])}"
 
 
-def _said(message: Message) -> str:
+def _shown(message: Message) -> str:
     """A message as one text."""
     calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
     return " ".join([f"{message.role}:", *filter(None, [message.text]), *calls])

@@ -348,7 +348,19 @@ class ManagedServer:
                     sequence(node, vocabulary, trained if self._train_once else set()) for node in self._current
                 ]
             }
-        tree = self._tree()
+        # Every answer by its text, and by its ids too where another answer has the same text.
+        keys: dict[int, str] = {}
+        tree: dict[str, SequenceNode] = {}
+        for node in self._current:
+            node_of_tree = sequence(node, vocabulary)
+            key, number = node_of_tree.full_text, 1
+            while key in tree:
+                again = f", {number}" if number > 1 else ""
+                key, number = f"{node_of_tree.full_text} [ids {digest(node.seen_ids)}{again}]", number + 1
+            keys[id(node)] = key
+            parent = None if node.parent is None else keys[id(node.parent)]
+            node_of_tree.metadata |= {"key": key, "parent": parent}
+            tree[key] = node_of_tree
         return {"nodes": list(tree.values()), "sequences": tree, "tree": dict(tree)}
 
     def reset(self) -> None:
@@ -395,22 +407,6 @@ class ManagedServer:
                 self._current[places[0]] = node
             else:
                 self._current.append(node)
-
-    def _tree(self) -> dict[str, SequenceNode]:
-        """Every answer by its key: its text, and its ids too where another answer has the same text."""
-        keys: dict[int, str] = {}
-        tree: dict[str, SequenceNode] = {}
-        for node in self._current:
-            node_of_tree = sequence(node, self.tokenizer.vocabulary)
-            key, number = node_of_tree.full_text, 1
-            while key in tree:
-                again = f", {number}" if number > 1 else ""
-                key, number = f"{node_of_tree.full_text} [ids {digest(node.seen_ids)}{again}]", number + 1
-            keys[id(node)] = key
-            parent = None if node.parent is None else keys[id(node.parent)]
-            node_of_tree.metadata |= {"key": key, "parent": parent}
-            tree[key] = node_of_tree
-        return tree
 
 
 def _parser(name: str | None, reads: Reads) -> Parser | None:

@@ -25,7 +25,7 @@ from tito_audit.record.message import Message, as_message, as_messages
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, leaves_out, rewrites
+from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, rewrites
 from tito_audit.sessions.model import ChatCall, Fork, ForkReason, Node
 from tito_audit.templates.appends import sampled_text, turn_ends, unwritten
 from tito_audit.templates.probes import ANSWER, USER, USER_AGAIN, answering
@@ -125,15 +125,13 @@ class Writer:
         """Why a prompt differs from what the template wrote for the history up to this answer."""
         before = self._closed(answer)
         own = answer.node.call
-        when = "once the new messages follow"
         for reason, other, what in (
             (ForkReason.TOOLS_CHANGED, own.tools != call.tools, "tools"),
             (ForkReason.ARGUMENTS_CHANGED, dict(own.template_kwargs) != dict(call.template_kwargs), "arguments"),
         ):
             if other and not self._closed(answer, call).startswith(before):
-                fork = rewrites(before, text, f"with the {what} of this call", None)
-                return Fork(reason, fork.detail, None)
-        return rewrites(before, text, when, message)
+                return replace(rewrites(before, text, f"with the {what} of this call", None), reason=reason)
+        return rewrites(before, text, "once the new messages follow", message)
 
     @property
     def _renderer(self) -> Renderer:
@@ -196,7 +194,8 @@ class Writer:
         new = text[written.length :]
         missing += [] if all(call.name in new for call in node.message.tool_calls) else ["tool calls"]
         if missing:
-            return leaves_out(missing, index)
+            what = f"the template leaves the answer's {' and '.join(missing)} out"
+            return Fork(ForkReason.TEMPLATE_REWRITES, what, index)
         return self._located(answer, text, written.length)
 
     def _located(self, answer: StoredAnswer, text: str, start: int) -> TurnEnd | Fork:

@@ -181,26 +181,22 @@ class Session:
         matches = self._histories.matches(call.messages, places)
         first = next(matches, None)
         if first is None:
-            text_written = Beginnings(self._writer.write(call.messages, call))
-            written = _written(call.messages, call.messages, keys, text_written)
-            # Why a history holds no answer that can be continued; None for the first call of a session.
+            messages = call.messages
+            text_written = Beginnings(self._writer.write(messages, call))
+            departure = self._histories.departure(messages, places)
             if self._is_new:
-                no_match = None
+                fork = None
+            elif self._left_memory and any(message.sampled for message in messages):
+                fork = left_memory()
+            elif departure is not None and (
+                departure.reasoning
+                or self._histories.answered(keys)
+                or (messages[departure.at].sampled and departure.answer.is_answer(departure.at))
+            ):
+                fork = departed(messages, keys, departure)
             else:
-                messages = call.messages
-                if self._left_memory and any(message.sampled for message in messages):
-                    no_match = left_memory()
-                else:
-                    departure = self._histories.departure(messages, places)
-                    if departure is not None and (
-                        departure.reasoning
-                        or self._histories.answered(keys)
-                        or (messages[departure.at].sampled and departure.answer.is_answer(departure.at))
-                    ):
-                        no_match = departed(messages, keys, departure)
-                    else:
-                        no_match = new_conversation(messages)
-            return self._whole(text_written.text, written, no_match)
+                fork = new_conversation(messages)
+            return self._whole(text_written.text, _written(messages, messages, keys, text_written), fork)
         if first.depth == len(call.messages) and not call.add_generation_prompt:
             return Draft(self._resumed(first), encoded=True)
         rest = call.messages[first.depth :]
