@@ -32,7 +32,6 @@ New keys do not raise the version; changing the meaning of a key or removing it 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -84,7 +83,10 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         **fields(summary, "tokenizer tokenizer_commits"),
         "seconds": round(summary.seconds, 3),
         **fields(summary, "files without_ids uncompared open_rows open_beside_faults"),
-        "causes": {code: _by_count(causes) for code, causes in sorted(summary.causes.items())},
+        "causes": {
+            code: dict(sorted(causes.items(), key=lambda cause: (-cause[1], cause[0])))
+            for code, causes in sorted(summary.causes.items())
+        },
         **fields(summary, "notices encoder"),
         "taken": {
             file: {name: fields(taken, "rows first_row told_by") for name, taken in formats.items()}
@@ -149,10 +151,6 @@ def _skipped(skipped: Skipped) -> dict[str, Any]:
     """A skipped rule with its most common reason."""
     because = min(skipped.because, key=lambda word: (-skipped.because[word], word), default="")
     return {"rollouts": skipped.rollouts, "because": because}
-
-
-def _by_count(causes: Counter[str]) -> dict[str, int]:
-    return dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
 
 
 def without_surrogates(value: Any) -> Any:

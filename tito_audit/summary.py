@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place
 
 SCHEMA_VERSION = 1
 METRICS = "tito_audit/"
@@ -276,7 +276,9 @@ class Summary:
             self.rows_unreadable += 1
         else:
             self.rollouts += 1
-            self._note(result.rollout)
+            notice = result.rollout.stated.notice
+            if notice and notice not in self.notices:
+                self.notices.append(notice)
             self.formats[result.rollout.format] += 1
             self._take(result, result.rollout.format)
         self.turns += result.counts.get("turns", 0)
@@ -345,12 +347,6 @@ class Summary:
             setattr(headline, severity.word, getattr(headline, severity.word) + by * units)
         for headline in {id(headline): headline for _, headline, _ in worst.values()}.values():
             headline.rollouts += by * (not result.of_log or result.between_rows)
-
-    def _note(self, rollout: Rollout) -> None:
-        """Keep the notice of a rollout's format, once."""
-        notice = rollout.stated.notice
-        if notice and notice not in self.notices:
-            self.notices.append(notice)
 
     def _take(self, result: Result, format: str) -> None:
         place = result.place

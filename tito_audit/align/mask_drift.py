@@ -58,7 +58,9 @@ def mask_drift(
         raise ValueError(f"by={by!r} is unknown: it is one of {', '.join(get_args(MaskBy))}")
     recorded, reference = as_ids(recorded_ids, "recorded_ids"), as_ids(reference_ids, "reference_ids")
     mask = _as_mask(loss_mask, len(recorded))
-    spans = list(_out_of_place(recorded, reference))
+    # Ranges that the alignment does not pair, in order; an empty one where only the reference has tokens.
+    unpaired = gaps(_paired(recorded, reference), len(recorded), len(reference))
+    spans = [(start, end) for start, end, _, _ in unpaired if start < end or end < len(recorded)]
     if by == "turn":
         stops = [stop_ids] if isinstance(stop_ids, int | np.integer) else list(stop_ids)
         # The trained turns: runs of the mask, also cut after the ids that end a turn.
@@ -85,14 +87,6 @@ def _as_mask(values: Sequence[int] | NDArray[Any], length: int) -> Mask:
     if length and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all()):
         raise ValueError("loss_mask holds values other than 0 and 1: make it 1 where a token is trained")
     return mask.astype(np.bool_)
-
-
-def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:
-    """Ranges of `recorded` that the alignment does not pair, in order; an empty one where only the reference has
-    tokens."""
-    for start, end, _, _ in gaps(_paired(recorded, reference), len(recorded), len(reference)):
-        if start < end or end < len(recorded):
-            yield start, end
 
 
 def _paired(a: Ids, b: Ids) -> Iterator[Run]:

@@ -71,7 +71,10 @@ def _places(row: Row) -> list[list[Path]]:
     """For each node that is read, every place that holds it: its own, and those of nodes that repeat it."""
     if _is_node(row):
         return [[()]]
-    first, *others = [[(name, key) for key in _keys(row[name])] for name in _node_keys(row)]
+    keys = {
+        name: row[name] if isinstance(row[name], Mapping) else range(len(row[name])) for name in _node_keys(row)
+    }
+    first, *others = [[(name, key) for key in keys[name]] for name in keys]
     copies: dict[str | None, list[Path]] = {}
     for path in [path for paths in others for path in paths if isinstance(at(row, path), Mapping)]:
         copies.setdefault(text_of(at(row, path).get("full_text")), []).append(path)
@@ -81,10 +84,6 @@ def _places(row: Row) -> list[list[Path]]:
         alike = copies.get(text_of(node.get("full_text")), ())
         places.append([own, *(path for path in alike if _repeats(at(row, path), node))])
     return places
-
-
-def _keys(nodes: Any) -> list[Any]:
-    return list(nodes) if isinstance(nodes, Mapping) else list(range(len(nodes)))
 
 
 def _repeats(node: Mapping[str, Any], of: Mapping[str, Any]) -> bool:

@@ -127,14 +127,12 @@ def _facts(note: Mapping[str, Any]) -> Facts | None:
     if sought is None:
         return Facts(minijinja_safe, longest, joins, documents, opener_names)
     lists = sought if isinstance(sought, list) else []
-    if len(lists) != len(_SOUGHT) or not all(map(_holds_only, lists, _SOUGHT)):
+    if len(lists) != len(_SOUGHT) or not all(isinstance(value, list) for value in lists):
+        return None
+    if any(type(item) is not kind for value, kind in zip(lists, _SOUGHT, strict=True) for item in value):
         return None
     whole, inside, sizes = map(tuple, lists)
     return Facts(minijinja_safe, longest, joins, documents, opener_names, (whole, inside, sizes))
-
-
-def _holds_only(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def _texts(note: Mapping[str, Any]) -> dict[str, str]:

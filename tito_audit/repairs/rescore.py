@@ -26,16 +26,12 @@ _ROW, _CALL = "logprobs", "completion_logprobs"
 _ADDS = frozenset({"LPR507", "LPR509"})
 
 
-def _chosen(choices: RepairChoices) -> bool:
-    return choices.rescored is not None
-
-
 @repair(
     "rescore",
     cures=("LPR503", "LPR505"),
     safety=Safety.DEPENDS,
     precedence=55,
-    chosen=_chosen,
+    chosen=lambda choices: choices.rescored is not None,
     by_model=True,
 )
 def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:

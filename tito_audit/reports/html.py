@@ -109,18 +109,12 @@ def headlines(summary: Summary) -> list[HeadlineFacts]:
             headline_name(headline.text, headline.unit),
             headline.severity.word,
             _length(headline.times, most),
-            _rollouts(headline.rollouts, rows),
+            f"{many(number, 'rollout')} ({share(number, rows)})" if (number := headline.rollouts) else "",
             headline.codes.total(),
             tuple((code, number) for code, number in sorted(headline.codes.items()) if number),
         )
         for headline in ranked[:_HEADLINES]
     ]
-
-
-def _rollouts(number: int, rows: int) -> str:
-    if not number:
-        return ""
-    return f"{many(number, 'rollout')} ({share(number, rows)})"
 
 
 @dataclass(frozen=True, slots=True)

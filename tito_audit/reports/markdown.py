@@ -8,7 +8,7 @@ issue number or HTML: it looks for `@names`, `#1` and addresses in the rendered 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from io import StringIO
 from itertools import chain
 from textwrap import wrap
@@ -16,7 +16,7 @@ from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import CauseLine, cause_lines, skip_lines, verdict
+from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
 from tito_audit.reports._worst import Worst, WorstEntry, by_weight, more_words
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import covered_share, required_name
@@ -57,7 +57,8 @@ def _head(summary: Summary) -> Iterator[str]:
     yield f"**{_title(judged.parts[0])}**{_title(''.join(f'; {part}' for part in judged.parts[1:]))}\n"
     causes = cause_lines(summary)
     if causes:
-        yield "".join(f"- {sign} {_title(words)} {codes}\n" for sign, words, codes in _listed(causes))
+        listed = ((_CAUSE_SIGNS.get(cause.severity, ""), cause) for cause in causes)
+        yield "".join(f"- {sign} {_title(c.words)} {', '.join(map(code, c.codes))}\n" for sign, c in listed)
     files = " ".join(code(file) for file in summary.files[:_FILES])
     if len(summary.files) > _FILES:
         files += f" and {many(len(summary.files) - _FILES, 'more file')}"
@@ -70,11 +71,6 @@ def _head(summary: Summary) -> Iterator[str]:
     sampled = summary.sampled
     if sampled is not None:
         yield f"A sample: {sampled.rows:,} of {many(sampled.of, 'row')} audited.\n"
-
-
-def _listed(causes: Sequence[CauseLine]) -> Iterator[tuple[str, str, str]]:
-    for cause in causes:
-        yield _CAUSE_SIGNS.get(cause.severity, ""), cause.words, ", ".join(map(code, cause.codes))
 
 
 def _gate(gate: Gate | None) -> Iterator[str]:

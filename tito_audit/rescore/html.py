@@ -6,7 +6,6 @@ import base64
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
 from html import escape
 from importlib.resources import files
 
@@ -40,7 +39,7 @@ Pieces = Callable[[tuple[int, ...]], str]
 
 def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> str:
     """The page; every text from a log is escaped."""
-    style = _asset("page.css")
+    style = files("tito_audit.rescore").joinpath("assets", "page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     body = "\n".join(part for part in _parts(summary, verdict, worst, pieces) if part)
@@ -196,8 +195,3 @@ def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _shown(text: str) -> str:
     return escape(visible(text))
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("tito_audit.rescore").joinpath("assets", name).read_text(encoding="utf-8")

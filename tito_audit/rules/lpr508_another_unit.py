@@ -138,17 +138,11 @@ def _other_bases(evidence: Evidence) -> Iterator[Hit]:
     for name, (whose, base) in other_base(evidence).items():
         pair = next(candidate for candidate in pairs(evidence) if candidate.names[1] == name)
         wrong, right = pair.names if whose == "sampler" else pair.names[::-1]
-        message = (
-            f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` "
-            f"times {decimal(float(np.median(_ratios(pair.sampler, pair.trainer, whose))), 3)}"
-        )
+        own, other = (pair.sampler, pair.trainer) if whose == "sampler" else (pair.trainer, pair.sampler)
+        ratio = decimal(float(np.median(own[other < 0] / other[other < 0])), 3)
+        message = f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` times {ratio}"
         start, end = int(pair.at[0]), int(pair.at[-1]) + 1
         yield Hit(pair.where, start, end, message, pair.turn, base, recorded=shown(evidence, pair.ids[start:end]))
-
-
-def _ratios(sampler: Logprobs, trainer: Logprobs, whose: str) -> Logprobs:
-    own, other = (sampler, trainer) if whose == "sampler" else (trainer, sampler)
-    return own[other < 0] / other[other < 0]
 
 
 def _scattered_at_once(evidence: Evidence) -> bool:

@@ -96,7 +96,10 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
     if versions is None or len(versions.tokens) < 2:
         return
     where, turn, start, end = versions.change or (Where.ROW, None, 0, 0)
-    names = [_named(version, count, versions.untold) for version, count in versions.tokens.items()]
+    names = [
+        _short(version) + (f" ({counted(count, 'token')})" if count else "")
+        for version, count in versions.tokens.items()
+    ]
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     message = f"sampled with {len(names)} weight versions: {listed([*names[:_NAMED], *more])}"
     if versions.untold:
@@ -109,11 +112,6 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
         message += ", one in each call"
     message += "; each version is a policy of its own"
     yield Hit(where, start, end, message, turn, "within a call" if versions.inside else "between calls")
-
-
-def _named(version: str, tokens: int, untold: int) -> str:
-    short = _short(version)
-    return short if not tokens else f"{short} ({counted(tokens, 'token')})"
 
 
 def _short(version: str) -> str:

@@ -138,7 +138,8 @@ def with_progress(
                 continue
             now = time.monotonic()
             if now - shown > _EVERY:
-                progress.update(task, completed=count, words=_counted(count, counted, now - started))
+                words = f"{count:,} {counted} · {count / (now - started):,.0f}/s"
+                progress.update(task, completed=count, words=words)
                 shown = now
             yield result
 
@@ -150,10 +151,6 @@ def _columns(pace: RunProgress | None) -> list[ProgressColumn]:
     if pace is None:
         return [SpinnerColumn(), words, TimeElapsedColumn()]
     return [SpinnerColumn(), BarColumn(bar_width=24), words]
-
-
-def _counted(count: int, counted: str, seconds: float) -> str:
-    return f"{count:,} {counted} · {count / seconds:,.0f}/s"
 
 
 def _paced(pace: RunProgress, now: float) -> dict[str, Any]:

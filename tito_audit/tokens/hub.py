@@ -194,7 +194,7 @@ def hub_cache() -> Path:
 def cached_tokenizers() -> list[CachedTokenizer]:
     """The tokenizers in the hub's cache with a `tokenizer.json`, last used first, each set of files once."""
     by_files: dict[tuple[Path | None, ...], CachedTokenizer] = {}
-    for snapshot in sorted(_snapshots(), key=_last_used, reverse=True):
+    for snapshot in sorted(_snapshots(), key=lambda s: (s.folder / _FILES[0]).stat().st_atime, reverse=True):
         key = tuple(_content(snapshot.folder / name) for name in _FILES)
         first = by_files.get(key)
         by_files[key] = (
@@ -279,10 +279,6 @@ def _content(file: Path) -> Path | None:
         return None
     stored = file.resolve()
     return Path(stored.name) if stored.parent.name == "blobs" else stored
-
-
-def _last_used(tokenizer: CachedTokenizer) -> float:
-    return (tokenizer.folder / _FILES[0]).stat().st_atime
 
 
 def _text(file: Path) -> str:

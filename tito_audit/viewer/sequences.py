@@ -226,10 +226,11 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             )
     row = evidence.rollout.training_row
     if row is not None:
+        trained = "no loss mask" if row.loss_mask is None else f"{int(np.count_nonzero(row.loss_mask)):,} trained"
         yield _ViewedSequence(
             (Where.ROW, None),
             row.token_ids,
-            note=_trained(row),
+            note=trained,
             logprobs=_scored(row, evidence),
             trained=row.loss_mask,
             roles=evidence.row.roles if evidence.row is not None else None,
@@ -255,12 +256,6 @@ def _ended(turn: Turn) -> str:
     if turn.ids_from is IdsFrom.RECOVERED:
         notes.append("ids looked up from token strings")
     return "; ".join(notes)
-
-
-def _trained(row: TrainingRow) -> str:
-    if row.loss_mask is None:
-        return "no loss mask"
-    return f"{int(np.count_nonzero(row.loss_mask)):,} trained"
 
 
 def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:

@@ -396,7 +396,7 @@ class _Distances:
             name = getattr(call.node, "name", "")
             if name != "namespace":
                 self._none(*call.args, *(pair.value for pair in call.kwargs))
-            if name == "range" and not all(map(_is_number, call.args)):
+            if name == "range" and not all(isinstance(arg, nodes.Const) or is_negative(arg) for arg in call.args):
                 raise Unknown
         for filter_ in self._tree.find_all(nodes.Filter):
             self._none(*filter_.args, *(pair.value for pair in filter_.kwargs))
@@ -438,10 +438,6 @@ def _is_reversed(node: nodes.Node) -> bool:
         return node.name == "reverse"
     part = node.arg if isinstance(node, nodes.Getitem) else None
     return isinstance(part, nodes.Slice) and part.step is not None
-
-
-def _is_number(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Const) or is_negative(node)
 
 
 _ASKED = "add_generation_prompt"

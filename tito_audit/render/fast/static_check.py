@@ -141,7 +141,8 @@ class _Reader:
     def _assign(self, node: nodes.Assign, loops: int) -> None:
         self._expression(node.node)
         name, added = place(node.target), _added_to(node)
-        if added is not None and name is not None and any(map(_is_text, added)):
+        numbers = [part for part in added or () if isinstance(part, nodes.Const) and isinstance(part.value, int)]
+        if added is not None and name is not None and len(numbers) < len(added):
             # As long as all messages together, if added to once for each message.
             if loops - self._depths.get(name.partition(".")[0], 0) > 1:
                 raise Unproven
@@ -269,10 +270,6 @@ def _summands(node: nodes.Node) -> Iterator[nodes.Node]:
             yield from _summands(part)
     else:
         yield node
-
-
-def _is_text(node: nodes.Node) -> bool:
-    return not (isinstance(node, nodes.Const) and isinstance(node.value, int))
 
 
 GATHERED = 20
