@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,6 +43,13 @@ from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
 
 HOLDS_FORKS = ("generic", "miles_session", "nemo_gym")
 """Formats whose rows hold calls, of which a row may keep some."""
+MAY_REFUSE = {
+    "sglang": "the server scored the old prompt",
+    "verifiers_results": "prompt_mask trains tokens",
+    "verifiers_v1": "no separate place|weighs the tokens|was sampled|several branches|mask trains the tokens",
+    "vllm": "no separate place",
+}
+"""Why a fixture's row may have no place for another prompt."""
 CALLS_STAY = ("atif", "harbor", "rllm_episode", "rllm_gateway")
 SHAPES = pytest.mark.parametrize(
     "as_read", [lambda row: row, as_table, partial(as_table, with_lists=True)], ids=["json", "table", "lists"]
@@ -139,7 +147,7 @@ def test_tokens_that_changed_are_read_again_as_they_were_meant(form: Format, as_
 @EVERY_FORMAT
 @SHAPES
 def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(form: Format, as_read):
-    changes, refusals = 0, []
+    changes, calls = 0, 0
     for row in map(as_read, fixture_rows(form.name)):
         before = repr(plain(row))
         for item, rollout in enumerate(form.read(row, PLACE)):
@@ -154,12 +162,14 @@ def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(for
                     ]
                 if turn.completion_logprobs is not None:
                     others.append(with_logprobs(turn, turn.completion_logprobs - 1))
+                calls += bool(others)
                 for other in others:
                     turns = (*rollout.turns[:number], other, *rollout.turns[number + 1 :])
                     try:
                         new = updated(row, item=item, turns=turns)
                     except RecordError as error:
-                        refusals.append(str(error))
+                        if not re.search(MAY_REFUSE.get(form.name, "^$"), str(error)):
+                            raise
                         continue
                     found = form.read(new, PLACE)[item].turns[number]
                     np.testing.assert_array_equal(found.prompt_ids, other.prompt_ids)
@@ -170,7 +180,7 @@ def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(for
                     assert list(new) == list(row)
                     changes += 1
         assert repr(plain(row)) == before
-    assert len(refusals) <= changes, refusals
+    assert bool(changes) == bool(calls)
 
 
 @EVERY_FORMAT
