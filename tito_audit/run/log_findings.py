@@ -29,6 +29,13 @@ from tito_audit.terminal.words import listed, listed_or, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
 _ADVICE = "log the calls, or write null where no logprob exists"
+NEVER, UNDECIDED = "never trained", "undecided"
+_STRANGER, _ROW_OF_OTHERS = "REC012", "row of other calls"
+"""The code and cause of a training row that is not of the calls beside it."""
+_SAME = 0.9
+"""The share of these rows that have to be as many rows from their calls to say that the join is off."""
+_MOST_STRANGERS = 1 << 17
+"""How many such rows are looked for."""
 _LogFinding = tuple[str, Severity, str, str, Tally]
 """Code, severity, cause, message and the rows that it is about."""
 
@@ -51,8 +58,8 @@ class RunCounts:
         if result.witness is not None:
             self.testimonies.setdefault(result.place.file, Testimony()).add(result.witness, result.place)
         self.ledger.note(result)
-        if len(self.strangers) < MOST_STRANGERS and any(
-            finding.code == CODE and finding.hit.cause == ROW_OF_OTHERS for finding in result.findings
+        if len(self.strangers) < _MOST_STRANGERS and any(
+            finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS for finding in result.findings
         ):
             self.strangers.append(result.place)
 
@@ -220,7 +227,6 @@ def _named(tally: Tally) -> str:
     return f"row{'' if tally.rows == 1 else 's'} {', '.join(names)}{more}"
 
 
-NEVER, UNDECIDED = "never trained", "undecided"
 _Noted = tuple[int, TrainedAgain]
 """A sequence, and what it trains again or never."""
 
@@ -353,14 +359,6 @@ class Once:
         return percent(tokens / max(self.settled.trained, 1))
 
 
-CODE, ROW_OF_OTHERS = "REC012", "row of other calls"
-"""The code and cause of a training row that is not of the calls beside it."""
-_SAME = 0.9
-"""The share of these rows that have to be as many rows from their calls to say that the join is off."""
-MOST_STRANGERS = 1 << 17
-"""How many such rows are looked for."""
-
-
 def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
     """A finding for each log with such rows whose tokens the calls beside other rows of the run sampled."""
     owners = _owners(ledger, _last_spans(ledger, strangers))
@@ -368,7 +366,7 @@ def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result
         pairs = [(place, owners[place]) for place in places]
         hit = Hit(Where.LOG, 0, 0, _message(pairs), cause="joined to other calls", severity=Severity.ERROR)
         first = pairs[0][0]
-        yield Result(first, None, (headed(Finding(CODE, Severity.ERROR, first, hit)),), of_log=True)
+        yield Result(first, None, (headed(Finding(_STRANGER, Severity.ERROR, first, hit)),), of_log=True)
 
 
 def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
