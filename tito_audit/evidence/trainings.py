@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
-from tito_audit.record.runs import Run, trained_runs
+from tito_audit.record.runs import Run
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
 _LEAST = -50.0
@@ -66,7 +66,7 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     start, end = visible_part(row)
     if start or (len(mask) and mask[0]):
         return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
-    return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs)
+    return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs)
 
 
 def _of_call(turn: Turn) -> list[_Span]:
@@ -75,7 +75,7 @@ def _of_call(turn: Turn) -> list[_Span]:
         return []
     before, size = len(turn.prompt_ids), len(turn.completion_ids)
     sampled = _sampled(turn.columns, size)
-    runs = [(0, size)] if sampled is None else trained_runs(sampled)
+    runs = [(0, size)] if sampled is None else _runs(sampled)
     logprobs = turn.completion_logprobs
     if logprobs is not None:
         logprobs = np.concatenate((np.full(before, np.nan), logprobs))
@@ -91,6 +91,15 @@ def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
                 continue
             return np.ascontiguousarray(trained_of(column.values, column.encoding))
     return None
+
+
+def _runs(mask: Mask) -> list[Run]:
+    """The trained runs, without a copy of the mask."""
+    if not len(mask):
+        return []
+    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
+    bounds = [*([0] if mask[0] else []), *edges.tolist(), *([len(mask)] if mask[-1] else [])]
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _spans(ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None) -> list[_Span]:
