@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import (
@@ -25,6 +23,7 @@ from tito_audit.formats._columns import (
     logprobs_as_logged,
     other_columns,
     plain,
+    same_ids,
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
 from tito_audit.record.arrays import empty_ids
@@ -273,13 +272,15 @@ def seen_by_template(message: Message) -> object:
 def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Collection[str]) -> Mapping[str, Any]:
     """The call with its new prompt in every copy that it holds, and its counts updated."""
     old, new = before.prompt_ids, after.prompt_ids
-    if old is new or (old is not None and new is not None and np.array_equal(old, new)):
+    if same_ids(old, new):
         return entry
     names = [name for name in _ENTRY_PROMPT if name not in skip]
     name = first_filled(entry, names)
     if name is None or new is None:
         raise RecordError("the call has no column for the ids of its prompt")
-    copies = [] if old is None else [Copy(old, new, {*names, *_ID_NAMES} - {*skip})]
+    # Where the completion has the same ids, as placeholders do, only a name tells the two apart.
+    repeats = names if same_ids(old, before.completion_ids) else {*names, *_ID_NAMES}
+    copies = [] if old is None else [Copy(old, new, {*repeats} - {*skip})]
     if before.seen_ids is not None and after.seen_ids is not None:
         copies.append(Copy(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
     copied: Mapping[str, Any] = with_copies(entry, copies, skip)
@@ -294,7 +295,6 @@ _NAMES = (
 )
 _CONTAINERS = ("metadata", "meta_info", "extra_info", "config", "sampling_args", "agent", "response", "request")
 _NAMED_OR_HELD = frozenset((*(name for names in _NAMES for name in names), *_CONTAINERS))
-_CALLS = ("calls", "turns", "steps", "trajectory")
 _MOST_CALLS = 256
 _STAND_INS = {
     "",
@@ -338,14 +338,14 @@ _STATUS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 
 def stated_facts(row: Mapping[str, Any]) -> Stated:
     """What the row says about itself: its model, tokenizer, `id` if a string, group and weight versions."""
-    model, tokenizer = _model_and_tokenizer(row)
+    named = model_facts(row)
     group = next((row[name] for name in _GROUPS if name in row and isinstance(row[name], int | str)), None)
     facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
     if not _RARE.isdisjoint(row):
         spans = version_spans(row.get("weight_versions"))
         rare = {"weight_versions": weight_versions(row), "weight_spans": spans, _GRIDS: _image_grids(row)}
         facts |= {name: value for name, value in rare.items() if value}
-    return Stated(model=model, tokenizer=tokenizer, group=group, facts=facts)
+    return Stated(model=named.model, tokenizer=named.tokenizer, group=group, facts=facts)
 
 
 def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
@@ -378,14 +378,12 @@ def one_model(names: Sequence[object]) -> str | None:
 
 def model_facts(row: Mapping[str, Any]) -> Stated:
     """`model` and `tokenizer` as named by the row, an object in it, or all of its calls."""
-    model, tokenizer = _model_and_tokenizer(row)
+    listed = (value for key in CALL_LISTS if isinstance(value := row.get(key), list | tuple))
+    calls = [call for value in listed for call in value[:_MOST_CALLS] if isinstance(call, dict | Mapping)]
+    model, tokenizer = (
+        _in_row(row, names) or one_model([_in_row(call, names) for call in calls]) for names in _NAMES
+    )
     return Stated(model=model, tokenizer=tokenizer)
-
-
-def _model_and_tokenizer(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """What the row, an object in it, or all of its calls name."""
-    model, tokenizer = (_in_row(row, names) or one_model(list(_of_calls(row, names))) for names in _NAMES)
-    return model, tokenizer
 
 
 def _in_row(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -393,14 +391,6 @@ def _in_row(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
         return None
     objects = [row, *(value for name in _CONTAINERS if isinstance(value := row.get(name), dict | Mapping))]
     return next((real for holder in objects for name in names if (real := real_name(holder.get(name)))), None)
-
-
-def _of_calls(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[str | None]:
-    for key in _CALLS:
-        calls = row.get(key)
-        for call in calls[:_MOST_CALLS] if isinstance(calls, list | tuple) else ():
-            if isinstance(call, dict | Mapping):
-                yield _in_row(call, names)
 
 
 def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> bool:
@@ -434,7 +424,12 @@ def with_finishes(
     for name in _HOLDERS:
         if not reasons and row.get(name) is not None:
             reasons = _named_reasons(row[name])
-    reasons = reasons or _reason_by_status(row)
+    if not reasons:
+        status = row.get("status")
+        word = _STATUS.get(status) if isinstance(status, str) else None
+        if word is None and any(row.get(name) is True for name in _CUT):
+            word = "length"
+        reasons = () if word is None else (word,)
     return replace(trained, finish_reasons=reasons) if reasons else trained
 
 
@@ -460,13 +455,4 @@ def _named_reasons(row: object) -> tuple[str | None, ...]:
             if any(words):
                 return words
     word = next((text for name in _ONE if (text := _finish_word(row.get(name)))), None)
-    return () if word is None else (word,)
-
-
-def _reason_by_status(row: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """The reason implied by slime's status, or by a flag that the row was truncated."""
-    status = row.get("status")
-    word = _STATUS.get(status) if isinstance(status, str) else None
-    if word is None and any(row.get(name) is True for name in _CUT):
-        word = "length"
     return () if word is None else (word,)
