@@ -19,7 +19,7 @@ from tito_audit.formats._responses_read import (
     request_messages,
 )
 from tito_audit.formats._update import of_calls
-from tito_audit.formats._writer import rewritten_calls
+from tito_audit.formats._writer import RowFunctions, rewritten_calls
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.repaired import RepairedRollout
@@ -79,6 +79,11 @@ class PartRows:
             raise RecordError("this format holds each conversation once and cannot hold the parts of a fork")
         stays = "this format cannot leave out a call of a conversation"
         return (rewritten_calls(row, repaired, self.read, self.sources, stays=stays),)
+
+    @property
+    def functions(self) -> RowFunctions:
+        """What a format takes from here."""
+        return RowFunctions(read=self.read, sources=self.sources, update=self.update)
 
 
 def chat_calls(

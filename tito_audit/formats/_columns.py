@@ -165,6 +165,16 @@ def holds_ids(value: object) -> bool:
     return len(value) > 1 and all(type(entry) is int for entry in value[:4])
 
 
+def lists_or_null(row: Mapping[str, Any], *names: str) -> bool:
+    """True if the row has all of these columns, and each holds a list or null."""
+    return all(name in row and (row[name] is None or isinstance(row[name], _LISTS)) for name in names)
+
+
+def first_given(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these columns that is there and not null; None if none is."""
+    return next((name for name in names if row.get(name) is not None), None)
+
+
 def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these columns that holds a list, even an empty one; None if none does."""
     for name in names:
@@ -299,15 +309,12 @@ def _values(top: Any) -> tuple[float, ...]:
     if isinstance(top, dict | Mapping):
         entries = list(top.values())[:_MOST]
     elif is_list(top):
-        entries = [number.get("logprob") if isinstance(number, Mapping) else number for number in _part(top)]
+        part: Raw = top[:_MOST]
+        # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
+        if len(part) not in (2, 3) or not isinstance(part[1], int):
+            entries = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in part]
     numbers = {float(entry) for entry in entries if isinstance(entry, int | float) and not isinstance(entry, bool)}
     return tuple(sorted(numbers, reverse=True))
-
-
-def _part(top: Raw) -> Raw:
-    part: Raw = top[:_MOST]
-    # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
-    return () if len(part) in (2, 3) and isinstance(part[1], int) else part
 
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:

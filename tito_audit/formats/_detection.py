@@ -100,7 +100,12 @@ def told_by(format: Format, row: Row) -> tuple[str, ...]:
         calls = [
             name for name in CALL_LISTS if isinstance(value := parsed(row, name), list | tuple) and len(value)
         ]
-        texts = [name for name in ("messages", "prompt", "completion", "tools") if _is_objects(parsed(row, name))]
+        texts = [
+            name
+            for name in ("messages", "prompt", "completion", "tools")
+            if is_messages(value := parsed(row, name))
+            or (isinstance(value, list) and value and isinstance(value[0], Mapping))
+        ]
         return (*(calls[:1] or ()), *lists, *texts)
     paths = _paths(row)
     ways = format.signature.by_keys
@@ -145,10 +150,6 @@ def _worth_a_word(near: Near) -> bool:
     """Whether the row has more of the format's keys than it lacks, some of them at the top."""
     at_top = any("." not in path for path in near.has)
     return at_top and len(near.has) > len(near.lacks) + len(near.excess) and len(near.has) > 1
-
-
-def _is_objects(value: object) -> bool:
-    return is_messages(value) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
 
 
 def _first(paths: Sequence[str], names: Sequence[str]) -> str | None:

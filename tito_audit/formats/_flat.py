@@ -377,15 +377,9 @@ def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
         length = row.get(name)
         if type(length) is int and 0 <= length <= full:
             return length, False
-    prompt = first_filled(row, PROMPT_IDS)
-    if prompt is not None and 0 < len(row[prompt]) <= full and _starts_with(row, row[prompt]):
-        return len(row[prompt]), False
-    return None, False
-
-
-def _starts_with(row: Row, prompt: Raw) -> bool:
-    name = first_filled(row, FLAT_IDS)
+    ids, prompt_name = first_filled(row, FLAT_IDS), first_filled(row, PROMPT_IDS)
+    prompt: Raw = () if prompt_name is None else row[prompt_name]
     # An inner list is not an id; compared with one it may give an array, which has no truth value.
-    if name is None or any(map(is_list, prompt[:1])):
-        return False
-    return bool(plain(row[name][: len(prompt)]) == plain(prompt))
+    comparable = ids is not None and 0 < len(prompt) <= full and not is_list(prompt[0])
+    starts = comparable and plain(row[ids or ""][: len(prompt)]) == plain(prompt)
+    return len(prompt) if starts else None, False

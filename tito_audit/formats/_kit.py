@@ -38,6 +38,7 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._flat import flat_row, split_row, trained_tokens, updated_flat
 from tito_audit.formats._update import at_most_one_each, total_counts, with_counts, with_values
+from tito_audit.formats._writer import RowFunctions
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
@@ -98,6 +99,11 @@ class SampleRows:
         new = [self.write_one(*each) for each in zip(samples.rows, read, chosen, strict=True)]
         updated = put_back(row, samples, new, samples.ids)
         return (row if updated is row else samples.finished(row, updated, new),)
+
+    @property
+    def functions(self) -> RowFunctions:
+        """What a format takes from here."""
+        return RowFunctions(read=self.read, sources=self.sources, update=self.update)
 
 
 def sample(
@@ -232,12 +238,16 @@ def sample_rollout(
 ) -> Rollout:
     """A sample in the columns that `generic` reads: a training row, or one call that is trained as a whole.
 
-    `names` are the columns of ids; a sample with no entry in any of them needs no ids. `prompt` holds the
-    prompt's messages, if the log keeps them next to the columns.
+    `names` are the columns of ids; a sample with no entry in any of them needs no ids. The messages include its
+    answers, or are only its prompt, which some logs keep next to the columns as `prompt`.
     """
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
     trained: TrainingRow | None = flat_row(row, has_calls=False) if flat else split_row(row)
-    messages, prompt_messages = _messages(row, prompt)
+    messages = as_messages(parsed(row, "messages"), "messages")
+    if messages and any(not message.given for message in messages):
+        prompt_messages: tuple[Message, ...] = ()
+    else:
+        messages = prompt_messages = messages or as_messages(prompt if is_messages(prompt) else None, "prompt")
     turns: tuple[Turn, ...] = ()
     stated = stated_facts(row)
     if not any(filled(row.get(name)) for name in names):
@@ -274,15 +284,6 @@ def with_training_row(
     if old is not new:
         raise RecordError("a training row can neither be added to these columns nor removed")
     return row
-
-
-def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """All messages of a sample, if they include its answers, and the messages of its prompt."""
-    messages = as_messages(parsed(row, "messages"), "messages")
-    if messages and any(not message.given for message in messages):
-        return messages, ()
-    prompt_messages = messages or as_messages(prompt, "prompt")
-    return prompt_messages, prompt_messages
 
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}

@@ -188,8 +188,18 @@ def _step(wire: Mapping[str, Any], items: tuple[Item, ...], where: str) -> Messa
 def _assistant_wire(group: Sequence[Item], where: str) -> dict[str, Any]:
     """The assistant message of one call."""
     texts = [_answer_text(item, where) for item in group if _is_answer(item)]
-    reasoning = [text for item in group if _type(item) == "reasoning" for text in _reasoning(item)]
-    calls = [_chat_call(item, where) for item in group if _type(item) == "function_call"]
+    # The summary of a reasoning item, or its content if the server logs the texts there.
+    thoughts = [filled_list(i.get("summary"), i.get("content")) for i in group if _type(i) == "reasoning"]
+    parts = [part for thought in thoughts for part in thought if isinstance(part, Mapping)]
+    reasoning = [text for part in parts if (text := text_of(part.get("text"))) is not None]
+    calls = []
+    for item in group:
+        if _type(item) == "function_call":
+            if not isinstance(item.get("name"), str):
+                raise RecordError(f"{where} holds a function_call without a name")
+            function = {"name": item["name"], "arguments": item.get("arguments")}
+            named = text_of(item.get("call_id"), item.get("id"))
+            calls.append({"id": named, "type": "function", "function": function})
     wire: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or reasoning else None}
     if reasoning:
         wire["reasoning_content"] = "\n".join(reasoning)
@@ -226,20 +236,6 @@ def _answer_text(item: Item, where: str) -> str:
     if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
         raise RecordError(f"{where} holds an answer whose content is neither text nor a list of parts")
     return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
-
-
-def _reasoning(item: Item) -> Iterator[str]:
-    """The reasoning texts of an item: its summary, or its content if the server logs them there."""
-    for part in filled_list(item.get("summary"), item.get("content")):
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str) and part["text"]:
-            yield part["text"]
-
-
-def _chat_call(item: Item, where: str) -> dict[str, Any]:
-    if not isinstance(item.get("name"), str):
-        raise RecordError(f"{where} holds a function_call without a name")
-    function = {"name": item["name"], "arguments": item.get("arguments")}
-    return {"id": text_of(item.get("call_id"), item.get("id")), "type": "function", "function": function}
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> ToolSpec:
@@ -493,16 +489,13 @@ def _is_response(value: Mapping[str, Any]) -> bool:
         return True
     listed = value.get("choices")
     if isinstance(listed, list | tuple):
-        return _is_choice(listed[0]) if listed else any(key in value for key in ("model", "usage", "object"))
+        # As opposed to the choices of a multiple-choice question.
+        holder, names = (listed[0], _CHOICE_KEYS) if listed else (value, ("model", "usage", "object"))
+        return isinstance(holder, Mapping) and any(key in holder for key in names)
     meta = value.get("meta_info")
     if not isinstance(meta, Mapping):
         return False
     return "output_token_logprobs" in meta or "output_ids" in value or "text" in value
-
-
-def _is_choice(value: object) -> bool:
-    """True for a choice of a server's answer, as opposed to one of a multiple-choice question."""
-    return isinstance(value, Mapping) and any(key in value for key in _CHOICE_KEYS)
 
 
 def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], tuple[Path, ...]]:

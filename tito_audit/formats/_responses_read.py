@@ -27,7 +27,7 @@ from tito_audit.formats._responses import (
     scores_of,
 )
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
-from tito_audit.formats._writer import calls_written, logged_logprobs
+from tito_audit.formats._writer import call_rows, logged_logprobs
 from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
@@ -65,7 +65,10 @@ def choice_call(
 ) -> ChoiceCall:
     """The call that wrote choice `number` of an answer; `response` may be the choice itself."""
     tokens = generated(choice)
-    message = _answer(choice)
+    logged = choice.get("message")
+    message = None
+    if isinstance(logged, Mapping):
+        message = as_message({"role": "assistant", **message_wire(logged)}, "choices[].message")
     turn = _with_prompt(_turn(tokens, choice, response, message), request, response, choice, number)
     nothing = turn.prompt_ids is None and tokens.ids is None and tokens.texts is None
     answer = message if message is not None and message.role == "assistant" else None
@@ -98,11 +101,8 @@ def format_of_answers(
         logged = exchange(row)
         return logged is not None and holds(logged)
 
-    read = partial(rollouts_of, name=name)
-    update = calls_written(read, choice_sources, stays=ONE_CALL)
-    return Format(
-        name, title, signature, precedence, matches, read, choice_sources, update, shows, row_is_call=True
-    )
+    rows = call_rows(partial(rollouts_of, name=name), choice_sources, stays=ONE_CALL)
+    return Format(name, title, signature, precedence, matches, **rows, shows=shows, row_is_call=True)
 
 
 def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> Stated:
@@ -198,6 +198,10 @@ def _turn(
         reason = object_at(choice, "meta_info").get("finish_reason")
     if isinstance(reason, Mapping):
         reason = reason.get("type")
+    spans = next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ())
+    versions = tuple(dict.fromkeys(version for version, _, _ in spans)) or next(
+        ((str(name),) for name in _versions(choice, response, "weight_version") if isinstance(name, str | int)), ()
+    )
     return Turn(
         prompt_ids=None,
         completion_ids=tokens.ids,
@@ -205,8 +209,8 @@ def _turn(
         completion_text=text,
         finish_reason=reason if isinstance(reason, str) else None,
         stop_string=stop_string(choice) or stop_string(object_at(choice, "meta_info")),
-        weight_versions=_weight_versions(choice, response),
-        weight_spans=next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ()),
+        weight_versions=versions,
+        weight_spans=spans,
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
         alternatives=alternatives(choice.get("logprobs")),
@@ -253,22 +257,6 @@ def _with_prompt(
             as_ids([token for _, token in scored], "meta_info.input_token_logprobs") if complete else None
         )
     return replace(turn, prompt_ids=scored_prompt)
-
-
-def _answer(choice: Mapping[str, Any]) -> Message | None:
-    """The assistant message of a chat answer; None for a completion."""
-    message = choice.get("message")
-    if not isinstance(message, Mapping):
-        return None
-    return as_message({"role": "assistant", **message_wire(message)}, "choices[].message")
-
-
-def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> tuple[str, ...]:
-    spans = next(filter(None, map(version_spans, _versions(choice, response, "weight_versions"))), ())
-    if spans:
-        return tuple(dict.fromkeys(version for version, _, _ in spans))
-    versions = _versions(choice, response, "weight_version")
-    return next(((str(named),) for named in versions if isinstance(named, str | int)), ())
 
 
 def _versions(choice: Mapping[str, Any], response: Mapping[str, Any], name: str) -> Iterator[object]:
@@ -332,7 +320,11 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
         columns={name: (Source((*path, name)),) for name in at(row, path)},
         routing=tuple((*place, "routed_experts") for place in inner if "routed_experts" in at(row, place)),
         counters=tuple(map(Counter, inner)),
-        scored=any(_is_scored(at(row, holder)) for holder in holders),
+        scored=any(
+            object_at(row, *holder, "meta_info").get("input_token_logprobs") is not None
+            or at(row, holder).get("prompt_logprobs") is not None
+            for holder in holders
+        ),
     )
 
 
@@ -361,9 +353,3 @@ def _logprobs(choice: Mapping[str, Any], path: Path, logged: Logprobs | None) ->
             yield Source((*path, "logprobs", "content"), Layout.ENTRIES)
         else:
             yield Source((*path, "logprobs"), Layout.PARALLEL)
-
-
-def _is_scored(holder: Mapping[str, Any]) -> bool:
-    """Whether the server scored the prompt."""
-    scores = object_at(holder, "meta_info").get("input_token_logprobs")
-    return scores is not None or holder.get("prompt_logprobs") is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -169,11 +169,13 @@ def with_counts(value: _Object, pairs: CountPairs) -> _Object:
     changed: dict[str, Any] = {}
     for name, inner in value.items():
         if name in _COUNTERS and isinstance(inner, Mapping):
-            new = with_counts(inner, pairs)
-        else:
-            new = _counted(inner, pairs.get(name, ()))
-        if new is not inner:
-            changed[name] = new
+            if (new := with_counts(inner, pairs)) is not inner:
+                changed[name] = new
+        elif isinstance(inner, int | float | np.number) and not isinstance(inner, bool):
+            to = next((new for old, new in pairs.get(name, ()) if inner == old), None)
+            if to is not None and to != inner:
+                number: Callable[[int], Any] = type(inner)
+                changed[name] = number(to)
     return {**value, **changed} if changed else value  # type: ignore[return-value]  # a row again
 
 
@@ -382,15 +384,6 @@ def _fill_value(column: Column) -> Any:
     if column.role is ColumnRole.LOSS_MASK:
         return -100 if column.encoding is MaskEncoding.LABELS else 0
     return column.sentinel
-
-
-def _counted(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return value
-    for old, new in pairs:
-        if value == old:
-            return value if old == new else type(value)(new)
-    return value
 
 
 _LONG = 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,15 @@ from tito_audit.record.rollout import IdsFrom, Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
 
 Read = Callable[[Row, Place], Sequence[Rollout]]
+
+
+class RowFunctions(TypedDict):
+    """The functions of a format over whole rows."""
+
+    read: Read
+    sources: SourcesOf
+    update: Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]
+
 
 _PROMPT_COUNTS = ("input_tokens", "prompt_tokens", "num_prompt_tokens")
 _COMPLETION_COUNTS = ("output_tokens", "completion_tokens")
@@ -200,15 +209,13 @@ Totals = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
 """Counts over several calls, from the rollouts before and after."""
 
 
-def calls_written(
-    read: Read, sources: SourcesOf, **how: Any
-) -> Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]:
-    """The `update` of a format whose rows hold calls; `how` are further arguments of `rewritten_calls`."""
+def call_rows(read: Read, sources: SourcesOf, **how: Any) -> RowFunctions:
+    """The functions of a format whose rows hold calls; `how` are further arguments of `rewritten_calls`."""
 
     def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         return (rewritten_calls(row, repaired, read, sources, **how),)
 
-    return update
+    return RowFunctions(read=read, sources=sources, update=update)
 
 
 def rewritten_calls(
@@ -237,7 +244,10 @@ def rewritten_calls(
     for item, (rollout, part) in enumerate(zip(before, chosen, strict=True)):
         if len(part.turns_from) != len(rollout.turns):
             raise RecordError(stays)
-        (row_stays or _refuse_row)(rollout.training_row, part.rollout.training_row)
+        if row_stays is not None:
+            row_stays(rollout.training_row, part.rollout.training_row)
+        elif rollout.training_row is not part.rollout.training_row:
+            raise RecordError("this format's rows hold calls and no training row")
         changes = changes_of(rollout, part)
         changed = changed or bool(changes)
         where = where or (sources(row, before) if changes else ())
@@ -331,11 +341,6 @@ def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit
     new = written(was)
     if new is not was:
         yield Edit(path, rewritten_string(value, was, new) if isinstance(value, str) else new)
-
-
-def _refuse_row(before: TrainingRow | None, after: TrainingRow | None) -> None:
-    if before is not after:
-        raise RecordError("this format's rows hold calls and no training row")
 
 
 def _refuse_unknown(change: CallChange) -> None:

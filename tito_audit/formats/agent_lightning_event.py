@@ -275,7 +275,6 @@ def _plain(value: Any, name: str) -> list[Any]:
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
-_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="agent_lightning_event",
     title="Agent Lightning events",
@@ -285,9 +284,7 @@ FORMAT = Format(
     ),
     precedence=150,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **PartRows(_parts).functions,
     row_is_call=True,
     shows="One call each: prompt, completion, logprobs, weight version, and the request's messages and tools "
     "unless it was trimmed to a triplet. Rows of one rollout are read together.",

@@ -16,7 +16,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, PartRows, Thread, part_of
 from tito_audit.formats._calls import real_name
-from tito_audit.formats._columns import filled, ids_or_none, is_list, literal
+from tito_audit.formats._columns import filled, first_given, ids_or_none, is_list, literal
 from tito_audit.formats._responses import message_wire, text_of
 from tito_audit.formats._update import object_at, plain_sources, same_as
 from tito_audit.record.arrays import Ids, empty_ids
@@ -71,7 +71,7 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
     if isinstance(row.get("attributes"), Mapping):
         # The call of one span; a span that is not a model call needs no ids.
         attributes = row["attributes"]
-        column = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
+        column = first_given(attributes, _COMPLETIONS)
         completion = None if column is None else _own_completion(literal(attributes[column]), column)
         fields = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
         prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
@@ -157,7 +157,7 @@ def _turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
 
 
 def _prompt(fields: _TokenFields) -> Any:
-    name = next((name for name in fields.prompts if fields.holder.get(name) is not None), None)
+    name = first_given(fields.holder, fields.prompts)
     return None if name is None else ids_or_none(literal(fields.holder[name]), name)
 
 
@@ -286,7 +286,6 @@ def _listed(value: Any) -> Any:
     return inner
 
 
-_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="agent_lightning_span",
     title="Agent Lightning spans and triplets",
@@ -297,9 +296,7 @@ FORMAT = Format(
     ),
     precedence=151,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **PartRows(_parts).functions,
     row_is_call=True,
     shows="One call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are read together.",

@@ -64,7 +64,6 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     return with_values(new, {"versions": np.array(whole, old.dtype) if isinstance(old, np.ndarray) else whole})
 
 
-_ROWS = SampleRows(_sample, _updated, _samples)
 FORMAT = Format(
     name="areal",
     title="AReaL trajectories and model responses",
@@ -74,9 +73,7 @@ FORMAT = Format(
     ),
     precedence=228,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **SampleRows(_sample, _updated, _samples).functions,
     shows="The training row with its mask, logprobs and the weight version of each token, padding removed; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",
 )

@@ -38,7 +38,6 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
     return parts
 
 
-_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="art_group",
     title="ART trajectory groups (JSONL)",
@@ -48,9 +47,7 @@ FORMAT = Format(
     ),
     precedence=120,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **PartRows(_parts).functions,
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",
 )

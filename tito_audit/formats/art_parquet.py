@@ -23,7 +23,6 @@ from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.nesting import parsed_by_python, parsed_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, way
 
@@ -72,14 +71,6 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
     if row[_JSON] is None:
         return [Thread(Rollout(place, FORMAT.name, stated=_group(row).without_ids()), ())]
     return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, _group(row))
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return _ROWS.read(_parsed(row), place)
-
-
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return _ROWS.sources(_parsed(row), rollouts)
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
@@ -142,8 +133,8 @@ FORMAT = Format(
     ),
     precedence=10,
     matches=_matches,
-    read=_read,
-    sources=_sources,
+    read=lambda row, place: _ROWS.read(_parsed(row), place),
+    sources=lambda row, rollouts: _ROWS.sources(_parsed(row), rollouts),
     update=_update,
     shows="Version 2: messages, tools and every call of a trajectory, its prompt, completion and logprobs when "
     "the server returned them, also of captured exchanges. Version 1 is text only: nothing to audit.",

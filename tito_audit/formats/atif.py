@@ -22,8 +22,9 @@ from tito_audit.formats._calls import (
     weight_versions,
 )
 from tito_audit.formats._columns import flat_logprobs, is_list, other_columns, policy_of
+from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
-from tito_audit.formats._writer import calls_written, lengths_of
+from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import Message, as_message, as_tools
@@ -37,11 +38,6 @@ _ID_NAMES = ("prompt_token_ids", "completion_token_ids")
 _EXTRA_PREFIX = "extra."
 """Prefix for the name of a column that is in `metrics.extra`."""
 _Wire = Mapping[str, Any]
-
-
-def _matches(row: Row) -> bool:
-    version = row.get("schema_version")
-    return isinstance(version, str) and version.startswith("ATIF-v")
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -286,10 +282,8 @@ FORMAT = Format(
     title="ATIF trajectories (Harbor)",
     signature=one_way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps"),
     precedence=30,
-    matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=calls_written(_read, _sources, gone=ABSENT, only_numbers=True, totals=_totals),
+    matches=lambda row: (text_of(row.get("schema_version")) or "").startswith("ATIF-v"),
+    **call_rows(_read, _sources, gone=ABSENT, only_numbers=True, totals=_totals),
     shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
     "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
     "agents log no ids.",

@@ -37,15 +37,12 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, messages, training_row=trained, stated=stated_facts(row))
 
 
-_ROWS = sample(_read, partial(updated_row, ids="tokens"))
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
     signature=one_way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number")),
     precedence=110,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **sample(_read, partial(updated_row, ids="tokens")).functions,
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

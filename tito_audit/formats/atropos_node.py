@@ -82,12 +82,16 @@ def _places(row: Row) -> list[list[Path]]:
     for own in first:
         node = at(row, own)
         alike = copies.get(text_of(node.get("full_text")), ())
-        places.append([own, *(path for path in alike if _repeats(at(row, path), node))])
+        repeats = (
+            path
+            for path in alike
+            if all(
+                is_list(copy := at(row, path).get(name)) and equal_values(copy, node[name])
+                for name in _lists(node)
+            )
+        )
+        places.append([own, *repeats])
     return places
-
-
-def _repeats(node: Mapping[str, Any], of: Mapping[str, Any]) -> bool:
-    return all(is_list(node.get(name)) and equal_values(node[name], of[name]) for name in _lists(of))
 
 
 def _lists(node: Mapping[str, Any]) -> list[str]:

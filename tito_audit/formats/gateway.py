@@ -7,7 +7,6 @@ ends a session and holds no call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tito_audit.errors import RecordError
@@ -24,10 +23,6 @@ VERSION = "tito_audit_gateway"
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _FACTS = ("session_id", "branch", "status")
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "messages", "template_messages", "tools")
-
-
-def _matches(row: Row) -> bool:
-    return VERSION in row and (_COMPLETION in row or "closed" in row)
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
@@ -87,19 +82,13 @@ def _answer_id(row: Row) -> str | None:
 
 
 _ROWS = calls(_read_one, "messages", "prompt")
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return () if "closed" in row and _COMPLETION not in row else _ROWS.read(row, place)
-
-
 FORMAT = Format(
     name="gateway",
     title="Gateway of tito-audit",
     signature=one_way(VERSION, keys(_COMPLETION, "closed")),
     precedence=5,
-    matches=_matches,
-    read=_read,
+    matches=lambda row: VERSION in row and (_COMPLETION in row or "closed" in row),
+    read=lambda row, place: () if "closed" in row and _COMPLETION not in row else _ROWS.read(row, place),
     sources=lambda row, rollouts: _ROWS.sources(row, rollouts) if rollouts else (),
     update=lambda row, repaired: _ROWS.update(row, repaired) if repaired else (row,),
     row_is_call=True,

@@ -22,7 +22,15 @@ from tito_audit.formats._calls import (
     updated_call,
     with_finishes,
 )
-from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    first_filled,
+    holds_ids,
+    is_list,
+    is_messages,
+    lists_or_null,
+    parsed,
+)
 from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
 from tito_audit.formats._update import object_at, with_counts, with_list, with_values
@@ -46,11 +54,7 @@ class _Conversation:
 
 
 def _matches(row: Row) -> bool:
-    if any(is_list(row[name]) or row[name] is None for name in FLAT_IDS if name in row):
-        return True
-    if any(is_list(row[name]) or row[name] is None for name in COMPLETION_IDS if name in row):
-        return True
-    if _calls_name(row) is not None:
+    if any(lists_or_null(row, name) for name in (*FLAT_IDS, *COMPLETION_IDS)) or _calls_name(row) is not None:
         return True
     # Next to messages, lists of whole numbers may be ids under an unknown name.
     unknown = (value for name, value in row.items() if name not in ("messages", "tools"))

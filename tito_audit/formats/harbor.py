@@ -17,7 +17,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import real_name, turn_of_tokens
 from tito_audit.formats._columns import Raw, filled, flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
-from tito_audit.formats._writer import calls_written, lengths_of
+from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -222,9 +222,7 @@ FORMAT = Format(
     ),
     precedence=220,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=calls_written(_read, _sources, totals=_totals),
+    **call_rows(_read, _sources, totals=_totals),
     shows="Every call of each conversation, sub-agents after the main one, with its complete prompt and "
     "logprobs. No messages or tools: they are in the trial's ATIF trajectory.",
 )

@@ -36,7 +36,6 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row))
 
 
-_ROWS = calls(_read, "messages")
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",
@@ -45,9 +44,7 @@ FORMAT = Format(
     ),
     precedence=210,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **calls(_read, "messages").functions,
     shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
     "they are no proof of what was sampled; no messages are kept.",
 )

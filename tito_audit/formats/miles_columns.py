@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import is_list, lists_or_null
 from tito_audit.formats._kit import sample
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.record.rollout import Place, Rollout
@@ -18,10 +18,6 @@ from tito_audit.signature import keys, one_way
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
 _OURS = {"tito_audit"}
 """The column that a repaired file adds."""
-
-
-def _matches(row: Row) -> bool:
-    return row.keys() - _OURS == _COLUMNS and (row["tokens"] is None or is_list(row["tokens"]))
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -35,7 +31,6 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated)
 
 
-_ROWS = sample(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",
@@ -46,10 +41,8 @@ FORMAT = Format(
         "rollout_log_probs",
     ),
     precedence=20,
-    matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    matches=lambda row: row.keys() - _OURS == _COLUMNS and lists_or_null(row, "tokens"),
+    **sample(_read, updated_sample, "a sample").functions,
     shows="The training row, its mask and its logprobs, no text. The messages are in `trajectory/*.jsonl`, and "
     "the same ids in `rollout_data/*.pt`, which a repair of this file does not touch.",
 )

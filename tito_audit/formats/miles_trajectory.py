@@ -9,7 +9,7 @@ from __future__ import annotations
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import lists_or_null
 from tito_audit.formats._kit import SampleRows
 from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
@@ -18,12 +18,6 @@ from tito_audit.record.stated import Unread
 from tito_audit.signature import absent, one_way
 
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
-
-
-def _matches(row: Row) -> bool:
-    if not {"sample_index", "messages", "group_index", "status"} <= row.keys() or "tokens" in row:
-        return False
-    return row["messages"] is None or is_list(row["messages"])
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -39,16 +33,17 @@ def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     return row
 
 
-_ROWS = SampleRows(_read, _written)
 FORMAT = Format(
     name="miles_trajectory",
     title="miles conversations",
     signature=one_way("sample_index", "group_index", "status", "messages", absent("tokens")),
     precedence=180,
-    matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    matches=lambda row: (
+        {"sample_index", "group_index", "status"} <= row.keys()
+        and "tokens" not in row
+        and lists_or_null(row, "messages")
+    ),
+    **SampleRows(_read, _written).functions,
     shows="Messages only. Their tokens are in Parquet next to it, `dashboard_columns/rollout_ID.parquet`, on "
     "the same `sample_index`.",
 )

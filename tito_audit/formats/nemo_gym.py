@@ -17,7 +17,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import real_name, same_messages, written_once
-from tito_audit.formats._columns import as_logged, filled, same_ids
+from tito_audit.formats._columns import as_logged, filled, is_list, same_ids
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     TEXT_KEYS,
@@ -361,12 +361,8 @@ def _values(item: Item, change: CallChange) -> Iterator[tuple[str, Any]]:
     for name, values in columns.items():
         if values is None and item.get(name) is not None:
             yield name, None
-        elif values is not None and _is_copy(item.get(name), was[name]):
-            yield name, as_logged(values, item[name])
-
-
-def _is_copy(value: Any, column: Any) -> bool:
-    return isinstance(value, list | tuple | np.ndarray) and as_logged(column, value) is value
+        elif values is not None and is_list(old := item.get(name)) and as_logged(was[name], old) is old:
+            yield name, as_logged(values, old)
 
 
 def _counts(log_row: _LocatedRow, repaired_rollout: RepairedRollout) -> Iterator[Edit]:

@@ -17,7 +17,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import real_name, turn_of_tokens
-from tito_audit.formats._columns import is_list, other_columns
+from tito_audit.formats._columns import lists_or_null, other_columns
 from tito_audit.formats._kit import calls
 from tito_audit.formats._responses import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._update import with_values
@@ -33,12 +33,6 @@ _DIGEST_VERSION = 1
 _ROUTING = "routed_experts"
 _PARTS = ("tool_calls", "reasoning_content", "reasoning")
 """What a chat message holds besides its text."""
-
-
-def _matches(row: Row) -> bool:
-    if not {"model_call_id", "generation_token_ids", "output_items"} <= row.keys():
-        return False
-    return all(row[name] is None or is_list(row[name]) for name in ("generation_token_ids", "output_items"))
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -108,16 +102,13 @@ def _digest(ids: Ids) -> str:
 
 
 _CALLS = calls(_read, "output_items")
-_ROWS = replace(_CALLS, write_one=_written)
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
     signature=one_way("model_call_id", "generation_token_ids", "output_items"),
     precedence=60,
-    matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    matches=lambda row: "model_call_id" in row and lists_or_null(row, "generation_token_ids", "output_items"),
+    **replace(_CALLS, write_one=_written).functions,
     row_is_call=True,
     shows="One call per line: its complete prompt, what was sampled, its logprobs and its text. What it was "
     "sent is in the rollout row with the same rollout id. State files next to the log hold its old "

@@ -7,7 +7,7 @@ validation dumps of the same shape hold text only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, with_finishes
-from tito_audit.formats._columns import policy_of
+from tito_audit.formats._columns import first_given, policy_of
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
@@ -54,10 +54,12 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Rollout:
     values = _unwrapped(row)
     messages, texts = _content(values.get("content"))
-    stated = model_facts(values).with_facts(content=texts, sample_loss_mask=_first(values, _SAMPLE_MASK))
+    stated = model_facts(values).with_facts(
+        content=texts, sample_loss_mask=values.get(first_given(values, _SAMPLE_MASK) or "")
+    )
     if texts is not None:
         stated = stated.not_read(Unread.MESSAGES, "the texts of the log name no roles")
-    name = next((name for name in _IDS if values.get(name) is not None), None)
+    name = first_given(values, _IDS)
     if name is None:
         return Rollout(place, FORMAT.name, messages, stated=stated.without_ids())
     trained = with_finishes(_training_row(values, name), values)
@@ -68,7 +70,7 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
     """The training row without its padding on the right."""
     padded = as_ids(values[name], name)
     length = _length(values.get("input_lengths"), len(padded))
-    mask = next((key for key in _MASK if values.get(key) is not None), None)
+    mask = first_given(values, _MASK)
     # A column of another width than the ids is not cut, which could make it fit by chance.
     cut = {
         key: value[:length] if len(value) == len(padded) else value
@@ -95,7 +97,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
         raise RecordError("input_lengths counts from the first token, so the row can be padded only on the right")
     if new.padding.right and values.get("input_lengths") is None:
         raise RecordError("the row has no input_lengths: nothing would tell padding from tokens")
-    name = next((name for name in _IDS if values.get(name) is not None), "")
+    name = first_given(values, _IDS) or ""
     updated = updated_row(values, old, new, name, can_pad=True)
     changed = {key: updated[key] for key in values if updated[key] is not values[key]}
     return with_values(row, {key: _wrapped(value, row[key], values[key]) for key, value in changed.items()})
@@ -137,13 +139,9 @@ def _content(value: object) -> tuple[tuple[Message, ...], object]:
     return (), tuple(value)
 
 
-def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((values[name] for name in names if values.get(name) is not None), None)
-
-
 def _unwrapped(row: Row) -> dict[str, Any]:
     """The row's values without their lists of one, which rows of the data plane do not have."""
-    ids = _first(row, _IDS)
+    ids = row.get(first_given(row, _IDS) or "")
     if ids is not None and not (_is_wrapped(ids) and isinstance(ids[0], list | np.ndarray)):
         return dict(row)
     return {key: value[0] if _is_wrapped(value) else value for key, value in row.items()}
@@ -153,7 +151,6 @@ def _is_wrapped(value: object) -> bool:
     return isinstance(value, list | np.ndarray) and len(value) == 1
 
 
-_ROWS = sample(_read, _written)
 FORMAT = Format(
     name="nemo_rl",
     title="NeMo-RL training dumps",
@@ -164,9 +161,7 @@ FORMAT = Format(
     ),
     precedence=90,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **sample(_read, _written).functions,
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
 )

@@ -27,7 +27,7 @@ from tito_audit.formats._responses import (
 )
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._update import of_calls
-from tito_audit.formats._writer import calls_written
+from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
@@ -38,13 +38,12 @@ from tito_audit.signature import keys, one_way
 
 def _matches(row: Row) -> bool:
     logged = exchange(row)
-    return logged is not None and not any(map(_holds_ids, logged.responses))
-
-
-def _holds_ids(response: Mapping[str, Any]) -> bool:
-    """True for a Responses object with NeMo-Gym's ids on its items, which is not read here."""
-    items = filled_list(response.get("output"))
-    return any(isinstance(item, Mapping) and item.get("generation_token_ids") is not None for item in items)
+    # A Responses object with NeMo-Gym's ids on its items is not read here.
+    return logged is not None and not any(
+        isinstance(item, Mapping) and item.get("generation_token_ids") is not None
+        for response in logged.responses
+        for item in filled_list(response.get("output"))
+    )
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -145,9 +144,7 @@ FORMAT = Format(
     signature=one_way(keys("choices[].message", "object", value="response", after=", without token ids")),
     precedence=250,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=calls_written(_read, _sources, stays=ONE_CALL),
+    **call_rows(_read, _sources, stays=ONE_CALL),
     row_is_call=True,
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",

@@ -8,14 +8,14 @@ that also holds the environment's tokens. The framework itself sends them as msg
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, with_finishes
-from tito_audit.formats._columns import Raw, as_logged, ids_or_none, is_given, is_list, plain, policy_of
+from tito_audit.formats._columns import Raw, as_logged, ids_or_none, is_given, is_list, lists_of_lengths, plain
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.build import training_row
@@ -70,7 +70,13 @@ def _read(row: Row, place: Place) -> Rollout:
             ids,
             mask=_list(row, "mask") if flat else ("mask", joined["mask"]),
             logprobs=_list(row, parts[-1]),
-            other=_others(row, parts, (len(ids), len(ids) - (start or 0))),
+            other={
+                name: (value, MovePolicy.DROP if name in _UNREBUILT else policy)
+                for name, (value, policy) in lists_of_lengths(
+                    row, parts, (len(ids), len(ids) - (start or 0))
+                ).items()
+                if len(value) > 1
+            },
             prompt_length=start,
             sentinel=_SENTINEL,
         )
@@ -98,15 +104,6 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 def _joined(row: Row) -> dict[str, Any]:
     """The ids and the mask of a split sample as one sequence."""
     return {name: [*plain(row[first]), *plain(row[second])] for name, (first, second) in _JOINED.items()}
-
-
-def _others(row: Row, read_names: Sequence[str], sizes: Sequence[int]) -> Mapping[str, tuple[Raw, MovePolicy]]:
-    """Every other list with one entry per token."""
-    return {
-        name: (value, MovePolicy.DROP if name in _UNREBUILT else policy_of(name))
-        for name, value in row.items()
-        if name not in read_names and is_list(value) and len(value) in sizes and len(value) > 1
-    }
 
 
 def _list(row: Row, name: str) -> tuple[str, Raw] | None:

@@ -24,11 +24,6 @@ _SENTINEL = 0.0
 _MASK, _LOGPROBS = "loss_mask", "inference_logprobs"
 
 
-def _matches(row: Row) -> bool:
-    number = row.get("export_sequence_idx")
-    return isinstance(number, int) and not isinstance(number, bool) and _MASK in row and "token_ids" in row
-
-
 def _read(row: Row, place: Place) -> Rollout:
     version = row.get("schema_version")
     if isinstance(version, int) and version > 1:
@@ -53,16 +48,13 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
-_ROWS = sample(_read, partial(updated_row, ids="token_ids"))
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",
     signature=one_way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs"),
     precedence=70,
-    matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    matches=lambda row: type(row.get("export_sequence_idx")) is int and {_MASK, "token_ids"} <= row.keys(),
+    **sample(_read, partial(updated_row, ids="token_ids")).functions,
     shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. No text, "
     "tools or model: only merged and split tokens, masks and logprobs can be checked.",
 )

@@ -23,7 +23,7 @@ from tito_audit.formats._calls import (
 )
 from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._writer import calls_written
+from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -223,9 +223,7 @@ FORMAT = Format(
     ),
     precedence=130,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=calls_written(_read, _sources),
+    **call_rows(_read, _sources),
     shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
     "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",
 )

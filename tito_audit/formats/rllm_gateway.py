@@ -27,7 +27,7 @@ from tito_audit.formats._calls import (
 from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._responses_read import usage_of
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._writer import calls_written
+from tito_audit.formats._writer import call_rows
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
@@ -171,9 +171,7 @@ FORMAT = Format(
     signature=one_way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message"),
     precedence=140,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=calls_written(_read, _sources, totals=_counts),
+    **call_rows(_read, _sources, totals=_counts),
     row_is_call=True,
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
     "prompt. Calls of one session are read together.",

@@ -28,7 +28,6 @@ def _sample(row: Row, place: Place) -> Rollout:
     return replace(rollout, turns=turns, stated=stated)
 
 
-_ROWS = batch(_sample, updated_sample, _IDS)
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
@@ -39,9 +38,7 @@ FORMAT = Format(
     ),
     precedence=222,
     matches=lambda row: is_batch(row, _IDS) and is_batch(row, "prompt_token_ids"),
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **batch(_sample, updated_sample, _IDS).functions,
     shows="Each sample's training row with its mask and logprobs, or its one call where all of the response is "
     "trained. No messages, tools or model; an end token added by hand has logprob 0.",
 )

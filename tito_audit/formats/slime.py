@@ -7,9 +7,6 @@ stop token that ended a response, so a sample without one is not a fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import filled, is_list, is_messages, parsed
@@ -19,7 +16,6 @@ from tito_audit.formats._update import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
-from tito_audit.record.stated import Stated
 from tito_audit.signature import keys, one_way
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
@@ -42,9 +38,19 @@ def _read(row: Row, place: Place) -> Rollout:
     metadata = object_at(row, "metadata")
     logged = [parsed(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
-    messages = next((value for value in logged if is_messages(value) and any(map(_is_answer, value))), None)
+    messages = next(
+        (
+            value
+            for value in logged
+            if is_messages(value)
+            and any(m["role"] and speaker_of(str(m["role"])) not in GIVEN_SPEAKERS for m in value)
+        ),
+        None,
+    )
     listed = [parsed(row, "tools"), parsed(metadata, "tools")]
     tools = next((value for value in listed if filled(value)), listed[0])
+    text_keys = (("text", "response"), ("prompt_text", "prompt"), ("status", "status"))
+    texts = {name: row[key] for name, key in text_keys if isinstance(row.get(key), str)}
     return Rollout(
         place,
         FORMAT.name,
@@ -52,26 +58,14 @@ def _read(row: Row, place: Place) -> Rollout:
         as_tools(tools, "tools"),
         template_kwargs=object_at(row, "apply_chat_template_kwargs"),
         training_row=with_finishes(sample_row(row), row),
-        stated=_stated(row),
+        stated=stated_facts(row).with_facts(
+            **texts,
+            finish_reason=_FINISH.get(texts.get("status", "")),
+            remove_sample=True if row.get("remove_sample") is True else None,
+        ),
     )
 
 
-def _is_answer(message: Mapping[str, Any]) -> bool:
-    return bool(message["role"]) and speaker_of(str(message["role"])) not in GIVEN_SPEAKERS
-
-
-def _stated(row: Row) -> Stated:
-    """What the sample says about itself."""
-    text_keys = (("text", "response"), ("prompt_text", "prompt"), ("status", "status"))
-    texts = {name: row[key] for name, key in text_keys if isinstance(row.get(key), str)}
-    return stated_facts(row).with_facts(
-        **texts,
-        finish_reason=_FINISH.get(texts.get("status", "")),
-        remove_sample=True if row.get("remove_sample") is True else None,
-    )
-
-
-_ROWS = sample(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
@@ -80,9 +74,7 @@ FORMAT = Format(
     ),
     precedence=190,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **sample(_read, updated_sample, "a sample").functions,
     shows="The training row, its mask and its logprobs; a null mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

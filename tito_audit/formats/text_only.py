@@ -74,16 +74,14 @@ def _read(row: Row, place: Place) -> Rollout:
     kind = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
     if kind is not None:
         stated = replace(stated, notice=f"No token ids: this is {kind}.")
-    return Rollout(place, FORMAT.name, _messages(row), stated=stated)
-
-
-def _messages(row: Row) -> tuple[Message, ...]:
-    """The prompt and the completion, if both are messages."""
-    prompt = next((value for name in _ASKED if is_messages(value := parsed(row, name))), None)
-    wrote = next((value for name in _WROTE if is_messages(value := parsed(row, name))), None)
-    if prompt is None or wrote is None:
-        return ()
-    return as_messages(prompt, "prompt") + as_messages(wrote, "completion")
+    prompt, wrote = (
+        next((value for name in names if is_messages(value := parsed(row, name))), None)
+        for names in (_ASKED, _WROTE)
+    )
+    messages: tuple[Message, ...] = ()
+    if prompt is not None and wrote is not None:
+        messages = as_messages(prompt, "prompt") + as_messages(wrote, "completion")
+    return Rollout(place, FORMAT.name, messages, stated=stated)
 
 
 def _may_hold_ids(value: Any, depth: int = 6) -> bool:
@@ -102,7 +100,6 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) or is_messages(value)
 
 
-_ROWS = SampleRows(_read, lambda row, before, part: row)
 FORMAT = Format(
     name="text_only",
     title="Text without token ids",
@@ -118,9 +115,7 @@ FORMAT = Format(
     ),
     precedence=280,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **SampleRows(_read, lambda row, before, part: row).functions,
     shows="Nothing: no ids were recorded. For the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook "
     "write by default, a notice says what to save instead.",
 )

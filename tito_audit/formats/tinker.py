@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts, with_finishes
-from tito_audit.formats._columns import as_logged, is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._columns import as_logged, first_given, is_list, is_numbers, parsed, policy_of
 from tito_audit.formats._kit import sample
-from tito_audit.formats._update import changed_columns
+from tito_audit.formats._update import changed_columns, object_at
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
@@ -41,11 +41,6 @@ _NOT_SAMPLED = 0.0
 """What every column of numbers holds where nothing was sampled."""
 
 
-def _matches(row: Row) -> bool:
-    inputs = row.get("loss_fn_inputs")
-    return "model_input" in row and isinstance(inputs, Mapping) and _TARGETS in inputs
-
-
 def _read(row: Row, place: Place) -> Rollout:
     inputs = row["loss_fn_inputs"]
     stated = stated_facts(row)
@@ -60,7 +55,7 @@ def _read(row: Row, place: Place) -> Rollout:
 
 
 def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
-    mask = next((name for name in _MASKS if inputs.get(name) is not None), None)
+    mask = first_given(inputs, _MASKS)
     other: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in inputs.items():
         if name in (_TARGETS, mask, "logprobs") or value is None or _is_table(value):
@@ -260,7 +255,7 @@ FORMAT = Format(
     title="tinker datums",
     signature=one_way("model_input", keys("loss_fn_inputs.target_tokens", before=" and ")),
     precedence=200,
-    matches=_matches,
+    matches=lambda row: "model_input" in row and _TARGETS in object_at(row, "loss_fn_inputs"),
     read=_ROWS.read,
     sources=_sources,
     update=_ROWS.update,

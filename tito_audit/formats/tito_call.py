@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import answer_indices, call_turn, stated_facts
-from tito_audit.formats._columns import is_list, parsed
+from tito_audit.formats._columns import lists_or_null, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import one_way
-
-
-def _matches(row: Row) -> bool:
-    if not {"input_ids", "output_ids"} <= row.keys():
-        return False
-    return all(row[name] is None or is_list(row[name]) for name in ("input_ids", "output_ids"))
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -33,16 +27,13 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row))
 
 
-_ROWS = calls(_read, "messages")
 FORMAT = Format(
     name="tito_call",
     title="Token-in, token-out provider, one call",
     signature=one_way("input_ids", "output_ids", "logprobs", "finish_reason"),
     precedence=260,
-    matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    matches=lambda row: lists_or_null(row, "input_ids", "output_ids"),
+    **calls(_read, "messages").functions,
     row_is_call=True,
     shows="One call: its complete prompt, what was sampled, its logprobs. Messages if the caller added them.",
 )

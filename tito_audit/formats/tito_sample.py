@@ -60,7 +60,6 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-_ROWS = replace(sample(_read_one, partial(updated_row, ids="tokens")), split=packed)
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
@@ -69,9 +68,7 @@ FORMAT = Format(
     ),
     precedence=265,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **replace(sample(_read_one, partial(updated_row, ids="tokens")), split=packed).functions,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
 )

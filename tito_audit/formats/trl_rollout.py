@@ -16,7 +16,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import as_logged, is_list, is_messages
+from tito_audit.formats._columns import as_logged, is_list
 from tito_audit.formats._flat import repadded, unpadded
 from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
@@ -40,10 +40,8 @@ def _matches(row: Row) -> bool:
 
 
 def _sample(row: Row, place: Place) -> Rollout:
-    prompt: Any = row.get("prompt", row.get("prompts"))
-    return sample_rollout(
-        _plain(row), place, FORMAT.name, (_IDS, _PROMPT), prompt=prompt if is_messages(prompt) else None
-    )
+    prompt = row.get("prompt", row.get("prompts"))
+    return sample_rollout(_plain(row), place, FORMAT.name, (_IDS, _PROMPT), prompt=prompt)
 
 
 def _plain(row: Row) -> Row:
@@ -95,7 +93,6 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     return with_values(row, values)
 
 
-_ROWS = batch(_sample, _updated, _IDS)
 FORMAT = Format(
     name="trl_rollout",
     title="TRL rollout_func output and trainer buffers",
@@ -115,9 +112,7 @@ FORMAT = Format(
     ),
     precedence=224,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **batch(_sample, _updated, _IDS).functions,
     shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` or `tool_mask` "
     "leaves tokens out; the prompt's messages where they were saved. No model or tools.",
 )

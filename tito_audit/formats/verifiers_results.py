@@ -17,7 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, turn_of_tokens, with_finishes, written_once
 from tito_audit.formats._columns import equal_values, is_given, is_list, is_numbers, policy_of, same_ids
-from tito_audit.formats._update import CountPairs, at, object_at, of_calls, plain_sources, with_counts
+from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_counts
 from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats
@@ -262,20 +262,18 @@ def _is_copy(value: Any, of: Any) -> bool:
 
 
 def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    usage = row.get("token_usage")
-    if isinstance(usage, Mapping):
-        yield Edit(("token_usage",), with_counts(usage, _usage(before[0].turns, after[0].turns)))
-
-
-def _usage(before: Sequence[Turn], after: Sequence[Turn]) -> CountPairs:
-    """A row's counts before and after: the tokens of all prompts, and those the last call saw but no call sampled.
+    """Edits to the row's counts: the tokens of all prompts, and those the last call saw but no call sampled.
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
     """
-    (old, completions), (new, _) = lengths_of(before), lengths_of(after)
-    (old_last, last_completion), (new_last, _) = lengths_of(before[-1:]), lengths_of(after[-1:])
-    last_inputs = [(old_last + last_completion - completions, new_last + last_completion - completions)]
-    return {"input_tokens": [(old, new)], "final_input_tokens": last_inputs}
+    usage = row.get("token_usage")
+    if isinstance(usage, Mapping):
+        was, now = before[0].turns, after[0].turns
+        (old, completions), (new, _) = lengths_of(was), lengths_of(now)
+        (old_last, last_completion), (new_last, _) = lengths_of(was[-1:]), lengths_of(now[-1:])
+        last_inputs = [(old_last + last_completion - completions, new_last + last_completion - completions)]
+        counts = {"input_tokens": [(old, new)], "final_input_tokens": last_inputs}
+        yield Edit(("token_usage",), with_counts(usage, counts))
 
 
 def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) -> None:

@@ -201,13 +201,10 @@ def _calls_by_node(tree: Tree) -> dict[int, Mapping[str, Any]]:
         # A table has floats where some are null.
         if isinstance(node, float) and node.is_integer():
             node = int(node)
-        if type(node) is int and not _failed(call.get("error")):
+        error = call.get("error") if type(node) is int else None
+        if type(node) is int and (error is None or (isinstance(error, str | Mapping) and not error)):
             calls_of[node] = call
     return calls_of
-
-
-def _failed(error: object) -> bool:
-    return bool(error) if isinstance(error, str | Mapping) else error is not None
 
 
 def _stated_by_trace(shared: Stated, tree: Tree, calls: Mapping[int, Mapping[str, Any]]) -> Stated:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import as_logged, is_list, is_messages
+from tito_audit.formats._columns import as_logged, is_list
 from tito_audit.formats._flat import repadded, trained_tokens, unpadded
 from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
@@ -44,10 +44,7 @@ def _is_ids(value: object) -> bool:
 
 
 def _sample(row: Row, place: Place) -> Rollout:
-    messages: Any = row.get("raw_prompt")
-    return sample_rollout(
-        _plain(row), place, FORMAT.name, tuple(_NAMES), prompt=messages if is_messages(messages) else None
-    )
+    return sample_rollout(_plain(row), place, FORMAT.name, tuple(_NAMES), prompt=row.get("raw_prompt"))
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -148,7 +145,6 @@ def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
     return positions
 
 
-_ROWS = batch(_sample, _updated, _RESPONSES)
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",
@@ -160,9 +156,7 @@ FORMAT = Format(
     ),
     precedence=226,
     matches=_matches,
-    read=_ROWS.read,
-    sources=_ROWS.sources,
-    update=_ROWS.update,
+    **batch(_sample, _updated, _RESPONSES).functions,
     shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding removed; "
     "or its one call. The logs that verl itself writes hold text only.",
 )
