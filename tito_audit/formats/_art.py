@@ -22,6 +22,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._call_log import FindSource, LoggedCall, Thread, chat_calls, part_of, threads
 from tito_audit.formats._calls import call_turn
+from tito_audit.formats._columns import as_object, as_objects
 from tito_audit.formats._responses import (
     Exchange,
     chat_tools,
@@ -47,11 +48,10 @@ KINDS = ("chat_completions", "completions", "responses", "messages")
 
 def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[LoggedCall]]:
     """The calls of a trajectory's exchanges at `path` as threads, each in the order of its requests."""
-    if not isinstance(exchanges, Mapping):
-        raise RecordError("exchanges is not an object with one list for each kind of endpoint")
+    lists = as_object(exchanges, "exchanges is not an object with one list for each kind of endpoint")
     lines: list[list[LoggedCall]] = []
     for kind in KINDS:
-        listed = exchanges.get(kind)
+        listed = lists.get(kind)
         if listed is None:
             continue
         if not isinstance(listed, list | tuple):
@@ -130,8 +130,7 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
         turn = Turn(prompt_ids=None, completion_ids=None)
         yield LoggedCall(turn, CallSource, before, _answer(output), wants_ids=False, **fields)
         return
-    if not isinstance(listed, list | tuple) or not all(isinstance(entry, Mapping) for entry in listed):
-        raise RecordError("token_generations is not a list of generations (objects)")
+    listed = as_objects(listed, "token_generations is not a list of generations (objects)")
     for number, generation in enumerate(listed):
         own = _indices(generation, len(output), number)
         sent = before and (*before, *(s.message for s in steps(output[: own[0]] if own else output, "output")))
@@ -160,10 +159,8 @@ def _answer(items: Sequence[Any]) -> Message | None:
 def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
     where = f"token_generations[{number}]"
     prompt, entries = generation.get("prompt_token_ids"), generation.get("output_tokens")
-    if entries is not None and (
-        not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries)
-    ):
-        raise RecordError(f"{where}.output_tokens is not a list of tokens (objects)")
+    if entries is not None:
+        entries = as_objects(entries, f"{where}.output_tokens is not a list of tokens (objects)")
     ids = (
         None if entries is None else as_ids([entry.get("token_id") for entry in entries], f"{where}.output_tokens")
     )
@@ -214,9 +211,7 @@ def _anthropic_request(request: Mapping[str, Any]) -> _ChatRequest:
     system = request.get("system")
     if system:
         wires.append({"role": "system", "content": _joined(system)})
-    listed = request.get("messages")
-    if not isinstance(listed, list | tuple) or not all(isinstance(entry, Mapping) for entry in listed):
-        raise RecordError("request.messages is not a list of messages (objects)")
+    listed = as_objects(request.get("messages"), "request.messages is not a list of messages (objects)")
     complete = not wires or wires[0]["content"] is not None
     for message in listed:
         chat_wires = _wires(message)
@@ -231,13 +226,12 @@ def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str) or content is None:
         return [{"role": role, "content": content}]
-    if not isinstance(content, list | tuple) or not all(isinstance(block, Mapping) for block in content):
-        raise RecordError("a message's content is neither text nor a list of blocks (objects)")
+    blocks = as_objects(content, "a message's content is neither text nor a list of blocks (objects)")
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    for block in content:
+    for block in blocks:
         kind = block.get("type")
         if kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
@@ -273,12 +267,10 @@ def _joined(content: object) -> str | None:
 def _tools(tools: object) -> tuple[ToolSpec, ...]:
     if tools is None:
         return ()
-    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise RecordError("request.tools is not a list of tool definitions (objects)")
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
     return tuple(
         {"type": "function", "function": {ours: tool[theirs] for theirs, ours in names.items() if theirs in tool}}
-        for tool in tools
+        for tool in as_objects(tools, "request.tools is not a list of tool definitions (objects)")
     )
 
 
@@ -322,9 +314,8 @@ def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapp
     if not isinstance(more, list | tuple):
         raise RecordError(f"{where} is not a list of histories")
     for number, history in enumerate(more):
-        if not isinstance(history, Mapping):
-            raise RecordError(f"{where}[{number}] is not a history (an object)")
-        yield history, (*path, "additional_histories", number)
+        at = (*path, "additional_histories", number)
+        yield as_object(history, f"{where}[{number}] is not a history (an object)"), at
 
 
 def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated) -> Thread:

@@ -145,6 +145,27 @@ def turn_of_tokens(
     return Turn(prompt_ids, ids, values, columns=columns)
 
 
+def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: Collection[str]) -> Turn:
+    """The call of an object that holds its ids under these names, how it ended and with which weights."""
+    turn = turn_of_tokens(
+        (prompt, entry.get(prompt)),
+        (completion, entry.get(completion)),
+        lambda: flat_logprobs(entry, "logprobs"),
+        other_columns(entry, read_names),
+    )
+    return replace(
+        turn,
+        finish_reason=finish_reason(entry),
+        stop_string=stop_string(entry),
+        weight_versions=weight_versions(entry),
+    )
+
+
+def text_alone(answer: Message) -> str | None:
+    """The text of an answer; None if its completion holds more, reasoning or tool calls."""
+    return answer.text if not answer.tool_calls and answer.reasoning is None else None
+
+
 def updated_call(
     entry: Mapping[str, Any], before: Turn, after: Turn, *, skip: Collection[str] = ()
 ) -> Mapping[str, Any]:

@@ -143,6 +143,28 @@ def is_messages(value: object) -> bool:
     )
 
 
+def as_object(value: object, refusal: str) -> Mapping[str, Any]:
+    """The value, an object; RecordError in the words of `refusal` if it is something else."""
+    if not isinstance(value, dict | Mapping):
+        raise RecordError(refusal)
+    return value
+
+
+def as_objects(value: object, refusal: str) -> Sequence[Mapping[str, Any]]:
+    """The value, a list of objects; RecordError in the words of `refusal` if it is something else."""
+    if not isinstance(value, list | tuple) or not all(isinstance(entry, dict | Mapping) for entry in value):
+        raise RecordError(refusal)
+    return value
+
+
+def column_of(row: Mapping[str, Any], name: str) -> tuple[str, Raw] | None:
+    """A column of one entry per token with its name; None if it is null, RecordError if it is no list."""
+    value: Any = row.get(name)
+    if value is not None and not is_list(value):
+        raise RecordError(f"column {name!r} is not a list of one entry per token")
+    return None if value is None else (name, value)
+
+
 def is_numbers(value: object) -> bool:
     """True for a list whose first entries are numbers or null; the rest is not checked."""
     if isinstance(value, np.ndarray):

@@ -19,7 +19,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import as_whole
+from tito_audit.formats._columns import as_objects, as_whole
 from tito_audit.formats._update import object_at
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import Path
@@ -331,8 +331,7 @@ def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     listed = response.get("choices")
     if listed is None:
         return (response,)
-    if not isinstance(listed, list | tuple) or not all(isinstance(choice, Mapping) for choice in listed):
-        raise RecordError("choices is not a list of answers (objects)")
+    listed = as_objects(listed, "choices is not a list of answers (objects)")
     if not listed:
         raise RecordError("choices is empty: the server gave no answer, so there is nothing to audit")
     if any(choice.get("delta") is not None for choice in listed):

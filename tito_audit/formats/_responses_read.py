@@ -11,7 +11,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import real_name, stop_string, version_spans
+from tito_audit.formats._calls import real_name, stop_string, text_alone, version_spans
 from tito_audit.formats._columns import alternatives
 from tito_audit.formats._responses import (
     FLOOR,
@@ -191,8 +191,7 @@ def _turn(
     if message is None:
         text = choice["text"] if isinstance(choice.get("text"), str) else None
     else:
-        whole = not message.tool_calls and message.reasoning is None
-        text = message.text if whole and message.content is not None else None
+        text = text_alone(message) if message.content is not None else None
     reason = choice.get("finish_reason")
     if reason is None:
         reason = object_at(choice, "meta_info").get("finish_reason")

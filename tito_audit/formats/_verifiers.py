@@ -25,6 +25,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import (
     as_logged,
+    as_object,
     equal_values,
     filled,
     is_given,
@@ -49,9 +50,7 @@ from tito_audit.record.sources import CallSource, Sources
 
 def chat_message(value: object, where: str) -> Message:
     """A message with its tool calls in chat form; `where` names it in errors."""
-    if not isinstance(value, Mapping):
-        raise RecordError(f"{where} is not a message: an object with a `role` is expected")
-    wire = message_wire(value)
+    wire = message_wire(as_object(value, f"{where} is not a message: an object with a `role` is expected"))
     calls = wire.get("tool_calls")
     if isinstance(calls, list | tuple):
         wire["tool_calls"] = [_chat_call(call) for call in calls]
@@ -192,8 +191,7 @@ def trees_of(episode: Row) -> list[Tree]:
         raise RecordError("traces is not a list of traces")
     trees: list[Tree] = []
     for number, trace in enumerate(traces):
-        if not isinstance(trace, Mapping):
-            raise RecordError(f"traces[{number}] is not a trace (an object)")
+        trace = as_object(trace, f"traces[{number}] is not a trace (an object)")
         trees.extend(_trees(trace, ("traces", number), f"traces[{number}]."))
     return trees
 
@@ -248,9 +246,8 @@ def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
         yield Tree(trace, path, nodes, members, tools[group[0]] if group else trace.get("tools"))
 
 
-def _node(wire: object, number: int, where: str) -> TraceNode:
-    if not isinstance(wire, Mapping):
-        raise RecordError(f"{where} is not a node (an object)")
+def _node(value: object, number: int, where: str) -> TraceNode:
+    wire = as_object(value, f"{where} is not a node (an object)")
     parent = wire.get("parent")
     if isinstance(parent, float) and parent.is_integer():
         parent = int(parent)  # a table has floats where some are null

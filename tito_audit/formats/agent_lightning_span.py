@@ -16,7 +16,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, PartRows, Thread, part_of
 from tito_audit.formats._calls import real_name
-from tito_audit.formats._columns import filled, first_given, ids_or_none, is_list, literal
+from tito_audit.formats._columns import as_objects, filled, first_given, ids_or_none, is_list, literal
 from tito_audit.formats._responses import message_wire, text_of
 from tito_audit.formats._update import object_at, plain_sources, same_as
 from tito_audit.record.arrays import Ids, empty_ids
@@ -161,14 +161,11 @@ def _prompt(fields: _TokenFields) -> Any:
     return None if name is None else ids_or_none(literal(fields.holder[name]), name)
 
 
-def _entries(fields: _TokenFields) -> list[Mapping[str, Any]] | None:
+def _entries(fields: _TokenFields) -> Sequence[Mapping[str, Any]] | None:
     """The tokens' logprobs as objects; None if there are none."""
     value = literal(fields.holder.get(fields.logprobs))
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
-        raise RecordError(f"{fields.logprobs} is not a list of tokens (objects with a `logprob`)")
-    return list(value)
+    refusal = f"{fields.logprobs} is not a list of tokens (objects with a `logprob`)"
+    return None if value is None else as_objects(value, refusal)
 
 
 def _source(fields: _TokenFields, prompt_ids: Ids | None) -> CallSource:

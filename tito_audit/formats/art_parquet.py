@@ -16,7 +16,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import trajectory_parts
 from tito_audit.formats._call_log import PartRows, Thread
-from tito_audit.formats._columns import parsed
+from tito_audit.formats._columns import as_object, parsed
 from tito_audit.formats._responses import message_wire
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_message, as_tools
@@ -105,15 +105,11 @@ def _trajectory(row: Row) -> Mapping[str, Any]:
             value = parsed_by_python(text)
         except ValueError:
             raise RecordError("trajectory_json is not valid JSON") from None
-    if not isinstance(value, Mapping):
-        raise RecordError("trajectory_json is not a trajectory (an object)")
-    return value
+    return as_object(value, "trajectory_json is not a trajectory (an object)")
 
 
 def _message(value: object, where: str) -> Message:
-    if not isinstance(value, Mapping):
-        raise RecordError(f"{where} is not a message (an object)")
-    wire = message_wire(value, ("trainable",))
+    wire = message_wire(as_object(value, f"{where} is not a message (an object)"), ("trainable",))
     if "tool_calls" in wire:
         wire["tool_calls"] = parsed(wire, "tool_calls")
     return as_message(wire, where)

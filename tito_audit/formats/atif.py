@@ -18,10 +18,11 @@ from tito_audit.formats._calls import (
     calls_unknown_tools,
     finish_reason,
     one_model,
+    text_alone,
     turn_of_tokens,
     weight_versions,
 )
-from tito_audit.formats._columns import flat_logprobs, is_list, other_columns, policy_of
+from tito_audit.formats._columns import as_object, flat_logprobs, is_list, other_columns, policy_of
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import call_rows, lengths_of
@@ -49,9 +50,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """A trajectory and all trajectories embedded in it with their paths, outer ones first."""
-    if not isinstance(value, Mapping):
-        raise RecordError(f"{path_text(path)} is not a trajectory (an object)")
-    yield path, value
+    yield path, as_object(value, f"{path_text(path)} is not a trajectory (an object)")
     inner = value.get(_INNER)
     if inner is None:
         return
@@ -62,9 +61,7 @@ def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, A
 
 
 def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout:
-    agent = trajectory.get("agent")
-    if not isinstance(agent, Mapping):
-        raise RecordError(f"{where}agent is not an object that names the agent")
+    agent = as_object(trajectory.get("agent"), f"{where}agent is not an object that names the agent")
     read = _conversation_of(trajectory.get("steps"), f"{where}steps")
     tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
     # The model, unless the steps of the trajectory name several.
@@ -83,18 +80,13 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
     readable = not stated.reasons
     turns: tuple[Turn, ...] = ()
     if any(call.metrics.get(name) is not None for call in read.calls for name in _ID_NAMES):
-        turns = tuple(_turn(call, read, f"{where}steps[{call.step}]", readable) for call in read.calls)
+        turns = tuple(
+            _step_turn(call, f"{where}steps[{call.step}]", read.messages[call.message] if readable else None)
+            for call in read.calls
+        )
     else:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, read.messages if readable else (), tools, turns=turns, stated=stated)
-
-
-def _turn(call: _StepCall, conversation: _TrajectorySteps, where: str, readable: bool) -> Turn:
-    message = conversation.messages[call.message]
-    # The message's text does not contain reasoning and tool calls, which are part of the completion.
-    whole = readable and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
-    index = call.message if readable else None
-    return _step_turn(call, where, message_index=index, text=message.text if whole else None)
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
@@ -191,11 +183,15 @@ def _conversation_of(steps: object, where: str) -> _TrajectorySteps:
     return _TrajectorySteps(tuple(messages), tuple(calls), tuple(sorted(unread)))
 
 
-def _step_turn(call: _StepCall, where: str, *, message_index: int | None, text: str | None) -> Turn:
-    """The model call of a step. If its metrics are sums over several calls, it has no ids of its own."""
+def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
+    """The model call of a step, without a place for its `answer` if the messages cannot be read.
+
+    If its metrics are sums over several calls, it has no ids of its own.
+    """
+    index = None if answer is None else call.message
     extra = object_at(call.metrics, "extra")
     if call.merged:
-        return Turn(None, None, message_index=message_index, finish_reason=finish_reason(extra))
+        return Turn(None, None, message_index=index, finish_reason=finish_reason(extra))
     try:
         prompt, completion = ((name, call.metrics.get(name)) for name in _ID_NAMES)
         others = {_EXTRA_PREFIX + name: column for name, column in other_columns(extra, ()).items()}
@@ -204,8 +200,8 @@ def _step_turn(call: _StepCall, where: str, *, message_index: int | None, text: 
         raise RecordError(f"{where}.metrics: {error}") from None
     return replace(
         turn,
-        message_index=message_index,
-        completion_text=text,
+        message_index=index,
+        completion_text=text_alone(answer) if answer is not None and isinstance(answer.content, str) else None,
         finish_reason=finish_reason(extra),
         weight_versions=weight_versions(extra),
     )
@@ -214,11 +210,9 @@ def _step_turn(call: _StepCall, where: str, *, message_index: int | None, text: 
 def _calls(step: _Wire, number: int, message: int, where: str) -> Iterator[_StepCall]:
     """The call of an agent's step, if a call made it and it was not copied from elsewhere."""
     metrics, count = step.get("metrics"), step.get("llm_call_count")
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise RecordError(f"{where}.metrics is not an object")
+    metrics = {} if metrics is None else as_object(metrics, f"{where}.metrics is not an object")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
         raise RecordError(f"{where}.llm_call_count is {count!r}, not a number of calls")
-    metrics = {} if metrics is None else metrics
     # A table has every key, so metrics that are all null count as missing.
     has_metrics = any(value is not None for value in metrics.values())
     if step.get("is_copied_context") is True or (count is None and not has_metrics) or count == 0:
@@ -258,8 +252,7 @@ def _observed(step: _Wire, where: str) -> Iterator[Message]:
     """The results of a step: of tool calls as tool messages, of other actions as user messages."""
     for number, result in enumerate(_results(step, where)):
         here = f"{where}.observation.results[{number}]"
-        if not isinstance(result, Mapping):
-            raise RecordError(f"{here} is not a result (an object)")
+        result = as_object(result, f"{here} is not a result (an object)")
         source, content = result.get("source_call_id"), result.get("content")
         if source is not None:
             yield as_message({"role": "tool", "tool_call_id": source, "content": content}, here)

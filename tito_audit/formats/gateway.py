@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, model_facts, stop_string, turn_of_tokens, weight_versions
-from tito_audit.formats._columns import flat_logprobs, other_columns, parsed
+from tito_audit.formats._calls import model_facts, turn_at
+from tito_audit.formats._columns import parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import Message, as_message, as_messages, as_tools
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import keys, one_way
 
 VERSION = "tito_audit_gateway"
@@ -30,7 +30,8 @@ def _read_one(row: Row, place: Place) -> Rollout:
     kwargs = parsed(row, "chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise RecordError("chat_template_kwargs is not an object")
-    turn = _turn(row, len(messages) - 1 if messages else None)
+    turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
+    turn = replace(turn, message_index=len(messages) - 1 if messages else None)
     facts = {name: value for name in _FACTS if isinstance(value := row.get(name), str)}
     stated_facts = model_facts(row).with_facts(id=_answer_id(row), **facts)
     return Rollout(
@@ -54,22 +55,6 @@ def _conversation(row: Row) -> tuple[Message, ...]:
         return ()
     answer_message = as_message(answer, "response_message")
     return (*sent, answer_message) if answer_message.sampled else ()
-
-
-def _turn(row: Row, index: int | None) -> Turn:
-    turn = turn_of_tokens(
-        (_PROMPT, row.get(_PROMPT)),
-        (_COMPLETION, row.get(_COMPLETION)),
-        lambda: flat_logprobs(row, "logprobs"),
-        other_columns(row, _TAKEN),
-    )
-    return replace(
-        turn,
-        message_index=index,
-        finish_reason=finish_reason(row),
-        stop_string=stop_string(row),
-        weight_versions=weight_versions(row),
-    )
 
 
 def _answer_id(row: Row) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import real_name, turn_of_tokens
-from tito_audit.formats._columns import Raw, filled, flat_logprobs, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import Raw, as_object, filled, flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
@@ -97,11 +97,10 @@ def _lists(row: Row) -> Iterator[tuple[Path, Any]]:
     yield ("rollout_details",), row.get("rollout_details")
 
 
-def _paired(value: object, path: Path) -> _Detail:
+def _paired(logged: object, path: Path) -> _Detail:
     """The three lists of a conversation, paired call by call; RecordError if the pairing is unclear."""
     where = f"{path_text(path)}." if path else ""
-    if not isinstance(value, Mapping):
-        raise RecordError(f"{path_text(path)} is not a conversation (an object)")
+    value = as_object(logged, f"{path_text(path)} is not a conversation (an object)")
     prompts, completions, logprobs = (
         _lists_of(value, name, where) for name in (_PROMPTS, _COMPLETIONS, _LOGPROBS)
     )

@@ -16,7 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import same_messages, written_once
-from tito_audit.formats._columns import as_logged, ids_or_none, is_list
+from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._update import object_at, of_calls, with_list, with_values
 from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
@@ -73,8 +73,7 @@ def _calls(row: Row, place: Place) -> list[_CallRecord]:
     if records is not None and not is_list(records):
         raise RecordError("records is not a list of requests and their answers")
     for number, record in enumerate(records if records is not None else ()):
-        if not isinstance(record, Mapping):
-            raise RecordError(f"records[{number}] is not a request and its answer (an object)")
+        record = as_object(record, f"records[{number}] is not a request and its answer (an object)")
         status = record.get("status_code")
         if isinstance(status, int | float | str) and status not in (200, "200"):
             continue  # an error returned to the agent

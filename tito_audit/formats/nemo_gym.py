@@ -16,8 +16,8 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import real_name, same_messages, written_once
-from tito_audit.formats._columns import as_logged, filled, is_list, same_ids
+from tito_audit.formats._calls import real_name, same_messages, text_alone, written_once
+from tito_audit.formats._columns import as_logged, as_object, filled, is_list, same_ids
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     TEXT_KEYS,
@@ -99,10 +99,8 @@ def output_path(row: Row) -> Path:
 def request_of(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The request and the answer of a row that is not in chat form."""
     response = row["response"] if "responses_create_params" in row else row
-    params = row.get("responses_create_params", row)
-    if not isinstance(params, Mapping):
-        raise RecordError("responses_create_params is not an object, so the request is unknown")
-    return params, response
+    refusal = "responses_create_params is not an object, so the request is unknown"
+    return as_object(row.get("responses_create_params", row), refusal), response
 
 
 def layout_of(row: Row) -> GymLayout:
@@ -464,9 +462,7 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
     token_item = call.token_item or {}
     index = len(call.prompt)
     in_place = index < len(messages) and same_messages(messages[: index + 1], (*call.prompt, call.answer))
-    text = text_of(token_item.get("generation_str"))
-    if text is None and not call.answer.tool_calls and call.answer.reasoning is None:
-        text = call.answer.text
+    text = text_of(token_item.get("generation_str")) or text_alone(call.answer)
     turn = Turn(
         prompt_ids=None,
         completion_ids=None,

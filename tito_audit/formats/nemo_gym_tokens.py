@@ -16,7 +16,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import real_name, turn_of_tokens
+from tito_audit.formats._calls import real_name, text_alone, turn_of_tokens
 from tito_audit.formats._columns import lists_or_null, other_columns
 from tito_audit.formats._kit import calls
 from tito_audit.formats._responses import TOKEN_KEYS, steps, text_of
@@ -69,9 +69,7 @@ def _answer(items: Any) -> tuple[str | None, bool]:
     cut = any(text_of(item.get("status")) == "incomplete" for step in calls for item in step.items)
     if len(calls) != 1 or any(item.get(part) for item in calls[0].items for part in _PARTS):
         return None, cut
-    message = calls[0].message
-    whole = not message.tool_calls and message.reasoning is None
-    return message.text if whole else None, cut
+    return text_alone(calls[0].message), cut
 
 
 def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:

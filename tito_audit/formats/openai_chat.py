@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import text_alone
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     Item,
@@ -29,7 +30,6 @@ from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request
 from tito_audit.formats._update import of_calls
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
-from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
@@ -80,17 +80,16 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
 
 
 def _turn(step: MessageStep, index: int | None) -> Turn:
-    message: Message = step.message
-    whole = not message.tool_calls and message.reasoning is None
+    text = text_alone(step.message)
     incomplete = any(text_of(item.get("status")) == "incomplete" for item in step.items)
     return Turn(
         prompt_ids=None,
         completion_ids=None,
         message_index=index,
-        completion_text=message.text if whole else None,
+        completion_text=text,
         finish_reason="length" if incomplete else None,
         # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
-        token_texts=_token_texts(step.items) if whole else None,
+        token_texts=_token_texts(step.items) if text is not None else None,
     )
 
 

@@ -12,10 +12,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, with_finishes
-from tito_audit.formats._columns import Raw, as_logged, ids_or_none, is_given, is_list, lists_of_lengths, plain
+from tito_audit.formats._columns import (
+    Raw,
+    as_logged,
+    column_of,
+    first_text,
+    ids_or_none,
+    is_given,
+    is_list,
+    lists_of_lengths,
+    plain,
+)
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.build import training_row
@@ -54,9 +63,7 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Rollout:
-    stated = model_facts(row)
-    if isinstance(row.get("env_name"), str):
-        stated = stated.with_facts(env_name=row["env_name"])
+    stated = model_facts(row).with_facts(env_name=first_text(row, ("env_name",)))
     # The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's.
     flat = _is_flat(row)
     joined = row if flat else _joined(row)
@@ -107,13 +114,8 @@ def _joined(row: Row) -> dict[str, Any]:
 
 
 def _list(row: Row, name: str) -> tuple[str, Raw] | None:
-    """A column with its name; None if the row does not have it."""
-    value: Any = row.get(name)
-    if not is_given(value):
-        return None
-    if not is_list(value):
-        raise RecordError(f"column {name!r} is not a list of one entry per token")
-    return name, value
+    """A column with its name; None if the row does not have it or it is empty."""
+    return column_of(row, name) if is_given(row.get(name)) else None
 
 
 def _is_flat(row: Row) -> bool:

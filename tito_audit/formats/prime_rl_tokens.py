@@ -12,7 +12,7 @@ from functools import partial
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, with_finishes
-from tito_audit.formats._columns import ids_or_none, is_list, lists_of_lengths
+from tito_audit.formats._columns import column_of, first_text, ids_or_none, lists_of_lengths
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
@@ -28,19 +28,14 @@ def _read(row: Row, place: Place) -> Rollout:
     version = row.get("schema_version")
     if isinstance(version, int) and version > 1:
         raise RecordError(f"schema_version is {version}; only version 1 of token exports is known")
-    stated = model_facts(row)
-    if isinstance(row.get("env_name"), str):
-        stated = stated.with_facts(env_name=row["env_name"])
+    stated = model_facts(row).with_facts(env_name=first_text(row, ("env_name",)))
     ids = ids_or_none(row["token_ids"], "token_ids")
     if ids is None:
         return Rollout(place, FORMAT.name, stated=stated.without_ids())
-    for name in (_MASK, _LOGPROBS):
-        if row.get(name) is not None and not is_list(row[name]):
-            raise RecordError(f"column {name!r} is not a list of one entry per token")
     trained = training_row(
         ids,
-        mask=None if row.get(_MASK) is None else (_MASK, row[_MASK]),
-        logprobs=None if row.get(_LOGPROBS) is None else (_LOGPROBS, row[_LOGPROBS]),
+        mask=column_of(row, _MASK),
+        logprobs=column_of(row, _LOGPROBS),
         other=lists_of_lengths(row, ("token_ids", _MASK, _LOGPROBS), (len(ids),)),
         sentinel=_SENTINEL,
         whole=True,

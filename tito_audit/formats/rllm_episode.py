@@ -18,10 +18,11 @@ from tito_audit.formats._calls import (
     calls_unknown_tools,
     finish_reason,
     model_facts,
+    text_alone,
     turn_of_tokens,
     weight_versions,
 )
-from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
+from tito_audit.formats._columns import as_objects, filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
@@ -92,9 +93,7 @@ def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
         if isinstance(trajectory, Mapping) and "steps" in trajectory:
             return ()
         raise RecordError(f"{where} is not a trajectory with a list of steps")
-    if not isinstance(steps, list | tuple) or not all(isinstance(step, Mapping) for step in steps):
-        raise RecordError(f"{where}.steps is not a list of steps (objects)")
-    return steps
+    return as_objects(steps, f"{where}.steps is not a list of steps (objects)")
 
 
 def _conversation(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Message, ...]:
@@ -133,7 +132,6 @@ def _turn(
             and all(a is b or a.wire == b.wire for a, b in zip(messages, conversation, strict=False))
         )
     )
-    whole = answer is not None and not answer.tool_calls and answer.reasoning is None
     try:
         scored = step.get("logprobs")
         turn = turn_of_tokens(
@@ -151,7 +149,7 @@ def _turn(
         turn,
         message_index=len(conversation) - 1 if in_place else None,
         prompt_messages=None if in_place or messages is None or not sent else sent,
-        completion_text=answer.text if answer is not None and whole else None,
+        completion_text=None if answer is None else text_alone(answer),
         finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
         weight_versions=weight_versions(step),
     )

@@ -15,16 +15,8 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import (
-    TOOLS_MISSING,
-    calls_unknown_tools,
-    finish_reason,
-    model_facts,
-    stop_string,
-    turn_of_tokens,
-    weight_versions,
-)
-from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
+from tito_audit.formats._calls import TOOLS_MISSING, calls_unknown_tools, model_facts, turn_at
+from tito_audit.formats._columns import filled, is_list
 from tito_audit.formats._responses_read import usage_of
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
@@ -69,12 +61,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn:
-    turn = turn_of_tokens(
-        (_PROMPT, row.get(_PROMPT)),
-        (_COMPLETION, row.get(_COMPLETION)),
-        lambda: flat_logprobs(row, "logprobs"),
-        other_columns(row, _TAKEN),
-    )
+    turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
     message = {} if answer is None else answer
     hidden = any(message.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
     text = None if hidden else message.get("content")
@@ -86,9 +73,6 @@ def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn
         message_index=index,
         completion_text=text if isinstance(text, str) else None,
         usage=usage_of(request, response, choice, turn.completion_ids) if alone else None,
-        finish_reason=finish_reason(row),
-        stop_string=stop_string(row),
-        weight_versions=weight_versions(row),
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts, with_finishes
-from tito_audit.formats._columns import as_logged, first_given, is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._columns import as_logged, as_objects, first_given, is_list, is_numbers, parsed, policy_of
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import changed_columns, object_at
 from tito_audit.record.arrays import Ids, as_ids
@@ -114,9 +114,8 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
         value = value["chunks"]
     if is_list(value) and is_numbers(value):
         return [(as_ids(value, "model_input"), True)]
-    if not isinstance(value, list | tuple) or not all(isinstance(chunk, Mapping) for chunk in value):
-        raise RecordError("model_input is not a list of chunks of token ids")
-    sizes = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(value)]
+    chunks = as_objects(value, "model_input is not a list of chunks of token ids")
+    sizes = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(chunks)]
     if sizes.count(None) > 1:
         raise RecordError("model_input holds several images and does not say how many tokens each stands for")
     rest = max(count - sum(size for size in sizes if size is not None), 0)
@@ -127,7 +126,7 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
         (np.zeros(rest if size is None else size, np.int32), False)
         if chunk.get("tokens") is None
         else (as_ids(chunk["tokens"], f"model_input.chunks[{i}].tokens"), True)
-        for i, (chunk, size) in enumerate(zip(value, sizes, strict=True))
+        for i, (chunk, size) in enumerate(zip(chunks, sizes, strict=True))
     ]
 
 

@@ -11,7 +11,15 @@ from functools import partial
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts, with_finishes
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_messages, other_columns, parsed
+from tito_audit.formats._columns import (
+    first_text,
+    flat_logprobs,
+    ids_or_none,
+    is_list,
+    is_messages,
+    other_columns,
+    parsed,
+)
 from tito_audit.formats._kit import packed, sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
@@ -45,9 +53,6 @@ def _read_one(row: Row, place: Place) -> Rollout:
             other=other_columns(row, {"tokens", "loss_mask", "rollout_log_probs"}),
             sentinel=0.0,
         )
-    stated = stated_facts(row)
-    if isinstance(row.get("response"), str):
-        stated = stated.with_facts(text=row["response"])
     value = parsed(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
     return Rollout(
@@ -56,7 +61,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         messages,
         as_tools(parsed(row, "tools"), "tools"),
         training_row=with_finishes(trained, row),
-        stated=stated,
+        stated=stated_facts(row).with_facts(text=first_text(row, ("response",))),
     )
 
 

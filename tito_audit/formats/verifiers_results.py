@@ -15,8 +15,8 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import model_facts, turn_of_tokens, with_finishes, written_once
-from tito_audit.formats._columns import equal_values, is_given, is_list, is_numbers, policy_of, same_ids
+from tito_audit.formats._calls import model_facts, text_alone, turn_of_tokens, with_finishes, written_once
+from tito_audit.formats._columns import as_object, equal_values, is_given, is_list, is_numbers, policy_of, same_ids
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_counts
 from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
@@ -104,12 +104,12 @@ def _steps(row: Row) -> tuple[_Step, ...]:
     return tuple(_step(step, f"trajectory[{number}]") for number, step in enumerate(steps))
 
 
-def _step(step: object, where: str) -> _Step:
-    if not isinstance(step, Mapping):
-        raise RecordError(f"{where} is not a step (an object)")
+def _step(step: Any, where: str) -> _Step:
+    step = as_object(step, f"{where} is not a step (an object)")
     tokens = step.get("tokens")
-    if tokens is not None and not isinstance(tokens, Mapping):
-        raise RecordError(f"{where}.tokens is not an object with the ids of the step")
+    tokens = (
+        {} if tokens is None else as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
+    )
     completion = step.get("completion")
     answers = chat_messages(completion, f"{where}.completion")
     return _Step(
@@ -117,8 +117,8 @@ def _step(step: object, where: str) -> _Step:
         where,
         chat_messages(step.get("prompt"), f"{where}.prompt"),
         next((message for message in answers if message.role == "assistant"), None),
-        tokens or {},
-        bool((tokens or {}).get("overlong_prompt")),
+        tokens,
+        bool(tokens.get("overlong_prompt")),
     )
 
 
@@ -130,7 +130,7 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
     ]
     text = step.wire.get("completion")
     if not isinstance(text, str) and step.answer is not None:
-        text = None if step.answer.tool_calls or step.answer.reasoning is not None else step.answer.text
+        text = text_alone(step.answer)
     turn = Turn(
         prompt_ids=None,
         completion_ids=None,
