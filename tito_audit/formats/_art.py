@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -92,7 +92,7 @@ def _calls(root: Row, kind: str, exchange: Mapping[str, Any], path: Path) -> lis
 
 def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
     """The call of an Anthropic Messages exchange."""
-    sent = _anthropic_request(request)
+    sent, tools = _anthropic_request(request)
     # The answer is not a message if it holds anything but text, thinking and tool calls.
     wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
     answer = as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
@@ -100,9 +100,9 @@ def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path:
     return LoggedCall(
         turn,
         partial(CallSource, entry=path),
-        prompt=sent.messages if answer is not None else (),
+        prompt=sent if answer is not None else (),
         answer=answer,
-        tools=sent.tools,
+        tools=tools,
         template_kwargs=template_kwargs(request),
         stated=request_facts(request, response),
         wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
@@ -195,17 +195,9 @@ def _generation_source(
 # `vllm/entrypoints/anthropic/serving_messages.py`, OpenPipe/ART `trajectories/_tokenize.py`
 
 
-@dataclass(frozen=True, slots=True)
-class _ChatRequest:
-    """A request in chat form."""
-
-    messages: tuple[Message, ...]
-    """() if it holds something that chat messages cannot express, such as a document."""
-    tools: tuple[ToolSpec, ...]
-
-
-def _anthropic_request(request: Mapping[str, Any]) -> _ChatRequest:
-    """The messages and tools of a request."""
+def _anthropic_request(request: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+    """The messages and tools of a request; no messages if it holds something that they cannot express, such as a
+    document."""
     request = without_arrays(request)
     wires: list[dict[str, Any]] = []
     system = request.get("system")
@@ -218,7 +210,7 @@ def _anthropic_request(request: Mapping[str, Any]) -> _ChatRequest:
         complete = complete and chat_wires is not None
         wires += chat_wires or []
     messages = tuple(as_message(wire, "request.messages") for wire in wires) if complete else ()
-    return _ChatRequest(messages, _tools(request.get("tools")))
+    return messages, _tools(request.get("tools"))
 
 
 def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -180,7 +180,12 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
     for name, value in values.items():
         logged = row.get(name)
         columns[name] = np.array(value, logged.dtype) if isinstance(logged, np.ndarray) else value
-    columns |= {name: _spliced(row[name], changed) for name, changed in parts.items()}
+    for name, changed in parts.items():
+        entries = plain(row[name])
+        for start, end, own in reversed(changed):
+            entries[start:end] = own
+        whole = [entry.item() if isinstance(entry, np.generic) else entry for entry in entries]
+        columns[name] = as_logged(whole, row[name])
     return with_values(row, columns)
 
 
@@ -193,14 +198,6 @@ def _samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tup
         except RecordError as error:
             raise RecordError(f"sample {item}: {error}") from None
     return tuple(rollouts)
-
-
-def _spliced(original: Any, parts: Sequence[tuple[int, int, list[Any]]]) -> Any:
-    """A list with some ranges of entries replaced."""
-    entries = plain(original)
-    for start, end, own in reversed(parts):
-        entries[start:end] = own
-    return as_logged([entry.item() if isinstance(entry, np.generic) else entry for entry in entries], original)
 
 
 # Batches: samples of trainers, with prompt and response ids and columns over the response, one list per sample
@@ -339,7 +336,12 @@ def packed(row: Row) -> Samples | None:
                 flat_columns = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
                 whole = partial(_finished, ids, ((0, len(row[ids])),))
                 return Samples((flat_columns,), lambda _, name: Source((name,)), ids, whole)
-        elif name == "tools" or (not is_list(value) and _applies_to_all(name, value)):
+        elif name == "tools" or (
+            # A value that a row has once applies to each sample; numbers do not, as they count or score all.
+            (value is None or isinstance(value, str | bool | Mapping) or name.startswith("group"))
+            and not is_list(value)
+            and name not in _CONVERSATIONS
+        ):
             rest[name] = value
     samples = tuple(
         {
@@ -398,13 +400,6 @@ def _is_per_sample(value: Any, name: str, count: int) -> bool:
     if name in (*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS):
         return all(entry is None or is_list(entry) for entry in value)
     return True
-
-
-def _applies_to_all(name: str, value: Any) -> bool:
-    """Whether a value that a row has once applies to each sample; numbers do not, as they count or score all."""
-    if name in _CONVERSATIONS:
-        return False
-    return isinstance(value, str | bool | Mapping) or value is None or name.startswith("group")
 
 
 def _boundaries(row: Row, cuts: SampleRanges, sizes: Sequence[int]) -> dict[str, Any]:

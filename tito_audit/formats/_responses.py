@@ -11,7 +11,7 @@ object.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from tito_audit.format import Row
 from tito_audit.formats._columns import as_objects, as_whole
 from tito_audit.formats._update import object_at
 from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec, as_message
 from tito_audit.record.rollout import TokenText
@@ -138,6 +139,19 @@ def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise RecordError(f"{where} holds something that is not a tool definition (an object)")
     return tuple(_chat_tool(tool) for tool in tools)
+
+
+def lists_of_tokens(
+    holder: Mapping[str, Any], read_names: Collection[str], fits: Callable[[object], bool]
+) -> dict[str, tuple[Any, MovePolicy]]:
+    """Every other list of a choice or an item that may have one entry per token, if its values fit."""
+    columns: dict[str, tuple[Any, MovePolicy]] = {}
+    for name, value in holder.items():
+        if name == "routed_experts" and isinstance(value, list):
+            columns[name] = (value, MovePolicy.DROP)
+        elif name not in read_names and fits(value):
+            columns[name] = (value, MovePolicy.MOVE)
+    return columns
 
 
 def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import real_name, stop_string, text_alone, version_spans
-from tito_audit.formats._columns import alternatives
+from tito_audit.formats._columns import alternatives, first_text
 from tito_audit.formats._responses import (
     FLOOR,
     Exchange,
@@ -22,6 +22,7 @@ from tito_audit.formats._responses import (
     exchange,
     generated,
     is_numbers,
+    lists_of_tokens,
     logged_tokens,
     message_wire,
     scores_of,
@@ -30,7 +31,6 @@ from tito_audit.formats._update import at, object_at, of_calls, plain_sources, s
 from tito_audit.formats._writer import call_rows, logged_logprobs
 from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
 from tito_audit.record.build import call_columns
-from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn, Usage
@@ -184,12 +184,12 @@ def _turn(
     values, columns = call_columns(
         empty_ids() if tokens.ids is None else tokens.ids,
         logprobs=None if tokens.ids is None else tokens.logprobs,
-        other=_other_columns(choice),
+        other=lists_of_tokens(choice, _ID_KEYS, _may_be_column),
         sentinel=None if tokens.from_meta_info else FLOOR,
     )
     # The decoded completion; None if the log does not have it in one piece.
     if message is None:
-        text = choice["text"] if isinstance(choice.get("text"), str) else None
+        text = first_text(choice, ("text",))
     else:
         text = text_alone(message) if message.content is not None else None
     reason = choice.get("finish_reason")
@@ -228,12 +228,10 @@ def _with_prompt(
     if isinstance(prompt, list) and prompt and not is_numbers(prompt):
         # A batch of prompts: the choices of the first come first.
         prompt = prompt[min(number * len(prompt) // len(choices(response)), len(prompt) - 1)]
-    if isinstance(prompt, str):
-        turn = replace(turn, prompt_text=prompt)
-    elif isinstance(response.get("prompt_text"), str):
-        turn = replace(turn, prompt_text=response["prompt_text"])
-    elif "meta_info" not in request and isinstance(request.get("text"), str):
-        turn = replace(turn, prompt_text=request["text"])
+    text = prompt if isinstance(prompt, str) else first_text(response, ("prompt_text",))
+    if text is None and "meta_info" not in request:
+        text = first_text(request, ("text",))
+    turn = replace(turn, prompt_text=text)
     places = (
         ("prompt_token_ids", response.get("prompt_token_ids")),
         ("prompt_token_ids", choice.get("prompt_token_ids")),
@@ -245,17 +243,12 @@ def _with_prompt(
     for name, values in places:
         if values is not None:
             return replace(turn, prompt_ids=as_ids(values, name))
-    # The prompt's ids from SGLang's prompt logprobs; None if only a part was scored.
+    # The prompt's ids from SGLang's prompt logprobs, unless only a part was scored.
     scored = scores_of(choice, "input_token_logprobs")
-    if not scored:
-        scored_prompt = None
-    else:
-        counted = object_at(choice, "meta_info").get("prompt_tokens")
-        complete = not isinstance(counted, int | float) or counted == len(scored)
-        scored_prompt = (
-            as_ids([token for _, token in scored], "meta_info.input_token_logprobs") if complete else None
-        )
-    return replace(turn, prompt_ids=scored_prompt)
+    counted = object_at(choice, "meta_info").get("prompt_tokens")
+    if not scored or (isinstance(counted, int | float) and counted != len(scored)):
+        return turn
+    return replace(turn, prompt_ids=as_ids([token for _, token in scored], "meta_info.input_token_logprobs"))
 
 
 def _versions(choice: Mapping[str, Any], response: Mapping[str, Any], name: str) -> Iterator[object]:
@@ -267,17 +260,6 @@ def _versions(choice: Mapping[str, Any], response: Mapping[str, Any], name: str)
 
 def _whole(value: object) -> int:
     return value if type(value) is int else 0
-
-
-def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list of a choice that may have one entry per token."""
-    columns: dict[str, tuple[Any, MovePolicy]] = {}
-    for name, value in choice.items():
-        if name == "routed_experts" and isinstance(value, list):
-            columns[name] = (value, MovePolicy.DROP)
-        elif name not in _ID_KEYS and _may_be_column(value):
-            columns[name] = (value, MovePolicy.MOVE)
-    return columns
 
 
 def _may_be_column(value: object) -> bool:

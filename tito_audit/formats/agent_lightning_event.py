@@ -27,7 +27,7 @@ from tito_audit.formats._call_log import (
     threads,
 )
 from tito_audit.formats._calls import call_turn, real_name
-from tito_audit.formats._columns import filled, is_list
+from tito_audit.formats._columns import filled, first_text, is_list
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, plain_sources
 from tito_audit.record.edits import Path
@@ -55,10 +55,11 @@ def _matches(row: Row) -> bool:
 def _parts(row: Row, place: Place) -> Sequence[Thread]:
     if _is_event(row):
         events: Sequence[tuple[Any, Path]] = [(row, ())]
-        stated = _stated(row)
+        holder = row
     else:
         events = [(event, ("events", number)) for number, event in enumerate(row["events"])]
-        stated = _stated(row["rollout"])
+        holder = row["rollout"]
+    stated = Stated().with_facts(id=first_text(holder, ("rollout_id", "id")))
     calls_of_events = _last_of_retries([_calls(row, event, path) for event, path in events])
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(calls_of_events)]
     return parts or [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
@@ -159,12 +160,6 @@ def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedC
 def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
     """The source of a call, with those of earlier calls that sent the same prompt."""
     return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
-
-
-def _stated(holder: Mapping[str, Any]) -> Stated:
-    """The id of the rollout, if the event or the archived rollout has one."""
-    name = next((holder[key] for key in ("rollout_id", "id") if isinstance(holder.get(key), str)), None)
-    return Stated().with_facts(id=name)
 
 
 # Streams: the chunks of a chat answer joined, with where in them the logprob of each token is

@@ -15,12 +15,21 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, PartRows, Thread, part_of
-from tito_audit.formats._calls import real_name
-from tito_audit.formats._columns import as_objects, filled, first_given, ids_or_none, is_list, literal
+from tito_audit.formats._calls import real_name, turn_of_tokens
+from tito_audit.formats._columns import (
+    Raw,
+    as_objects,
+    filled,
+    first_given,
+    first_text,
+    ids_or_none,
+    is_given,
+    is_list,
+    literal,
+)
 from tito_audit.formats._responses import message_wire, text_of
 from tito_audit.formats._update import object_at, plain_sources, same_as
-from tito_audit.record.arrays import Ids, empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec, as_message
 from tito_audit.record.nesting import parsed_by_python
@@ -66,8 +75,7 @@ def _matches(row: Row) -> bool:
 
 
 def _parts(row: Row, place: Place) -> Sequence[Thread]:
-    name = row.get("rollout_id")
-    stated = Stated().with_facts(id=name if isinstance(name, str) else None)
+    stated = Stated().with_facts(id=first_text(row, ("rollout_id",)))
     if isinstance(row.get("attributes"), Mapping):
         # The call of one span; a span that is not a model call needs no ids.
         attributes = row["attributes"]
@@ -76,7 +84,7 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
         fields = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
         prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
         answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
-        turn = _turn(fields, _text(attributes.get("gen_ai.completion.0.finish_reason")))
+        turn = _turn(fields, first_text(attributes, ("gen_ai.completion.0.finish_reason",)))
         calls = [
             LoggedCall(
                 turn,
@@ -124,7 +132,7 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     request, response_facts = (object_at(triplet, "metadata", name) for name in ("request", "response"))
     answer = _as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
     first = object_at(response, "raw_content", 0)
-    turn = replace(_turn(answered, _text(first.get("finish_reason"))), prompt_ids=_prompt(prompted))
+    turn = replace(_turn(answered, first_text(first, ("finish_reason",))), prompt_ids=_prompt(prompted))
 
     def source() -> CallSource:
         return replace(_source(answered, None), prompts=_source(prompted, turn.prompt_ids).prompts, counters=())
@@ -141,19 +149,14 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
 
 def _turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
     """The turn with the ids and logprobs that exist; adapters write empty lists for missing ones."""
-    ids = ids_or_none(fields.completion, "response token ids")
-    entries = _entries(fields)
-    logprobs = [entry.get("logprob") for entry in entries or ()]
-    values, columns = call_columns(
-        empty_ids() if ids is None else ids, logprobs=(fields.logprobs, logprobs) if logprobs else None
-    )
-    return Turn(
-        _prompt(fields),
-        ids,
-        None if ids is None else values,
-        finish_reason=finish_reason,
-        columns=tuple(column for column in columns if ids is not None or len(column.values)),
-    )
+
+    def logprobs() -> tuple[str, Raw] | None:
+        values = [entry.get("logprob") for entry in _entries(fields) or ()]
+        return (fields.logprobs, values) if values else None
+
+    completion = fields.completion if is_given(fields.completion) else None
+    turn = turn_of_tokens(("", None), ("response token ids", completion), logprobs, {})
+    return replace(turn, prompt_ids=_prompt(fields), finish_reason=finish_reason)
 
 
 def _prompt(fields: _TokenFields) -> Any:
@@ -182,10 +185,6 @@ def _source(fields: _TokenFields, prompt_ids: Ids | None) -> CallSource:
 
 def _model(*names: object) -> Stated:
     return Stated(model=next((real for name in names if (real := real_name(name)) is not None), None))
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 # Attributes: dotted keys, and values as text. microsoft/agent-lightning 0.3.0 `adapter/triplet.py`,

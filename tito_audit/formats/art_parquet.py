@@ -49,20 +49,9 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
         messages = row.get("messages")
         if messages is not None and not isinstance(messages, list | tuple):
             raise RecordError("messages is not a list")
-        return [
-            Thread(
-                (
-                    Rollout(
-                        place,
-                        FORMAT.name,
-                        tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages or ())),
-                        as_tools(parsed(row, "tools"), "tools"),
-                        stated=_group(row).without_ids(),
-                    )
-                ),
-                (),
-            )
-        ]
+        read = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages or ()))
+        tools = as_tools(parsed(row, "tools"), "tools")
+        return [Thread(Rollout(place, FORMAT.name, read, tools, stated=_group(row).without_ids()), ())]
     if row["format_version"] != _VERSION:
         raise RecordError(
             f"format_version is {row['format_version']}; of ART's Parquet files only version {_VERSION} can be "

@@ -53,15 +53,13 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
                     sample_columns(row, index),
                     f"tokens[{index}]",
                 ),
-                (
-                    {
-                        name: value[index]
-                        for name, value in row.items()
-                        if isinstance(value, list | tuple)
-                        and len(value) == len(row["tokens"])
-                        and isinstance(value[index], str | Mapping)
-                    }
-                ),
+                {
+                    name: value[index]
+                    for name, value in row.items()
+                    if isinstance(value, list | tuple)
+                    and len(value) == len(tokens)
+                    and isinstance(value[index], str | Mapping)
+                },
             ),
             stated=stated_facts(row),
         )

@@ -7,7 +7,7 @@ Fields of verl, TRL, SkyRL and AReaL saved as one sample per row are all read by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
@@ -45,14 +45,6 @@ _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """The messages of a row, and whether they are only the prompt of its one call."""
-
-    messages: tuple[Message, ...]
-    prompt_only: bool = False
-
-
 def _matches(row: Row) -> bool:
     if any(lists_or_null(row, name) for name in (*FLAT_IDS, *COMPLETION_IDS)) or _calls_name(row) is not None:
         return True
@@ -62,7 +54,7 @@ def _matches(row: Row) -> bool:
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
-    conversation = _conversation(row)
+    messages, prompt_only = _conversation(row)
     turns: tuple[Turn, ...] = ()
     trained: TrainingRow | None = None
     calls = _calls_name(row)
@@ -73,19 +65,16 @@ def _read_one(row: Row, place: Place) -> Rollout:
                 raise RecordError(f"{calls}[{i}] is not a call (an object)")
         turns = tuple(
             call_turn(entry, f"{calls}[{i}]", message_index=index)
-            for i, (entry, index) in enumerate(
-                zip(entries, answer_indices(conversation.messages, len(entries)), strict=True)
-            )
+            for i, (entry, index) in enumerate(zip(entries, answer_indices(messages, len(entries)), strict=True))
         )
     elif _holds_a_call(row):
         trained = split_row(row)
-        turns = () if trained is not None else (_single_turn(row, conversation),)
+        turns = () if trained is not None else (_single_turn(row, messages, prompt_only),)
     if any(is_list(row.get(name)) for name in FLAT_IDS):
         trained = flat_row(row, has_calls=bool(turns)) or trained
     elif turns and calls is None:
         whole = with_finishes(split_row(row, of_one_call=True), row)
         turns = (replace(turns[0], as_row=whole),) if whole is not None else turns
-    messages = conversation.messages
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
         stated = stated.without_ids()
@@ -138,7 +127,7 @@ def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     last = wanted[-1]
     if last is not None and numbers[-1] != len(before.turns) - 1:
         row = _with_messages(row, last + 1)
-    if answer_indices(_conversation(row).messages, len(numbers)) != wanted:
+    if answer_indices(_conversation(row)[0], len(numbers)) != wanted:
         raise RecordError(
             "it would be unclear which messages the remaining calls belong to: calls are paired with answers "
             "from the last one back"
@@ -178,20 +167,20 @@ def _holds_a_call(row: Row) -> bool:
     return any(name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS)
 
 
-def _conversation(row: Row) -> _Conversation:
+def _conversation(row: Row) -> tuple[tuple[Message, ...], bool]:
+    """The messages of a row, and whether they are only the prompt of its one call."""
     messages = parsed(row, "messages")
     if messages is not None:
         read = as_messages(messages, "messages")
-        return _Conversation(read, prompt_only=bool(read) and read[-1].role in ("user", "system"))
+        return read, bool(read) and read[-1].role in ("user", "system")
     prompt, completion = parsed(row, "prompt"), parsed(row, "completion")
     if not is_messages(prompt):
-        return _Conversation(())
-    if not is_messages(completion):
-        return _Conversation(as_messages(prompt, "prompt"), prompt_only=True)
-    return _Conversation(as_messages(prompt, "prompt") + as_messages(completion, "completion"))
+        return (), False
+    sent = as_messages(prompt, "prompt")
+    return (sent + as_messages(completion, "completion"), False) if is_messages(completion) else (sent, True)
 
 
-def _single_turn(row: Row, conversation: _Conversation) -> Turn:
+def _single_turn(row: Row, messages: tuple[Message, ...], prompt_only: bool) -> Turn:
     """The one call of a split row: it wrote the last answer, unless the messages are only its prompt."""
     whole, answer = first_filled(row, FLAT_IDS), first_filled(row, COMPLETION_IDS)
     # Next to a training row, columns of its length belong to the row and not to the call.
@@ -201,8 +190,7 @@ def _single_turn(row: Row, conversation: _Conversation) -> Turn:
         for name, value in row.items()
         if name not in ("messages", *FLAT_IDS) and not (is_list(value) and len(value) == long > 0)
     }
-    messages = conversation.messages
-    if conversation.prompt_only:
+    if prompt_only:
         return call_turn(plain, prompt_messages=messages)
     (index,) = answer_indices(messages, 1)
     return call_turn(plain, message_index=index)

@@ -15,7 +15,16 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import real_name, turn_of_tokens
-from tito_audit.formats._columns import Raw, as_object, filled, flat_logprobs, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import (
+    Raw,
+    as_object,
+    filled,
+    first_text,
+    flat_logprobs,
+    is_list,
+    is_numbers,
+    policy_of,
+)
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
@@ -62,9 +71,8 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    group = row.get("task_name")
     model = real_name(object_at(row, "agent_info", "model_info"))
-    stated = Stated(model=model, group=group if isinstance(group, str) else None)
+    stated = Stated(model=model, group=first_text(row, ("task_name",)))
     rollouts = [
         Rollout(replace(place, item=item), FORMAT.name, turns=_turns(detail), stated=stated)
         for item, detail in enumerate(_details(row))

@@ -28,6 +28,7 @@ from tito_audit.formats._responses import (
     filled_list,
     input_steps,
     is_response_object,
+    lists_of_tokens,
     message_wire,
     steps,
     text_of,
@@ -45,7 +46,6 @@ from tito_audit.formats._writer import (
 )
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns
-from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
@@ -236,18 +236,14 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
 def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     """Where the row stores the columns of its calls."""
     (rollout,) = rollouts
-    log_row = _located(row, rollout) if rollout.turns else None
-    return of_calls(
-        [[_call_source(log_row, number) for number in range(len(rollout.turns)) if log_row is not None]]
-    )
-
-
-def _call_source(log_row: _LocatedRow, number: int) -> CallSource:
-    """Where every item that repeats a call's tokens holds its columns."""
-    own = [carrier for carrier in log_row.carriers if number in carrier.turns]
-    names = [column.name for column in log_row.rollout.turns[number].columns]
-    there = {name: [(*holder.path, name) for holder in own if name in holder.item] for name in names}
-    return CallSource(columns={name: plain_sources(paths) for name, paths in there.items()})
+    carriers = _located(row, rollout).carriers if rollout.turns else ()
+    calls = []
+    for number, turn in enumerate(rollout.turns):
+        # Every item that repeats a call's tokens.
+        own = [carrier for carrier in carriers if number in carrier.turns]
+        there = {c.name: [(*holder.path, c.name) for holder in own if c.name in holder.item] for c in turn.columns}
+        calls.append(CallSource(columns={name: plain_sources(paths) for name, paths in there.items()}))
+    return of_calls([calls])
 
 
 def _part(log_row: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, CallChange]) -> Row:
@@ -480,7 +476,7 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
     values, columns = call_columns(
         empty_ids() if completion_ids is None else completion_ids,
         logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
-        other=_other_columns(token_item),
+        other=lists_of_tokens(token_item, TOKEN_KEYS, _is_numbers),
     )
     return replace(
         turn,
@@ -489,17 +485,6 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         completion_logprobs=values,
         columns=columns,
     )
-
-
-def _other_columns(token_item: Item) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list that may have one entry per token."""
-    columns: dict[str, tuple[Any, MovePolicy]] = {}
-    for name, value in token_item.items():
-        if name == "routed_experts" and isinstance(value, list):
-            columns[name] = (value, MovePolicy.DROP)
-        elif name not in TOKEN_KEYS and _is_numbers(value):
-            columns[name] = (value, MovePolicy.MOVE)
-    return columns
 
 
 def _is_numbers(value: object) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -74,23 +73,20 @@ def _answer(items: Any) -> tuple[str | None, bool]:
 
 def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The line with its repaired call, and with the facts about its new tokens."""
-    new = _CALLS.write_one(row, before, repaired_rollout)
-    return with_values(new, dict(_facts_of_tokens(row, before.turns[0], repaired_rollout.rollout.turns[0])))
-
-
-def _facts_of_tokens(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:
-    """The new values of a line's facts about its tokens, if the prompt changed."""
-    old, new = before.seen_ids, after.seen_ids
+    line = _CALLS.write_one(row, before, repaired_rollout)
+    old, new = before.turns[0].seen_ids, repaired_rollout.rollout.turns[0].seen_ids
     if old is None or new is None or np.array_equal(old, new):
-        return
+        return line
+    facts: dict[str, Any] = {}
     if row.get(_ROUTING) is not None:
-        yield _ROUTING, None
+        facts[_ROUTING] = None
     if type(row.get("cum_len")) is int and row["cum_len"] == len(old):
-        yield "cum_len", len(new)
+        facts["cum_len"] = len(new)
     if row.get("digest") is not None:
         if text_of(row["digest"]) != _digest(old):
             raise RecordError("the digest does not match these tokens, so none can be written for other tokens")
-        yield "digest", _digest(new)
+        facts["digest"] = _digest(new)
+    return with_values(line, facts)
 
 
 def _digest(ids: Ids) -> str:

@@ -124,13 +124,9 @@ def _turn(
     """The call of a step; if `messages` is None, its messages are left out and its text stays."""
     answer = conversation[-1] if conversation and conversation[-1].role == "assistant" else None
     sent = conversation if answer is None else conversation[:-1]
-    in_place = (
-        answer is not None
-        and messages is not None
-        and (
-            len(conversation) <= len(messages)
-            and all(a is b or a.wire == b.wire for a, b in zip(messages, conversation, strict=False))
-        )
+    in_place = answer is not None and messages is not None and len(conversation) <= len(messages)
+    in_place = in_place and all(
+        a is b or a.wire == b.wire for a, b in zip(messages or (), conversation, strict=False)
     )
     try:
         scored = step.get("logprobs")

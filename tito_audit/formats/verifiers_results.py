@@ -16,7 +16,16 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, text_alone, turn_of_tokens, with_finishes, written_once
-from tito_audit.formats._columns import as_object, equal_values, is_given, is_list, is_numbers, policy_of, same_ids
+from tito_audit.formats._columns import (
+    as_object,
+    equal_values,
+    first_text,
+    is_given,
+    is_list,
+    is_numbers,
+    policy_of,
+    same_ids,
+)
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_counts
 from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
@@ -136,7 +145,7 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         completion_ids=None,
         message_index=index if in_place else None,
         prompt_messages=None if in_place or step.cut or not step.prompt else step.prompt,
-        prompt_text=step.wire["prompt"] if isinstance(step.wire.get("prompt"), str) else None,
+        prompt_text=first_text(step.wire, ("prompt",)),
         completion_text=text if isinstance(text, str) and not step.cut else None,
         finish_reason=_finish_reason(step),
     )
@@ -149,13 +158,11 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
             ("prompt_ids", step.tokens.get("prompt_ids")),
             ("completion_ids", () if ids is None else ids),
             lambda: ("completion_logprobs", logprobs) if is_given(logprobs) else None,
-            (
-                {
-                    name: (value, policy_of(name))
-                    for name, value in step.tokens.items()
-                    if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_numbers(value)
-                }
-            ),
+            {
+                name: (value, policy_of(name))
+                for name, value in step.tokens.items()
+                if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_numbers(value)
+            },
         )
         mask = _mask_column(step, 0 if call.completion_ids is None else len(call.completion_ids))
     except RecordError as error:
@@ -295,8 +302,7 @@ def _finish_reason(step: _Step) -> str | None:
     """Why the call ended; `length` also if the trainer truncated it afterwards."""
     if step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True:
         return "length"
-    reason = object_at(step.wire, "response", "message").get("finish_reason")
-    return reason if isinstance(reason, str) else None
+    return first_text(object_at(step.wire, "response", "message"), ("finish_reason",))
 
 
 FORMAT = Format(

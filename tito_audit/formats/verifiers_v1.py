@@ -19,7 +19,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import one_model, with_finishes
-from tito_audit.formats._columns import filled, is_given, is_numbers, parsed, policy_of
+from tito_audit.formats._columns import filled, first_text, is_given, is_numbers, parsed, policy_of
 from tito_audit.formats._update import object_at
 from tito_audit.formats._verifiers import (
     TraceNode,
@@ -120,13 +120,12 @@ def _turns(
     for number in tree.sampled:
         node = tree.nodes[number]
         prompt, before = prompts[number]
-        reason = calls.get(number, {}).get("finish_reason")
         turn = Turn(
             prompt_ids=None,
             completion_ids=None,
             message_index=index[number] if message_of[number].role == "assistant" else None,
             prompt_messages=None if linear else tuple(message_of[n] for n in before),
-            finish_reason=reason if isinstance(reason, str) else None,
+            finish_reason=first_text(calls.get(number, {}), ("finish_reason",)),
             weight_versions=_versions(object_at(calls.get(number), "policy")) or versions,
         )
         if len(node.ids):
@@ -211,9 +210,8 @@ def _stated_by_trace(shared: Stated, tree: Tree, calls: Mapping[int, Mapping[str
     """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
     named = [calls[number].get("model") for number in tree.sampled if number in calls]
     model = one_model(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
-    name = tree.trace.get("id")
     trained = False if object_at(tree.trace, "agent").get("trainable") is False else None
-    return replace(shared, model=model).with_facts(id=name if isinstance(name, str) else None, trainable=trained)
+    return replace(shared, model=model).with_facts(id=first_text(tree.trace, ("id",)), trainable=trained)
 
 
 def _versions(policy: Mapping[str, Any]) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ class Served:
 class Finder:
     """Asks a server once what it serves."""
 
-    def __init__(self, http: Http, name: str, wanted: str | None, then: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, http: Http, name: str, wanted: str | None, then: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """`then` runs once, after the model was found."""
         self._http, self._name, self._wanted, self._then = http, name, wanted, then
         self._served: Served | None = None
@@ -44,7 +46,8 @@ class Finder:
             async with self._asking:
                 if self._served is None:
                     served = await self._from_models()
-                    await self._then()
+                    if self._then is not None:
+                        await self._then()
                     self._served = served
         return self._served
 

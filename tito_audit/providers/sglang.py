@@ -53,7 +53,7 @@ class SGLangProvider:
         self._http = Http(root, self._options)
         self.name = f"sglang={self._http.base_url}"
         self.model: str | None = self._options.model
-        self._finder = Finder(self._http, self.name, self._options.model, _nothing)
+        self._finder = Finder(self._http, self.name, self._options.model)
         self._where = f"{self.name}{_PATH}"
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
@@ -269,10 +269,6 @@ def _version(meta: _Object) -> str | None:
     """The version of the weights."""
     version = meta.get("weight_version")
     return None if version is None else str(version)
-
-
-async def _nothing() -> None:
-    """Nothing else to ask."""
 
 
 SGLANG = ProviderKind(name="sglang", title="an SGLang server", where="URL", open=SGLangProvider)

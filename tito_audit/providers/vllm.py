@@ -324,8 +324,13 @@ class VLLMProvider:
         entries = (choice if self._endpoint.prompt_in_choice else answer).get("prompt_logprobs")
         logprobs, tops = prompt_columns(entries, sent, first, top, self._where)
         if not whole:
-            last, last_tops = self._last(choice, plain[-1], top)
-            logprobs, tops = logprobs + last, None if tops is None else tops + last_tops
+            # The last token of a full context, which was the only token allowed to be sampled.
+            sampled, last, last_tops = columns(self._endpoint, choice, top, self._where)
+            if sampled != (plain[-1],) or last == (0.0,):  # 0: the logprob among the allowed tokens, not among all
+                raise ProviderError(
+                    f"{self._where}: the ids fill the context, and the last of them cannot be scored"
+                )
+            logprobs, tops = logprobs + last, None if tops is None else tops + (last_tops or ())
         return ScoredTokens(tuple(plain), first, logprobs, tops, weight_version(choice))
 
     async def _scored(self, ids: list[int], rest: list[int], top: int) -> tuple[Object, Object]:
@@ -342,13 +347,6 @@ class VLLMProvider:
         if not self._same_prompt(answer, choice, prompt):
             raise self._no_prompt()
         return answer, choice
-
-    def _last(self, choice: Object, token: int, top: int) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
-        """The logprob of the last token of a full context, which was the only token allowed to be sampled."""
-        ids, logprobs, tops = columns(self._endpoint, choice, top, self._where)
-        if ids != (token,) or logprobs == (0.0,):  # 0: the logprob among the allowed tokens, not among all
-            raise ProviderError(f"{self._where}: the ids fill the context, and the last of them cannot be scored")
-        return logprobs, tops or ()
 
     async def derender(
         self, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -104,6 +103,7 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
     sizes = np.abs(theirs - ours)
     outside = int((~(sizes <= atol + rtol * np.abs(theirs))).sum())
     agreed = agreement_of(theirs - ours)
+    differ_most = [int(at) for at in np.argsort(-sizes, kind="stable")[:_WORST] if sizes[at] > 0]
     likely = part is None or (part.a_is_likely_in_b and part.b_is_likely_in_a)
     return LogprobComparison(
         close=not outside and likely,
@@ -114,16 +114,11 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
         k1=agreed.k1 if agreed else 0.0,
         k3=agreed.k3 if agreed else 0.0,
         above=tuple((edge, float((sizes > edge).mean()) if len(sizes) else 0.0) for edge in THRESHOLDS),
-        worst=_worst(ids[first:], ours, theirs, first),
+        worst=tuple(
+            TokenGap(first + at, ids[first + at], float(ours[at]), float(theirs[at])) for at in differ_most
+        ),
         first_difference=part,
     )
-
-
-def _worst(ids: Sequence[int], a: Logprobs, b: Logprobs, first: int) -> tuple[TokenGap, ...]:
-    """The tokens that differ most."""
-    sizes = np.abs(b - a)
-    order = np.argsort(-sizes, kind="stable")[:_WORST]
-    return tuple(TokenGap(first + int(at), ids[at], float(a[at]), float(b[at])) for at in order if sizes[at] > 0)
 
 
 def _shared(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference | None]:

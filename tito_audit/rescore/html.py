@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.model import Price
-from tito_audit.rescore.summary import BINS, LOWEST, CausePrice, RescoreSummary
+from tito_audit.rescore.summary import BINS, LOWEST, RescoreSummary
 from tito_audit.rescore.tables import (
     AFTER_HEADS,
     AFTER_LEGEND,
@@ -134,7 +134,8 @@ def _bars(summary: RescoreSummary) -> str:
         return ""
     rows = []
     for number, (cause, change) in enumerate(ranked):
-        name = _shown(_name(cause))
+        label = f"{cause.code} {visible(cause.cause)}"
+        name = _shown(label if len(label) <= 34 else label[:33] + "…")
         width = max(round(_WIDTH * abs(change) / most), 1)
         y = number * 24
         rows.append(
@@ -149,11 +150,6 @@ def _bars(summary: RescoreSummary) -> str:
         "the summed logprob of all drifted tokens, in nats: of what replaced them, minus of what was "
         "sampled.</figcaption></figure>"
     )
-
-
-def _name(price: CausePrice) -> str:
-    name = f"{price.code} {visible(price.cause)}"
-    return name if len(name) <= 34 else name[:33] + "…"
 
 
 def _legend(*lines: str) -> str:

@@ -118,8 +118,9 @@ def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable]
     for part in (*_calls(evidence), *_row(evidence)):
         if isinstance(part, Unscored):
             unscored.append(part)
-        elif (because := _unfit(part, vocabulary)) is not None:
-            unscored.append(Unscored(part.where, part.turn, because))
+        elif not _in_range(part.ids, vocabulary):
+            size = "every vocabulary" if vocabulary is None else f"the vocabulary of {vocabulary:,}"
+            unscored.append(Unscored(part.where, part.turn, f"it holds ids outside {size}"))
         elif part.sampled.any():
             parts.append(part)
     return parts, unscored
@@ -183,13 +184,6 @@ def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
     return inside if inside is not None or evidence.row is None else evidence.row.sampled
 
 
-def _unfit(part: Scorable, vocabulary: int | None) -> str | None:
-    if not _in_range(part.ids, vocabulary):
-        size = "every vocabulary" if vocabulary is None else f"the vocabulary of {vocabulary:,}"
-        return f"it holds ids outside {size}"
-    return None
-
-
 def _in_range(ids: Ids, vocabulary: int | None) -> bool:
     return bool((ids >= 0).all()) and (vocabulary is None or bool((ids < vocabulary).all()))
 
@@ -215,18 +209,14 @@ def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[OtherTokens
         if base is None or not inside:
             continue
         ids, offset = base
-        for swapped, one_side in _by_side(inside):
+        # Split by whether they restore what was sampled.
+        for swapped in (False, True):
+            one_side = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
+            if not one_side:
+                continue
             pair = _pair(evidence, key, ids, offset, one_side, drift, swapped=swapped)
             if any(cut.finding is not None for cut in pair.cuts) and not np.array_equal(ids, pair.other):
                 yield pair
-
-
-def _by_side(several: Sequence[Replaced]) -> Iterator[tuple[bool, list[Replaced]]]:
-    """The replacements, split by whether they restore what was sampled."""
-    for swapped in (False, True):
-        one_side = [swap for swap in several if (swap.against in (SAMPLED, SEEN)) is swapped]
-        if one_side:
-            yield swapped, one_side
 
 
 def _pair(
@@ -251,19 +241,14 @@ def _pair(
     other = np.concatenate([*pieces, ids[at:]]).astype(np.int32)
     # `[T]` the sampled tokens of a recorded sequence: of a call those of its completion.
     where, turn = key
-    out = np.zeros(len(ids), np.bool_)
+    sampled = np.zeros(len(ids), np.bool_)
     row = evidence.rollout.training_row
     if where is Where.ROW:
         trained = trained_in_row(evidence, row) if row is not None else None
-        sampled_in = out if trained is None else trained.copy()
-    else:
-        prompt = evidence.rollout.turns[turn].prompt_ids if turn is not None else None
-        if prompt is not None:
-            out[len(prompt) :] = True
-        sampled_in = out
-    sampled, theirs = sampled_in, None
-    if swapped and key[0] is Where.PROMPT:
-        theirs = _sampled_before(evidence, key[1], other)
+        sampled = sampled if trained is None else trained.copy()
+    elif turn is not None and (prompt := evidence.rollout.turns[turn].prompt_ids) is not None:
+        sampled[len(prompt) :] = True
+    theirs = _sampled_before(evidence, turn, other) if swapped and where is Where.PROMPT else None
     swaps = tuple(
         Cut(
             a,
@@ -272,7 +257,7 @@ def _pair(
             d,
             _was_sampled(sampled, theirs, (a, b, c, d), swap),
             swap,
-            _finding(evidence, key, swap, drift),
+            next((f for f in drift if f.code == swap.code and _belongs(evidence, key, swap, f)), None),
         )
         for a, b, c, d, swap in cuts
     )
@@ -315,15 +300,8 @@ def _touched(sampled: Mask, start: int, end: int) -> bool:
     return bool(sampled[start:end].any())
 
 
-def _finding(evidence: Evidence, key: Key, swap: Replaced, drift: Sequence[Finding]) -> Finding | None:
-    """The finding that a replacement belongs to."""
-    for finding in drift:
-        if finding.code == swap.code and _belongs(evidence, key, swap, finding):
-            return finding
-    return None
-
-
 def _belongs(evidence: Evidence, key: Key, swap: Replaced, finding: Finding) -> bool:
+    """Whether a replacement is one of a finding's."""
     hit, (where, turn) = finding.hit, key
     if swap.against == SEEN:
         return hit.turn == turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -196,27 +196,21 @@ def priced(pairs: Iterable[tuple[OtherTokens, PairScores | None]], drift: Sequen
             failed.update(id(cut.finding) for cut in pair.cuts)
         else:
             pieces += _pieces(pair, scores, out)
-    pieces_of = _by_finding(pieces)
+    by_finding: dict[int, list[_Piece]] = {}
+    for piece in pieces:
+        by_finding.setdefault(id(piece.finding), []).append(piece)
     for finding in drift:
-        own_pieces = pieces_of.get(id(finding))
-        if own_pieces is not None:
-            out.prices.append(_price(finding, own_pieces))
+        if id(finding) in by_finding:
+            out.prices.append(_price(finding, _in_own_context(by_finding[id(finding)])))
         else:
             why = "could not be scored" if id(finding) in failed else "the log does not hold the other tokens"
             out.unpriced[why] = out.unpriced.get(why, 0) + 1
     return out
 
 
-def _by_finding(pieces: Sequence[_Piece]) -> Mapping[int, list[_Piece]]:
-    """The pieces of each finding: those of the row in which its tokens were trained, if there are any."""
-    by_finding: dict[int, list[_Piece]] = {}
-    for piece in pieces:
-        by_finding.setdefault(id(piece.finding), []).append(piece)
-    return {key: _in_own_context(several) for key, several in by_finding.items()}
-
-
 def _in_own_context(pieces: list[_Piece]) -> list[_Piece]:
-    """The pieces as the training row holds them, with what was sampled scored in its call."""
+    """A finding's pieces: those of the row in which its tokens were trained, if there are any, with what was
+    sampled scored in its call."""
     row = [piece for piece in pieces if piece.pair.key[0] is Where.ROW]
     call = [piece for piece in pieces if piece.pair.key[0] is not Where.ROW]
     if len(row) != 1 or len(call) != 1:

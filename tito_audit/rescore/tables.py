@@ -53,23 +53,16 @@ def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
 def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
     """How the logprobs of the drifted tokens themselves change, by rule and cause."""
     for cause in _causes(summary):
-        yield (
-            _name(cause),
-            f"{cause.findings:,}",
-            *(
-                (
-                    (
-                        f"{cause.sampled_tokens:,} → {cause.other_tokens:,}",
-                        _per(cause.sampled, cause.sampled_tokens),
-                        _per(cause.other, cause.other_tokens),
-                        f"{(cause.other - cause.sampled) / cause.segments:+.2f}",
-                        percent(cause.likelier / cause.segments),
-                    )
-                )
-                if cause.segments
-                else ["–"] * 5
-            ),
-        )
+        cells: Row = ("–",) * 5
+        if cause.segments:
+            cells = (
+                f"{cause.sampled_tokens:,} → {cause.other_tokens:,}",
+                _per(cause.sampled, cause.sampled_tokens),
+                _per(cause.other, cause.other_tokens),
+                f"{(cause.other - cause.sampled) / cause.segments:+.2f}",
+                percent(cause.likelier / cause.segments),
+            )
+        yield _name(cause), f"{cause.findings:,}", *cells
 
 
 def after_rows(summary: RescoreSummary) -> Iterator[Row]:
