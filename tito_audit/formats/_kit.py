@@ -2,8 +2,8 @@
 
 `sample` is for rows that are one training row, `calls` for rows that are one call, `batch` for rows that hold
 one list per sample; `SampleRows` is for all others that hold samples. A format gives a function that reads one
-sample, and one that writes it. The columns it reads by their names in use (`_columns.py`), a call by
-`call_turn` and what a row says about itself by `stated_facts` (`_calls.py`).
+sample, and one that writes it, and takes the `functions` made from them. The columns it reads by their names in
+use (`_columns.py`), a call by `call_turn` and what a row says about itself by `stated_facts` (`_calls.py`).
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
     for names, read in _READERS.items():
         for name in names:
             values = _whole_numbers(row.get(name))
-            ranges = None if values is None else read(values, name, _Row(row, size))
+            ranges = None if values is None else read(values, name, row, size)
             if ranges is not None and len(ranges) > 1:
                 found_by[name] = ranges
     if not found_by or size <= len(next(iter(found_by.values()))):
@@ -448,59 +448,50 @@ def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
                 f"{name} and {other} cut the row into different samples, so it is unclear where one ends"
             )
     # RecordError if tokens outside of all samples are not padding: trained, or visible and not all the same.
-    sizes = _Row(row, len(row[ids]))
-    outside = np.ones(sizes.size, np.bool_)
+    outside = np.ones(size, np.bool_)
     for start, end in cuts:
         outside[start:end] = False
-    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & sizes.visible()).tolist()}
-    if len(seen) > 1 or (outside & sizes.trained()).any():
+    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & _visible(row, size)).tolist()}
+    if len(seen) > 1 or (outside & trained_tokens(row, size)).any():
         count = int(outside.sum())
         raise RecordError(f"{count} tokens of the row are in none of the {len(cuts)} samples that {name} counts")
     return cuts
 
 
-class _Row:
-    """A row and its size, which a column is checked against."""
-
-    def __init__(self, row: Row, size: int) -> None:
-        self.row, self.size = row, size
-
-    def trained(self) -> Mask:
-        return trained_tokens(self.row, self.size)
-
-    def visible(self) -> Mask:
-        seen = _whole_numbers(self.row.get(_WHOLE))
-        return np.ones(self.size, np.bool_) if seen is None or len(seen) != self.size else np.asarray(seen > 0)
+def _visible(row: Row, size: int) -> Mask:
+    """`[size]` which tokens the attention mask shows; all of them if no mask has that length."""
+    seen = _whole_numbers(row.get(_WHOLE))
+    return np.ones(size, np.bool_) if seen is None or len(seen) != size else np.asarray(seen > 0)
 
 
-def _by_lengths(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
+def _by_lengths(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
     if len(values) < 2 or (values < 0).any():
         return None
     ends = np.cumsum(values)
-    if ends[-1] > row.size:
+    if ends[-1] > size:
         raise RecordError(
-            f"{name} counts {ends[-1]} tokens in {len(values)} samples, but the row holds {row.size}: it is "
+            f"{name} counts {ends[-1]} tokens in {len(values)} samples, but the row holds {size}: it is "
             "unclear where a sample ends"
         )
     return _between([0, *ends.tolist()])
 
 
-def _by_bounds(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
+def _by_bounds(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
     bounds = values[values >= 0]
     if len(bounds) < 3 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
         return None
-    if bounds[-1] > row.size:
+    if bounds[-1] > size:
         raise RecordError(
-            f"{name} ends at token {bounds[-1]}, but the row holds {row.size}: it is unclear where a sample ends"
+            f"{name} ends at token {bounds[-1]}, but the row holds {size}: it is unclear where a sample ends"
         )
     return _between(bounds.tolist())
 
 
-def _by_positions(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
+def _by_positions(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
     """Runs of 0, 1, 2, …; a lone 0 is padding at either end of the row, or where the attention mask hides it."""
-    if len(values) != row.size or not row.size:
+    if len(values) != size or not size:
         return None
-    visible = row.visible()
+    visible = _visible(row, size)
     if not visible.any():
         return None
     first, last = int(visible.argmax()), len(visible) - int(visible[::-1].argmax())
@@ -518,15 +509,15 @@ def _by_positions(values: _Integers, name: str, row: _Row) -> SampleRanges | Non
     return tuple(cut for cut in cuts if not _is_lone(cut))
 
 
-def _by_segments(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
+def _by_segments(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
     """Runs of one number; None if they only repeat the loss mask, or are the turns of one conversation."""
-    if len(values) != row.size or not row.size or is_messages(parsed(row.row, "messages")):
+    if len(values) != size or not size or is_messages(parsed(row, "messages")):
         return None
     if name == _WHOLE and values.max() < 2:
         return None
-    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), row.size]
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), size]
     padding = {-1} | ({0} if values.min() == 0 and _is_zero_at_end(values) else set())
-    visible = row.visible()
+    visible = _visible(row, size)
     runs = [
         (start, end)
         for start, end in pairwise(edges)
@@ -534,13 +525,13 @@ def _by_segments(values: _Integers, name: str, row: _Row) -> SampleRanges | None
     ]
     if len({int(values[start]) for start, _ in runs}) < len(runs):
         return None
-    trained = row.trained()
+    trained = trained_tokens(row, size)
     if trained.any() and all(trained[start:end].all() or not trained[start:end].any() for start, end in runs):
         return None
     return tuple(runs)
 
 
-_READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, _Row], SampleRanges | None]] = {
+_READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, Row, int], SampleRanges | None]] = {
     LENGTHS: _by_lengths,
     BOUNDS: _by_bounds,
     ("position_ids",): _by_positions,

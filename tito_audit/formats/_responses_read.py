@@ -83,13 +83,22 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     logged = exchange(row)
     if logged is None:
         raise RecordError("not the answer of a server: an object with `choices` or `meta_info` is expected")
-    listed = [(response, choice, number) for response, choice, number, _ in all_choices(logged)]
     base = Rollout(place, name, **request_fields(logged.request))
     before = request_messages(logged.request)
-    return tuple(
-        _rollout(replace(base, place=replace(place, item=item)), before, logged.request, answer, len(listed))
-        for item, answer in enumerate(listed)
-    )
+    answers = list(all_choices(logged))
+    rollouts = []
+    for item, (response, choice, number, _) in enumerate(answers):
+        call = choice_call(logged.request, response, choice, number)
+        messages = (*before, call.message) if before and call.message is not None else ()
+        stated = replace(request_facts(logged.request, response), copies_disagree=call.disagreement or "")
+        if len(answers) > 1:
+            stated = replace(stated, group=as_group(response.get("id")))
+        if not call.wants_ids:
+            stated = stated.without_ids()
+        turns = (replace(call.turn, message_index=len(before) if messages else None),) if call.wants_ids else ()
+        own = replace(place, item=item)
+        rollouts.append(replace(base, place=own, messages=messages, turns=turns, stated=stated))
+    return tuple(rollouts)
 
 
 def format_of_answers(
@@ -153,28 +162,6 @@ def usage_of(
     counted -= _whole(details.get("rejected_prediction_tokens"))
     alone = request is not response and ("model" in request or "n" in request)
     return Usage(counted, sum(len(part) for part in parts if part is not None), len(listed), alone, reasoning)
-
-
-def _rollout(
-    base: Rollout,
-    before: tuple[Message, ...],
-    request: Mapping[str, Any],
-    answer: tuple[Mapping[str, Any], Mapping[str, Any], int],
-    siblings: int,
-) -> Rollout:
-    """The rollout of one choice."""
-    response, choice, number = answer
-    call = choice_call(request, response, choice, number)
-    messages = (*before, call.message) if before and call.message is not None else ()
-    turn = replace(call.turn, message_index=len(before) if messages else None)
-    stated = replace(request_facts(request, response), copies_disagree=call.disagreement or "")
-    if siblings > 1:
-        stated = replace(stated, group=as_group(response.get("id")))
-    turns: tuple[Turn, ...] = (turn,)
-    if not call.wants_ids:
-        stated = stated.without_ids()
-        turns = ()
-    return replace(base, messages=messages, turns=turns, stated=stated)
 
 
 def _turn(

@@ -23,6 +23,7 @@ from tito_audit.formats._columns import (
     is_numbers,
     logprobs_as_logged,
     plain,
+    same_ids,
 )
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
@@ -342,6 +343,13 @@ def updated_row(
     values = updated_columns(row, before, after, ids)
     copies = [Copy(row[ids], values[ids], FLAT_IDS)] if values[ids] is not row[ids] else []
     return with_counts(with_values(with_copies(row, copies), values), row_counts(before, after))
+
+
+def same_trained(before: TrainingRow | None, after: TrainingRow | None) -> bool:
+    """True for training rows with the same ids and loss mask, or if both are None."""
+    if before is None or after is None:
+        return before is after
+    return same_ids(before.token_ids, after.token_ids) and equal_values(before.loss_mask, after.loss_mask)
 
 
 def at_most_one_each(rollouts: Sequence[Rollout], repaired: Sequence[RepairedRollout]) -> list[RepairedRollout]:

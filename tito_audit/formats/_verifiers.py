@@ -26,7 +26,6 @@ from tito_audit.format import Row
 from tito_audit.formats._columns import (
     as_logged,
     as_object,
-    equal_values,
     filled,
     is_given,
     is_list,
@@ -35,7 +34,7 @@ from tito_audit.formats._columns import (
     same_ids,
 )
 from tito_audit.formats._responses import message_wire, text_of
-from tito_audit.formats._update import at_most_one_each, moved_boundaries, plain_sources, with_values
+from tito_audit.formats._update import at_most_one_each, moved_boundaries, plain_sources, same_trained, with_values
 from tito_audit.formats._writer import CallChange, Read, changes_of, check_written
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
@@ -370,14 +369,8 @@ def _tree_sources(tree: Tree, above: Path, rollout: Rollout) -> Sources:
 
 def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
     """RecordError if the training row changed: a sampled token outside the mask has no place for its logprob."""
-    same = before is after or (
-        before is not None
-        and after is not None
-        and same_ids(before.token_ids, after.token_ids)
-        and equal_values(before.loss_mask, after.loss_mask)
-        and same_floats(before.logprobs, after.logprobs)
-    )
-    if not same:
+    old, new = (None if row is None else row.logprobs for row in (before, after))
+    if not same_trained(before, after) or not same_floats(old, new):
         raise RecordError(
             "a node's mask says what was sampled, and its logprobs follow the mask, so the loss mask of a trace "
             "cannot be changed by itself"

@@ -223,12 +223,11 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
     listed = chunk.get("choices")
     if listed is None or (is_list(listed) and not len(listed)):
         return None
-    if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], Mapping):
+    piece = listed[0] if isinstance(listed, list | tuple) and len(listed) == 1 else None
+    index = piece.get("index") if isinstance(piece, Mapping) else None
+    if not isinstance(piece, Mapping) or (index is not None and (type(index) is not int or index)):
         raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
-    index = listed[0].get("index")
-    if index is not None and (type(index) is not int or index):
-        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
-    return listed[0]
+    return piece
 
 
 def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:

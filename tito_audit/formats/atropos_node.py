@@ -46,7 +46,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
-    where = "" if node is row else f"nodes[{place.item}]."
     try:
         trained = sample_row(
             node.get("tokens"),
@@ -56,7 +55,7 @@ def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
             "tokens",
         )
     except RecordError as error:
-        raise RecordError(f"{where}{error}" if not where else f"{where[:-1]}: {error}") from None
+        raise RecordError(str(error) if node is row else f"nodes[{place.item}]: {error}") from None
     return Rollout(
         place,
         FORMAT.name,

@@ -24,9 +24,8 @@ from tito_audit.formats._columns import (
     is_list,
     is_numbers,
     policy_of,
-    same_ids,
 )
-from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_counts
+from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_trained, with_counts
 from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats
@@ -284,11 +283,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 
 
 def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) -> None:
-    if before is None or after is None:
-        same = before is after
-    else:
-        same = same_ids(before.token_ids, after.token_ids) and equal_values(before.loss_mask, after.loss_mask)
-    if not same:
+    if not same_trained(before, after):
         raise RecordError(
             "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
         )

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -245,7 +246,9 @@ def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Pie
         end = pair.cuts[number + 1].start if number + 1 < len(pair.cuts) else len(pair.ids)
         behind = change[cut.end : end]
         if pair.key[0] is not Where.PROMPT:  # its completion comes much later, and changes with the whole history
-            _note_near(behind, out.near)
+            for near, (first, last) in enumerate(pairwise((*NEAR, max(len(behind), NEAR[-1])))):
+                stretch = behind[first:last]
+                out.near[near] += Behind.of(stretch[np.isfinite(stretch)])
         if cut.finding is not None:
             against = _AGAINST.get(cut.replaced.against, cut.replaced.against)
             yield _Piece(cut.finding, against, segment, Behind.of(behind[np.isfinite(behind)]), pair, total)
@@ -288,13 +291,6 @@ def _note_whole(
     sampled += float(np.nansum([segment.sampled for segment in segments]))
     instead += float(np.nansum([segment.other for segment in segments]))
     out.changed.append(ChangedSum(where, turn, sampled, instead))
-
-
-def _note_near(behind: Logprobs, near: list[Behind]) -> None:
-    for number, first in enumerate(NEAR):
-        last = NEAR[number + 1] if number + 1 < len(NEAR) else len(behind)
-        stretch = behind[first:last]
-        near[number] += Behind.of(stretch[np.isfinite(stretch)])
 
 
 # The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values.

@@ -18,7 +18,6 @@ from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageEr
 from tito_audit.parser import Delta, Parsed, ParseOptions, ParserRun
 from tito_audit.parsers import PlainRun, collected, finish_reason, start_answer, to_delta, to_message
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
-from tito_audit.record.message import Message
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.serve.apart import Apart
 from tito_audit.serve.call_log import CallLog
@@ -282,20 +281,16 @@ def _request(call: Answered) -> dict[str, Any]:
             "tools": list(fields.call.tools),
             "messages": fields.messages,
         }
-        messages = _given_to_template(fields.call.messages, call.prompt)
-        return facts if messages is None else {**facts, "template_messages": messages}
+        # The messages given to the template, if they differ from those that the client sent.
+        messages = None if call.prompt.written is None else call.prompt.written.messages
+        if messages is not None and messages is not fields.call.messages:
+            wires = [message.wire for message in messages]
+            if wires != [message.wire for message in fields.call.messages]:
+                facts["template_messages"] = wires
+        return facts
     if isinstance(fields, TextAsked) and isinstance(fields.prompt, str):
         facts["prompt"] = fields.prompt
     return {**facts, "messages": None}
-
-
-def _given_to_template(sent: Sequence[Message], prompt: Prompt) -> list[Mapping[str, Any]] | None:
-    """The messages given to the template, if they differ from those that the client sent."""
-    messages = None if prompt.written is None else prompt.written.messages
-    if messages is None or messages is sent:
-        return None
-    wires = [message.wire for message in messages]
-    return None if wires == [message.wire for message in sent] else wires
 
 
 StartParser = Callable[[ParseOptions], ParserRun]
@@ -568,8 +563,12 @@ class Gateway:
 
     def _reading(self, fields: Asked, ids: PromptIds) -> AnswerReader:
         run: ParserRun = start_answer()
-        if isinstance(fields, ChatAsked):
-            run = SilentRun() if self.server_parses else self._parser(fields, ids)
+        if isinstance(fields, ChatAsked) and self.server_parses:
+            run = SilentRun()
+        elif isinstance(fields, ChatAsked):
+            end = self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END))
+            options = ParseOptions(fields.call.tools if fields.parses_calls else (), end)
+            run = self.start_parser(options)
         sampling = fields.sampling
         text = TextStream(
             self.tokenizer.vocabulary,
@@ -580,10 +579,6 @@ class Gateway:
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
         return AnswerReader(text, run)
-
-    def _parser(self, fields: ChatAsked, ids: PromptIds) -> ParserRun:
-        end = self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END))
-        return self.start_parser(ParseOptions(fields.call.tools if fields.parses_calls else (), end))
 
     def _count(self, prompt: Prompt, seconds: float) -> None:
         metrics = self.metrics
