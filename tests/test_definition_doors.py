@@ -84,6 +84,19 @@ def test_a_repair_leaves_the_row_as_it_is(tmp_path: Path, folder: Path) -> None:
     assert out.read_bytes().splitlines()[1] == log.read_bytes().splitlines()[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "uncompared"), [(("--select", "TOK"), 1), (("--ignore", "REC001"), 1), (("--select", "SEQ"), 0)]
+)
+def test_a_scan_and_a_repair_count_the_same_rows_as_uncompared(
+    tmp_path: Path, folder: Path, options: tuple[str, ...], uncompared: int
+) -> None:
+    log, out = written(tmp_path / "log.jsonl", ROWS), tmp_path / "out.jsonl"
+    words = (log, "-t", folder, "--no-config", "-f", "json", *options)
+    scan = json.loads(run("scan", *words)[1])["summary"]
+    repair = json.loads(run("repair", *words, "-o", out)[1])
+    assert scan["uncompared"] == repair["before"]["uncompared"] == repair["after"]["uncompared"] == uncompared
+
+
 def test_rows_in_memory_and_batches_have_the_finding_too(folder: Path) -> None:
     results = list(scan_rollouts(ROWS, Settings(tokenizer=str(folder))))
     assert [[one.code for one in result.findings if one.code == "REC001"] for result in results[:3]] == [

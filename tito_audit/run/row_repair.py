@@ -601,6 +601,7 @@ class RowRepair:
         ignored = self.all_codes - self.codes
         findings, skips = check(evidence, self.rules, self.all_codes, all_repairs, SINGLE, ignored)
         counts, shows = counts_of(evidence), witness(evidence)
+        counts |= uncompared(counts, [skip for skip in skips if skip.code in self.codes], self.codes)
         return Audited(evidence, Result(rollout.place, evidence.rollout, findings, skips, counts, witness=shows))
 
     def _selected(self, result: Result) -> Result:
@@ -608,10 +609,7 @@ class RowRepair:
         findings = tuple(finding for finding in result.findings if finding.code in self.codes)
         skips = tuple(skip for skip in result.skips if skip.code in self.codes)
         trainings = None if result.rollout is None or not self.compares else trainings_of(result.rollout)
-        counts = (
-            {**result.counts, **uncompared(result.counts, skips, self.codes)} if result.counts else result.counts
-        )
-        return replace(result, findings=findings, skips=skips, counts=counts, trainings=trainings)
+        return replace(result, findings=findings, skips=skips, trainings=trainings)
 
     def _failing(self, results: Sequence[Result]) -> list[Finding]:
         return [finding for result in results for finding in fails(self.settings, result)]
