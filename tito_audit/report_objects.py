@@ -38,7 +38,7 @@ from typing import Any
 import orjson
 
 from tito_audit.record.finding import Finding, Severity, Side
-from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Gate, Headline, Skipped, Summary
+from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Skipped, Summary
 from tito_audit.terminal.escape import escaped_json
 
 _PLACES = 1_000
@@ -71,6 +71,12 @@ def _side(side: Side) -> dict[str, Any]:
 
 def summary_object(summary: Summary) -> dict[str, Any]:
     """The counts of a scan as the schema writes them; codes in order."""
+    gate: dict[str, Any] | None = None
+    if summary.gate is not None:
+        least = summary.gate.min_audited
+        gate = {field.name: getattr(summary.gate, field.name) for field in dataclasses.fields(summary.gate)}
+        gate["required"] = [_covered(count) for count in summary.gate.required]
+        gate["min_audited"] = None if least is None else _covered(least)
     return {
         "schema_version": SCHEMA_VERSION,
         **fields(summary, "rollouts turns tokens generated_tokens rows_unreadable"),
@@ -93,12 +99,19 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             for file, formats in summary.taken.items()
         },
         "sampled": summary.sampled,
-        "gate": None if summary.gate is None else _gate(summary.gate),
+        "gate": gate,
         "new": {
             severity.word: sum(count.new[severity] for count in summary.findings.values())
             for severity in sorted(Severity, reverse=True)
         },
-        "headlines": [_headline(headline) for headline in summary.ranked_headlines()],
+        "headlines": [
+            {
+                "text": headline.words,
+                **fields(headline, "times unit error warning note rollouts"),
+                "codes": {code: number for code, number in sorted(headline.codes.items()) if number},
+            }
+            for headline in summary.ranked_headlines()
+        ],
     }
 
 
@@ -127,24 +140,10 @@ def fields(value: object, names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names.split()}
 
 
-def _gate(gate: Gate) -> dict[str, Any]:
-    required, least = [_covered(count) for count in gate.required], gate.min_audited
-    whole = {field.name: getattr(gate, field.name) for field in dataclasses.fields(gate)}
-    return {**whole, "required": required, "min_audited": None if least is None else _covered(least)}
-
-
 def _covered(count: CoverageCount) -> dict[str, Any]:
     """Required coverage as an object."""
     of_rules = "codes idle " if count.codes else ""
     return fields(count, f"{of_rules}share covered of rate because lacking first failed")
-
-
-def _headline(headline: Headline) -> dict[str, Any]:
-    return {
-        "text": headline.words,
-        **fields(headline, "times unit error warning note rollouts"),
-        "codes": {code: number for code, number in sorted(headline.codes.items()) if number},
-    }
 
 
 def _skipped(skipped: Skipped) -> dict[str, Any]:

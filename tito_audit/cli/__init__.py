@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -80,7 +80,10 @@ def _ended(ctx: Any) -> Iterator[None]:
         _complain(error, ctx)
         raise typer.Exit(UNMADE) from None
     except UsageError as error:
-        _complain_of(error, ctx)
+        if (message := mistake(error, ctx)) is None:
+            raise
+        _complain(message, getattr(error, "ctx", None) or ctx)
+        raise typer.Exit(UNMADE) from None
     except KeyboardInterrupt:
         complain(_ENDED[INTERRUPTED])
         raise typer.Exit(INTERRUPTED) from None
@@ -172,15 +175,6 @@ def _flushed(code: Any) -> Any:
             _complain(error, None)
             return UNMADE
     return code
-
-
-def _complain_of(error: Exception, ctx: Any) -> NoReturn:
-    """End a run with a mistake in its command line."""
-    words = mistake(error, ctx)
-    if words is None:
-        raise error
-    _complain(words, getattr(error, "ctx", None) or ctx)
-    raise typer.Exit(UNMADE) from None
 
 
 def _complain(error: TitoAuditError, ctx: Any) -> None:

@@ -196,8 +196,11 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator[Text]:
     """The lines of one row: which repairs fixed what, and every change. `piece` gives the text of an id."""
-    yield _header(outcome)
-    if outcome.quarantined is not None:
+    by = [f"{name} ({', '.join(codes)})" if codes else name for name, codes in outcome.cured.items()]
+    moved = outcome.quarantined is not None
+    what = f"moved to quarantine: {outcome.quarantined}" if moved else f"repaired by {', '.join(by)}"
+    yield Text(visible(str(outcome.place)), style="bold").append(visible(f" {what}"), style="not bold")
+    if moved:
         return
     for note in outcome.notes:
         yield Text("  " + visible(note))
@@ -211,14 +214,6 @@ def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator
         yield from lines
     if not changed:
         yield Text("  no token, mask or logprob changed, only how the row writes them")
-
-
-def _header(outcome: Outcome) -> Text:
-    line = Text(visible(str(outcome.place)), style="bold")
-    if outcome.quarantined is not None:
-        return line.append(visible(f" moved to quarantine: {outcome.quarantined}"), style="not bold")
-    by = [f"{name} ({', '.join(codes)})" if codes else name for name, codes in outcome.cured.items()]
-    return line.append(visible(f" repaired by {', '.join(by)}"), style="not bold")
 
 
 def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[Rollout, list[Rollout]]]:
@@ -258,10 +253,23 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
     if gone:
         yield Text(f"  turn{'s' if len(gone) > 1 else ''} {', '.join(gone)} left out")
     for turn, number in zip(new.turns, numbers, strict=True):
-        if number is not None:
-            yield from _turn(old.turns[number], turn, number, changes)
-    if old.training_row is not None and new.training_row is not None:
-        yield from _training_row(old.training_row, new.training_row, changes)
+        if number is None:
+            continue
+        was = old.turns[number]
+        if was.prompt_ids is not None and turn.prompt_ids is not None:
+            yield from changes.lines(f"turn {number} prompt", DiffRow(was.prompt_ids), DiffRow(turn.prompt_ids))
+        if was.completion_ids is not None and turn.completion_ids is not None:
+            before = DiffRow(was.completion_ids, None, was.completion_logprobs)
+            after = DiffRow(turn.completion_ids, None, turn.completion_logprobs)
+            yield from changes.lines(f"turn {number} completion", before, after)
+    rows = [row for row in (old.training_row, new.training_row) if row is not None]
+    if len(rows) == 2:
+        sides = zip(*map(_facts, rows), strict=True)
+        facts = [f"{what} {before} → {after}" for (what, before), (_, after) in sides if before != after]
+        if facts:
+            yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
+        before, after = (DiffRow(row.token_ids, row.loss_mask, row.logprobs) for row in rows)
+        yield from changes.lines("training row", before, after)
 
 
 def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
@@ -302,26 +310,6 @@ def _numbers(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] 
 
 def _equal(ids: Ids | None, other: Ids | None) -> bool:
     return ids is other or (ids is not None and other is not None and np.array_equal(ids, other))
-
-
-def _turn(old: Turn, new: Turn, number: int, changes: RowDiff) -> Iterator[Text]:
-    """The changes of prompt and completion of one call."""
-    if old.prompt_ids is not None and new.prompt_ids is not None:
-        yield from changes.lines(f"turn {number} prompt", DiffRow(old.prompt_ids), DiffRow(new.prompt_ids))
-    if old.completion_ids is not None and new.completion_ids is not None:
-        before = DiffRow(old.completion_ids, None, old.completion_logprobs)
-        after = DiffRow(new.completion_ids, None, new.completion_logprobs)
-        yield from changes.lines(f"turn {number} completion", before, after)
-
-
-def _training_row(old: TrainingRow, new: TrainingRow, changes: RowDiff) -> Iterator[Text]:
-    """The changes of the training row, in its tokens and in how it is written."""
-    sides = zip(_facts(old), _facts(new), strict=True)
-    facts = [f"{what} {before} → {after}" for (what, before), (_, after) in sides if before != after]
-    if facts:
-        yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
-    before, after = (DiffRow(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new))
-    yield from changes.lines("training row", before, after)
 
 
 def _facts(row: TrainingRow) -> Iterator[tuple[str, str]]:

@@ -126,9 +126,16 @@ def mistake(error: Any, ctx: Any) -> SetupError | None:
     if kind == "NoSuchOption":
         return SetupError(_about_flag(error.option_name, here))
     if kind == "BadOptionUsage":
-        return SetupError(_about_use(error, here))
+        # A flag without its value, or with a value that it does not take.
+        options = (each for each in here.command.params if error.option_name in (*each.opts, *each.secondary_opts))
+        option = next(options, None)
+        if option is None or getattr(option, "is_flag", False):
+            return SetupError(f"{error.option_name} takes no value.")
+        return SetupError(f"{error.option_name} needs a value: {error.option_name} {_takes(option, here)}")
     if kind == "MissingParameter":
-        return SetupError(_about_missing(error.param, here))
+        flag = f"{error.param.opts[0]} " if error.param.param_type_name == "option" else ""
+        about = (error.param.help or "").partition(". ")[0].rstrip(".")
+        return SetupError(f"{here.info_name} needs {flag}{_takes(error.param, here)}: {about}.\n{_usage(here)}")
     if getattr(error, "message", "").startswith("Got unexpected extra argument"):
         extra = error.message.rpartition("(")[2].rpartition(")")[0]
         return SetupError(f"{here.info_name} does not know what to do with {extra}.\n{_usage(here)}")
@@ -167,21 +174,6 @@ def _habit(flag: str, ctx: Any) -> str:
     wanted = {word for word in habit.split() if word.startswith("-")}
     letters = (opt for parameter in ctx.command.get_params(ctx) for opt in parameter.opts if len(opt) == 2)
     return f"did you mean {habit}?" if habit and wanted <= {*_flags(ctx), *letters} else ""
-
-
-def _about_use(error: Any, ctx: Any) -> str:
-    """The message for a flag without its value, or with a value that it does not take."""
-    flags = {flag: each for each in reversed(ctx.command.params) for flag in (*each.opts, *each.secondary_opts)}
-    option = flags.get(error.option_name)
-    if option is None or getattr(option, "is_flag", False):
-        return f"{error.option_name} takes no value."
-    return f"{error.option_name} needs a value: {error.option_name} {_takes(option, ctx)}"
-
-
-def _about_missing(parameter: Any, ctx: Any) -> str:
-    flag = f"{parameter.opts[0]} " if parameter.param_type_name == "option" else ""
-    about = (parameter.help or "").partition(". ")[0].rstrip(".")
-    return f"{ctx.info_name} needs {flag}{_takes(parameter, ctx)}: {about}.\n{_usage(ctx)}"
 
 
 def _about_value(error: Any, parameter: Any, ctx: Any) -> SetupError:

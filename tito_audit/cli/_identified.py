@@ -59,13 +59,50 @@ def page_lines(outcome: IdentifyRun) -> Iterator[Text]:
     yield from _verdict(outcome)
     identified = outcome.identified
     if identified.best is not None:
-        yield from _departures(identified.best.explanation)
+        explanation = identified.best.explanation
+        if explanation.departures:
+            yield from heading("What no flag can express")
+        for departure in explanation.departures:
+            line = Text(f"  {departure}", style="yellow")
+            if departure.text:
+                line.append(f": {visible(elided(departure.text, _TEXT))}")
+            if departure.values:
+                values = [elided(value, _VALUE) for value in departure.values]
+                line.append(f" ({visible(elided(', '.join(values), _TEXT))})")
+            yield line
         yield from _left(identified.left)
-        yield from _others(identified)
-        yield from _endings(identified)
+        best = identified.found[0]
+        if best.undetermined:
+            yield from heading("Undetermined by these rows")
+            names = ["--tool-arguments" if name == "tool_arguments" else name for name in best.undetermined]
+            yield Text(f"  {visible(listed(names))}: the prompts are the same with any value")
+        if best.equal:
+            yield from heading("Equivalent settings")
+            yield from (Text(f"  {visible(described(equal))}") for equal in best.equal[:_LISTED])
+            yield from _more(best.equal)
+        if len(identified.found) > 1:
+            yield from heading("Other candidates")
+            for other in identified.found[1:_LISTED]:
+                yield Text(f"  {visible(described(other.explanation))}: {share_words(other.share)}")
+        if identified.endings:
+            yield from heading("How sampled turns end")
+        for ending in identified.endings[:_LISTED]:
+            then = f", then the prompts hold {visible(ending.followed_by)!r}" if ending.followed_by else ""
+            yield Text(f"  {visible(ending.piece)} ({ending.token_id}): {many(ending.turns, 'turn')}{then}")
     if not identified.sure:
         yield from _alone(outcome.alone)
-    yield from _tried(outcome)
+    fits = {fit.tokenizer: fit for fit in outcome.identified.tokenizers}
+    yield from heading("Tried")
+    if not outcome.candidates.tried:
+        yield Text("  no tokenizer")
+    for candidate, because in zip(outcome.candidates.tried, outcome.candidates.because, strict=True):
+        fit = fits.get(candidate.tokenizer.name)
+        words = "" if fit is None else ": fits the ids" if fit.fits else f": {visible(elided(fit.because, _TEXT))}"
+        yield Text(f"  {visible(candidate.tokenizer.name)} ({because}){words}")
+    passed_over = outcome.candidates.passed_over
+    for over in passed_over[:_LISTED]:
+        yield Text(f"  {visible(over.name)} was not: {visible(elided(over.because, _TEXT))}", style="dim")
+    yield from _more(passed_over)
 
 
 def paste_lines(outcome: IdentifyRun) -> Iterator[Text]:
@@ -166,19 +203,6 @@ def share_words(share: Share) -> str:
     return listed(parts) if parts else "no prompt"
 
 
-def _departures(explanation: Explanation) -> Iterator[Text]:
-    if explanation.departures:
-        yield from heading("What no flag can express")
-    for departure in explanation.departures:
-        line = Text(f"  {departure}", style="yellow")
-        if departure.text:
-            line.append(f": {visible(elided(departure.text, _TEXT))}")
-        if departure.values:
-            values = [elided(value, _VALUE) for value in departure.values]
-            line.append(f" ({visible(elided(', '.join(values), _TEXT))})")
-        yield line
-
-
 def _left(left: Sequence[Left]) -> Iterator[Text]:
     if left:
         yield from heading("Not explained")
@@ -186,30 +210,6 @@ def _left(left: Sequence[Left]) -> Iterator[Text]:
         first = visible(str(cause.place)) + (f", turn {cause.turn}" if cause.turn is not None else "")
         yield Text(f"  {cause.number:,} × {visible(elided(cause.cause, _TEXT))}, first at {first}")
     yield from _more(left)
-
-
-def _others(identified: Identified) -> Iterator[Text]:
-    best = identified.found[0]
-    if best.undetermined:
-        yield from heading("Undetermined by these rows")
-        names = ["--tool-arguments" if name == "tool_arguments" else name for name in best.undetermined]
-        yield Text(f"  {visible(listed(names))}: the prompts are the same with any value")
-    if best.equal:
-        yield from heading("Equivalent settings")
-        yield from (Text(f"  {visible(described(equal))}") for equal in best.equal[:_LISTED])
-        yield from _more(best.equal)
-    if len(identified.found) > 1:
-        yield from heading("Other candidates")
-        for other in identified.found[1:_LISTED]:
-            yield Text(f"  {visible(described(other.explanation))}: {share_words(other.share)}")
-
-
-def _endings(identified: Identified) -> Iterator[Text]:
-    if identified.endings:
-        yield from heading("How sampled turns end")
-    for ending in identified.endings[:_LISTED]:
-        then = f", then the prompts hold {visible(ending.followed_by)!r}" if ending.followed_by else ""
-        yield Text(f"  {visible(ending.piece)} ({ending.token_id}): {many(ending.turns, 'turn')}{then}")
 
 
 def _alone(alone: IdsAlone | None) -> Iterator[Text]:
@@ -233,21 +233,6 @@ def _alone(alone: IdsAlone | None) -> Iterator[Text]:
         yield Text(
             f"  they may be from {seen.family.name}: {seen.sequences:,} of {alone.sequences:,} have {marks}"
         )
-
-
-def _tried(outcome: IdentifyRun) -> Iterator[Text]:
-    fits = {fit.tokenizer: fit for fit in outcome.identified.tokenizers}
-    yield from heading("Tried")
-    if not outcome.candidates.tried:
-        yield Text("  no tokenizer")
-    for candidate, because in zip(outcome.candidates.tried, outcome.candidates.because, strict=True):
-        fit = fits.get(candidate.tokenizer.name)
-        words = "" if fit is None else ": fits the ids" if fit.fits else f": {visible(elided(fit.because, _TEXT))}"
-        yield Text(f"  {visible(candidate.tokenizer.name)} ({because}){words}")
-    passed_over = outcome.candidates.passed_over
-    for over in passed_over[:_LISTED]:
-        yield Text(f"  {visible(over.name)} was not: {visible(elided(over.because, _TEXT))}", style="dim")
-    yield from _more(passed_over)
 
 
 def _more(entries: Sequence[object]) -> Iterator[Text]:
@@ -296,7 +281,20 @@ def as_object(outcome: IdentifyRun) -> dict[str, Any]:
             "all": not outcome.first.stopped,
         },
         "prompts": {"searched": identified.rows_searched, "compared": identified.rows_confirmed},
-        "ids": None if outcome.alone is None else _ids_object(outcome.alone),
+        "ids": None
+        if (alone := outcome.alone) is None
+        else {
+            **fields(alone, "sequences ids distinct smallest largest turns opening"),
+            "ends": [{"id": token_id, "turns": turns} for token_id, turns in alone.ends],
+            "families": [
+                {
+                    **fields(seen.family, "name size"),
+                    "sequences": seen.sequences,
+                    "marks": {str(token_id): text for token_id, text in seen.family.marks.items()},
+                }
+                for seen in alone.families
+            ],
+        },
     }
 
 
@@ -312,21 +310,6 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
         "departures": [fields(departure, "kind text values") for departure in explanation.departures],
         "flags": list(explanation.flags()),
         "config": dict(explanation.config()),
-    }
-
-
-def _ids_object(alone: IdsAlone) -> dict[str, Any]:
-    return {
-        **fields(alone, "sequences ids distinct smallest largest turns opening"),
-        "ends": [{"id": token_id, "turns": turns} for token_id, turns in alone.ends],
-        "families": [
-            {
-                **fields(seen.family, "name size"),
-                "sequences": seen.sequences,
-                "marks": {str(token_id): text for token_id, text in seen.family.marks.items()},
-            }
-            for seen in alone.families
-        ],
     }
 
 

@@ -20,7 +20,6 @@ from tito_audit.inspect import (
     Relation,
     RelationKind,
     Role,
-    Scanned,
     Sentinel,
     TakenFor,
     as_flags,
@@ -109,7 +108,19 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
         yield from heading("The sampler's logprobs")
         yield from scores
     if vocabulary is not None:
-        yield from _decoded_lines(inspection, vocabulary)
+        columns = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
+        if columns:
+            yield from heading("The first ids of each column, as tokens")
+        for column in columns[:_KEYS]:
+            first = decoded(column, vocabulary)
+            pieces = [visible(piece, edges=True) for piece in first["pieces"]]
+            if first["left_out"]:
+                pieces.insert(_FIRST, f"… {first['left_out']:,} more …")
+            line = Text(f"  {short(column.path)}  │{'│'.join(pieces)}│")
+            unknown = first["ids"] - first["known"]
+            if unknown:
+                line.append(f" {unknown:,} of {first['ids']:,} ids are not in the vocabulary", style="bold yellow")
+            yield line
 
 
 def _head(inspection: Inspection) -> Iterator[Text]:
@@ -183,6 +194,7 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
     shown = _shown(inspection)
     for column in shown:
         guess = inspection.roles[column.path]
+        lengths = sorted({min(column.lengths), max(column.lengths)}) if column.lengths else []
         role = Text(str(guess.role), style=_STYLES.get(guess.role, ""))
         if words := _ALIGNED.get(guess.alignment, "") if guess.role not in IDS else "":
             role.append(f"\n{words}", style="dim")
@@ -190,7 +202,7 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
             Text(short(column.path)),
             "all" if column.rows == inspection.rows - len(inspection.unreadable) else f"{column.rows:,}",
             Text(_type_words(column)),
-            _lengths(column.lengths),
+            " to ".join(f"{size:,}" for size in lengths),
             role,
             Text(visible(_facts_words(column, inspection))),
         )
@@ -230,14 +242,6 @@ def _type_words(column: Column) -> str:
     inner = type_.removeprefix("large_").removeprefix("list<").removeprefix("element: ").removeprefix("item: ")
     name = inner.rstrip(">").removesuffix(" not null")
     return words + (f" ({name})" if name.isalnum() and name not in ("", "string", "bool", "null") else "")
-
-
-def _lengths(lengths: Sequence[int]) -> str:
-    """`20 to 50`: the shortest and the longest."""
-    if not lengths:
-        return ""
-    low, high = min(lengths), max(lengths)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _facts_words(column: Column, inspection: Inspection) -> str:
@@ -308,22 +312,6 @@ def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
         "known": in_vocabulary,
         "ids": len(every),
     }
-
-
-def _decoded_lines(inspection: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
-    columns = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
-    if columns:
-        yield from heading("The first ids of each column, as tokens")
-    for column in columns[:_KEYS]:
-        first = decoded(column, vocabulary)
-        pieces = [visible(piece, edges=True) for piece in first["pieces"]]
-        if first["left_out"]:
-            pieces.insert(_FIRST, f"… {first['left_out']:,} more …")
-        line = Text(f"  {short(column.path)}  │{'│'.join(pieces)}│")
-        unknown = first["ids"] - first["known"]
-        if unknown:
-            line.append(f" {unknown:,} of {first['ids']:,} ids are not in the vocabulary", style="bold yellow")
-        yield line
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -493,19 +481,16 @@ def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:
     for error, count in list(trial.errors.items())[:2]:
         yield Text(f"  {many(count, 'row')} unreadable: {visible(error[:400])}", style="bold yellow")
     if trial.scan is not None:
-        yield from _scan(trial.scan)
-
-
-def _scan(scan: Scanned) -> Iterator[Text]:
-    """What a scan of the rows inspection, with the codes of errors and warnings."""
-    where = f" in {scan.with_errors:,} of {many(scan.rollouts, 'rollout')}" if scan.with_errors else ""
-    counts = [many(scan.errors, "error") + where if scan.errors else "no errors"]
-    counts += [many(scan.warnings, "warning")] if scan.warnings else []
-    counts += [many(scan.notes, "note")] if scan.notes else []
-    codes = ", ".join(f"{code} ({count:,})" for code, count in list(scan.codes.items())[:_CODES])
-    yield Text(f"  A scan of these rows finds {listed(counts)}{f': {codes}' if codes else ''}.")
-    if 2 * scan.with_errors > scan.rollouts:
-        yield Text("  Most rows have errors: check the mapping before the log.", style="bold yellow")
+        # What a scan of the rows inspection, with the codes of errors and warnings.
+        scan = trial.scan
+        where = f" in {scan.with_errors:,} of {many(scan.rollouts, 'rollout')}" if scan.with_errors else ""
+        counts = [many(scan.errors, "error") + where if scan.errors else "no errors"]
+        counts += [many(scan.warnings, "warning")] if scan.warnings else []
+        counts += [many(scan.notes, "note")] if scan.notes else []
+        codes = ", ".join(f"{code} ({count:,})" for code, count in list(scan.codes.items())[:_CODES])
+        yield Text(f"  A scan of these rows finds {listed(counts)}{f': {codes}' if codes else ''}.")
+        if 2 * scan.with_errors > scan.rollouts:
+            yield Text("  Most rows have errors: check the mapping before the log.", style="bold yellow")
 
 
 def _why_none(inspection: Inspection) -> Iterator[str]:

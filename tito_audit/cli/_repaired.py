@@ -372,7 +372,16 @@ def _table(run: RepairRun, options: ReportOptions) -> Table:
     totals = [_totals(summary) for summary in (run.before, run.after)]
     severities = sorted(Severity, reverse=True)
     changes = [[(getattr(old, each.word), getattr(new, each.word)) for each in severities] for old, new in counts]
-    cells = _cells([*changes, [(totals[0][each], totals[1][each]) for each in severities]])
+    # `12 → 0` for every pair, with aligned arrows; blank where both are 0.
+    rows = [*changes, [(totals[0][each], totals[1][each]) for each in severities]]
+    widths = [max(cell_len(f"{new:,}") for _, new in column) for column in zip(*rows, strict=True)]
+    cells = [
+        [
+            Text(f"{old:,} → {new:>{width},}" if old or new else "", style="" if old != new else "dim")
+            for (old, new), width in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
     for code, (_, after), numbers in zip(codes, counts, cells, strict=False):
         worst = max((severity for severity in Severity if getattr(after, severity.word)), default=None)
         style = STYLES[worst] if worst is not None else "green"
@@ -382,22 +391,15 @@ def _table(run: RepairRun, options: ReportOptions) -> Table:
     return table
 
 
-def _cells(rows: list[list[tuple[int, int]]]) -> list[list[Text]]:
-    """`12 → 0` for every pair, with aligned arrows; blank where both are 0."""
-    widths = [max(cell_len(f"{new:,}") for _, new in column) for column in zip(*rows, strict=True)]
-    return [
-        [
-            Text(f"{old:,} → {new:>{width},}" if old or new else "", style="" if old != new else "dim")
-            for (old, new), width in zip(row, widths, strict=True)
-        ]
-        for row in rows
-    ]
-
-
 def _sayings(sayings: Sayings) -> Iterator[str]:
     ranked = list(sayings)
     for by, sentence in ranked[:_SHOWN]:
-        yield (visible(f"{by}: ") if by else "") + visible(sentence.text) + f" ({_where(sentence)})"
+        place = visible(str(sentence.place))
+        if sentence.rows > 1 and sentence.alike:
+            place = f"{many(sentence.rows, 'row')}, such as {place}"
+        elif sentence.rows > 1:  # the numbers differ
+            place += f", and {many(sentence.rows - 1, 'row')} like it"
+        yield (visible(f"{by}: ") if by else "") + f"{visible(sentence.text)} ({place})"
     if len(ranked) > _SHOWN or sayings.others:
         yield f"… and {len(ranked) - _SHOWN + sayings.others:,} more of other kinds"
 
@@ -416,16 +418,6 @@ def _of_whole_logs(run: RepairRun) -> list[str]:
     """The codes of errors that are left and that no row has by itself."""
     counts = run.after.findings.items() if run.tally.threshold is not None else ()
     return sorted(code for code, count in counts if count.error and code not in run.tally.left)
-
-
-def _where(sentence: Said) -> str:
-    """`FILE:3`, `12 rows, such as FILE:3`; `FILE:3, and 11 rows like it` where the numbers differ."""
-    place = visible(str(sentence.place))
-    if sentence.rows == 1:
-        return place
-    if sentence.alike:
-        return f"{many(sentence.rows, 'row')}, such as {place}"
-    return f"{place}, and {many(sentence.rows - 1, 'row')} like it"
 
 
 def _files(run: RepairRun) -> Iterator[str]:

@@ -14,7 +14,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.record.rollout import Place
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
@@ -113,18 +112,44 @@ def page_parts(
     summary: RescoreSummary, worst: int, pieces: Pieces, written: WrittenScores | None = None
 ) -> Iterator[RenderableType]:
     """The parts of the page, in order."""
-    yield _head(summary)
+    model = f", model {summary.model}" if summary.model else ""
+    counts = f"{many(summary.rollouts, 'rollout')} · {many(summary.scored_tokens, 'sampled token')} scored by "
+    name = Text("tito-audit rescore  ", style="bold")
+    yield name.append(visible(f"{counts}{summary.provider}{model}"), style="")
     yield Text(verdict(summary), style="bold red" if summary.failed else "bold green")
-    yield from _agreement(summary)
+    rows = list(agreement_rows(summary, _TURNS))
+    if rows:
+        yield from heading("Recorded logprobs against the model's")
+        yield from _with_legend(_table(AGREEMENT_HEADS, rows), AGREEMENT_LEGEND)
+    for words, number in summary.explanations.most_common():
+        yield Text(f"{many(number, 'rollout')}: {visible(words)}.")
     if summary.causes:
-        yield from _prices(summary)
+        # What drift costs, by cause: the drifted tokens, then the sampled tokens after them.
+        yield from heading("What drift costs, in nats")
+        yield from _with_legend(_table(DRIFTED_HEADS, list(drifted_rows(summary))), DRIFTED_LEGEND)
+        if after := list(after_rows(summary)):
+            yield from heading("What drift does to the sampled tokens after it")
+            yield from _with_legend(_table(AFTER_HEADS, after), AFTER_LEGEND)
+        yield from around(summary)
     if prices := most_expensive(summary, worst):
         yield from heading("The most expensive findings")
-        yield from _worst(prices, pieces)
+        # Two lines for each finding: where it is and its price, then the tokens of both sides.
+        for place, price in prices:
+            first = price.segments[0]
+            share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
+            yield Text(visible(f"  {place_words(place, price)}"))
+            more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
+            sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
+            numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"
+            yield Text(f"    {sides[0]} → {sides[1]}{more}: {numbers}")
     yield from _lists(summary, filled=written is not None)
     if written is not None:
         yield from heading("Written")
-        yield from (Text(f"  {line}") for line in _files(written))
+        for log, target in written.files:
+            yield Text(visible(f"  {target}, from {log} (unchanged)"))
+        yield Text(f"  logprobs written in {many(written.changed, 'row')} of {written.rows:,}, audited again")
+        for because, number in written.refused.most_common():
+            yield Text(visible(f"  {many(number, 'row')} as they were: {because}"))
 
 
 def verdict(summary: RescoreSummary) -> str:
@@ -146,14 +171,6 @@ def verdict(summary: RescoreSummary) -> str:
     return words + (" Not everything could be scored." if summary.unscored else "")
 
 
-def _head(summary: RescoreSummary) -> Text:
-    model = f", model {summary.model}" if summary.model else ""
-    counts = f"{many(summary.rollouts, 'rollout')} · {many(summary.scored_tokens, 'sampled token')} scored by "
-    return Text("tito-audit rescore  ", style="bold").append(
-        visible(f"{counts}{summary.provider}{model}"), style=""
-    )
-
-
 def _table(heads: Row, rows: Sequence[Row]) -> Table:
     """A table of names and numbers; where it is too wide only names wrap."""
     table = ruled_table()
@@ -165,47 +182,8 @@ def _table(heads: Row, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _agreement(summary: RescoreSummary) -> Iterator[RenderableType]:
-    rows = list(agreement_rows(summary, _TURNS))
-    if rows:
-        yield from heading("Recorded logprobs against the model's")
-        yield from _with_legend(_table(AGREEMENT_HEADS, rows), AGREEMENT_LEGEND)
-    for words, number in summary.explanations.most_common():
-        yield Text(f"{many(number, 'rollout')}: {visible(words)}.")
-
-
-def _prices(summary: RescoreSummary) -> Iterator[RenderableType]:
-    """What drift costs, by cause: the drifted tokens, then the sampled tokens after them."""
-    yield from heading("What drift costs, in nats")
-    yield from _with_legend(_table(DRIFTED_HEADS, list(drifted_rows(summary))), DRIFTED_LEGEND)
-    if after := list(after_rows(summary)):
-        yield from heading("What drift does to the sampled tokens after it")
-        yield from _with_legend(_table(AFTER_HEADS, after), AFTER_LEGEND)
-    yield from around(summary)
-
-
 def _with_legend(table: Table, words: str) -> Iterator[RenderableType]:
     yield from (table, Text(""), words)
-
-
-def _worst(prices: list[tuple[Place, Price]], pieces: Pieces) -> Iterator[Text]:
-    """Two lines for each finding: where it is and its price, then the tokens of both sides."""
-    for place, price in prices:
-        first = price.segments[0]
-        share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
-        yield Text(visible(f"  {place_words(place, price)}"))
-        more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
-        sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
-        numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"
-        yield Text(f"    {sides[0]} → {sides[1]}{more}: {numbers}")
-
-
-def _files(written: WrittenScores) -> Iterator[str]:
-    for log, target in written.files:
-        yield visible(f"{target}, from {log} (unchanged)")
-    yield f"logprobs written in {many(written.changed, 'row')} of {written.rows:,}, audited again"
-    for because, number in written.refused.most_common():
-        yield visible(f"{many(number, 'row')} as they were: {because}")
 
 
 def _lists(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:

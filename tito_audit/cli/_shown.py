@@ -8,8 +8,8 @@ run.jsonl:3   run.jsonl:3[1]   run.jsonl:3:2   run.jsonl:3:2:14-16   run.jsonl:3
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,9 +86,13 @@ def wanted_place(log: str, *, row: int | None = None, item: int | None = None, t
 
     An existing file is a file, colons and all. SetupError if the place and the options disagree.
     """
-    file, rest = _split(log)
-    if rest is None:
+    colons = [] if _exists(log) else re.finditer(":", log)
+    splits = [(log[: colon.start()], _REST.fullmatch(log[colon.end() :])) for colon in colons]
+    cuts = [(file, rest) for file, rest in splits if rest is not None and file]
+    if not cuts:
         return ToShow(log, row, item or 0, turn)
+    # If several files fit, the longest name that exists.
+    file, rest = ([(file, rest) for file, rest in cuts if _exists(file)] or cuts[:1])[-1]
     placed = rest["turn"] not in (None, "", "-")
     place = {"row": int(rest["row"]), "turn": int(rest["turn"]) if placed else None}
     place["item"] = int(rest["item"]) if rest["item"] else None
@@ -132,27 +136,10 @@ def _chosen(text: str, findings: Sequence[Finding], whose: str) -> list[Finding]
     ]
     if not fitting:
         kind = "code" if is_code else "fingerprint"
-        raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\n{_there_are(findings)}")
+        codes = sorted(Counter(finding.code for finding in findings).items())
+        there = ", ".join(f"{code} ({number})" for code, number in codes) or "no findings"
+        raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\nIt has {there}.")
     return fitting
-
-
-def _there_are(findings: Iterable[Finding]) -> str:
-    codes = [finding.code for finding in findings]
-    if not codes:
-        return "It has no findings."
-    return "It has " + ", ".join(f"{code} ({codes.count(code)})" for code in sorted(set(codes))) + "."
-
-
-def _split(log: str) -> tuple[str, re.Match[str] | None]:
-    """The file, and the match of what follows it; if several files fit, the longest name that exists."""
-    if _exists(log):
-        return log, None
-    cuts = [(log[: colon.start()], _REST.fullmatch(log[colon.end() :])) for colon in re.finditer(":", log)]
-    cuts = [(file, rest) for file, rest in cuts if rest is not None and file]
-    there = [(file, rest) for file, rest in cuts if _exists(file)]
-    if there:
-        return there[-1]
-    return cuts[0] if cuts else (log, None)
 
 
 def _exists(name: str) -> bool:
@@ -265,13 +252,31 @@ def _page(result: Result, parts: Sequence[ShowPart], page: _Page, look: DrawOpti
     if result.rollout is None:
         yield Text("This row could not be read as a rollout.")
     else:
-        yield from _wrapped(_facts(result.rollout), look.width)
+        rollout = result.rollout
+        roles = [message.role for message in rollout.messages]
+        more = f" and {len(roles) - _ROLES:,} more" if len(roles) > _ROLES else ""
+        words = f"messages: {' '.join(roles[:_ROLES]) or 'none'}{more}"
+        yield from _wrapped(visible(f"format {rollout.format} · {_turns(rollout)} · {words}"), look.width)
         if page.marked is not None:
-            yield from _wrapped(_joined(result.rollout, page.marked), look.width)
+            calls = rollout.stated.calls_at
+            words = f"row {calls[page.marked][1]} is turn {page.marked} of {len(calls):,} calls that were joined"
+            yield from _wrapped(f"{words}, marked {_ASKED_CALL}; --no-join shows it by itself", look.width)
         yield _findings_words(result)
         spotted = page.spots is not None and bool(page.spots.spots)
         trained = any(part.tokens.trained is not None for part in parts)
-        yield from _legend(look, trained=trained, spotted=spotted)
+        marks = {FINDING: "a finding"}
+        if trained:
+            marks |= {TRAINED: "a trained token", BOTH: "both"}
+        if spotted:
+            marks[ASKED] = "asked for"
+        words = "marks: " + ", ".join(f"{mark} {word}" for mark, word in marks.items())
+        if look.piece is None:
+            words += "; pass -t to see the text of the ids"
+        else:
+            words += "; · a space at an end, " + ", ".join(f"{mark} {word}" for mark, word in _BLANKS.items())
+        if look.logprobs:
+            words += "; ? not recorded, ! under 1 in 1,000"
+        yield from _wrapped(words, look.width, style="dim")
     for part in parts:
         yield from page.part(part)
     yield from page.rest(f"{whose} as a whole")
@@ -282,13 +287,6 @@ def _page(result: Result, parts: Sequence[ShowPart], page: _Page, look: DrawOpti
             yield Text()
             yield Text(title, style="bold")
             yield from (part for line in lines for part in _wrapped(line, look.width, "  "))
-
-
-def _facts(rollout: Rollout) -> str:
-    roles = [message.role for message in rollout.messages]
-    more = len(roles) - _ROLES
-    words = " ".join(roles[:_ROLES]) + (f" and {more:,} more" if more > 0 else "")
-    return visible(f"format {rollout.format} · {_turns(rollout)} · messages: {words or 'none'}")
 
 
 def _turns(rollout: Rollout) -> str:
@@ -309,31 +307,6 @@ def _findings_words(result: Result) -> Text:
         return Text("nothing audited: no token ids", style="yellow")
     uncompared = result.counts.get("uncompared")
     return Text("nothing compared", style="yellow") if uncompared else Text("nothing found", style="green")
-
-
-def _joined(rollout: Rollout, turn: int) -> str:
-    """Which of the calls that were joined the row is."""
-    calls = rollout.stated.calls_at
-    return (
-        f"row {calls[turn][1]} is turn {turn} of {len(calls):,} calls that were joined, marked {_ASKED_CALL}; "
-        "--no-join shows it by itself"
-    )
-
-
-def _legend(look: DrawOptions, *, trained: bool, spotted: bool) -> Iterator[Text]:
-    marks = {FINDING: "a finding"}
-    if trained:
-        marks |= {TRAINED: "a trained token", BOTH: "both"}
-    if spotted:
-        marks[ASKED] = "asked for"
-    words = "marks: " + ", ".join(f"{mark} {word}" for mark, word in marks.items())
-    if look.piece is None:
-        words += "; pass -t to see the text of the ids"
-    else:
-        words += "; · a space at an end, " + ", ".join(f"{mark} {word}" for mark, word in _BLANKS.items())
-    if look.logprobs:
-        words += "; ? not recorded, ! under 1 in 1,000"
-    yield from _wrapped(words, look.width, style="dim")
 
 
 class _Page:
@@ -366,7 +339,11 @@ class _Page:
 
     def part(self, part: ShowPart) -> Iterator[Text]:
         """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
-        inside = [finding for finding in self._left if _points_into(finding, part)]
+        inside = [
+            finding
+            for finding in self._left
+            if range_words(finding) and finding.hit.where is part.where and part.turn in (None, finding.hit.turn)
+        ]
         chosen = self._chosen_ranges(part, inside)
         if self.spots is not None:
             context = self._look.context
@@ -429,11 +406,6 @@ class _Page:
         """The waiting findings that end at or before a position (None: all)."""
         while waiting and (until is None or waiting[0].hit.end <= until):
             yield from finding_lines(waiting.popleft(), self._console, placed=False, named=True)
-
-
-def _points_into(finding: Finding, part: ShowPart) -> bool:
-    hit = finding.hit
-    return bool(range_words(finding)) and hit.where is part.where and (part.turn is None or hit.turn == part.turn)
 
 
 def _reasons(result: Result) -> list[str]:

@@ -117,8 +117,16 @@ def page_lines(looked: Looked) -> Iterator[RenderableType]:
                 yield Text(f"  no delimiter between {pair.left} and {pair.right}: ").append(visible(pair.reason))
     yield from _settings(facts)
     yield from heading("What a splice or a gateway may rely on")
-    yield from _claims(facts)
-    yield from _refusals(facts)
+    marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("–", "dim")}
+    for claim in claims(facts):
+        word, style = marks[claim.holds]
+        line = Text("  ").append(f"{word:<4}", style=style).append(claim.what)
+        yield line.append(f": {visible(claim.because)}" if claim.because else ".")
+    reasons = Counter(step.refusal or "" for step in facts.append.refused)
+    if reasons:
+        yield from heading("Refused")
+    for reason, count in reasons.most_common(_BREAKS):
+        yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
 
 
 def _of_log(log: TemplateOnLog) -> Text:
@@ -222,16 +230,11 @@ def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
         ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_IDS]]
         ids += ["…"] if seam.ids is not None and len(seam.ids) > _IDS else []
         cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
-        table.add_row(*map(Text, (*cells, _merges(seam))))
+        # `before: ⏎; after: ·a`: the tokens at the edges of messages that merge with the text between them.
+        sides = (("before", seam.merges_before), ("after", seam.merges_after))
+        merges = [f"{at}: {' '.join(visible(each, edges=True) for each in texts)}" for at, texts in sides if texts]
+        table.add_row(*map(Text, (*cells, "; ".join(merges))))
     return table
-
-
-def _merges(seam: Seam) -> str:
-    """`before: ⏎; after: ·a`: the tokens at the edges of messages that merge with the text between them."""
-    sides = (("before", seam.merges_before), ("after", seam.merges_after))
-    return "; ".join(
-        f"{at}: {' '.join(visible(text, edges=True) for text in texts)}" for at, texts in sides if texts
-    )
 
 
 def _settings(facts: TemplateFacts) -> Iterator[RenderableType]:
@@ -254,22 +257,6 @@ def _settings(facts: TemplateFacts) -> Iterator[RenderableType]:
         yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
 
 
-def _claims(facts: TemplateFacts) -> Iterator[Text]:
-    marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("–", "dim")}
-    for claim in claims(facts):
-        word, style = marks[claim.holds]
-        line = Text("  ").append(f"{word:<4}", style=style).append(claim.what)
-        yield line.append(f": {visible(claim.because)}" if claim.because else ".")
-
-
-def _refusals(facts: TemplateFacts) -> Iterator[Text]:
-    reasons = Counter(step.refusal or "" for step in facts.append.refused)
-    if reasons:
-        yield from heading("Refused")
-    for reason, count in reasons.most_common(_BREAKS):
-        yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
-
-
 def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
     opener = facts.generation_prompt
     texts = listed([_quoted(text) for text in opener.texts[:4]]) or "none"
@@ -277,9 +264,15 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
     yield "answers continue it", "yes" if opener.continued else "no: a rendered answer begins differently"
     yield "end tokens", "; ".join(_stop(stop) for stop in facts.stops) or "none"
     yield "beginning token", _bos(facts, has_ids)
-    yield "clock", _clock(facts)
+    formats = listed([_quoted(each) for each in facts.clock_formats or ()])
+    read = f"read{f' as {formats}' if formats else ''}: prompts differ from day to day; pass --clock DATE"
+    yield "clock", "not read" if facts.clock_formats is None else read
     if facts.contents:
-        yield "contents of messages", _contents(facts)
+        roles: dict[str, list[str]] = {}
+        for content in facts.contents:
+            example = f", such as {_quoted(content.unlike)}" if content.unlike is not None else ""
+            roles.setdefault(f"{content.writing}{example}", []).append(content.role)
+        yield "contents of messages", "; ".join(f"{how} ({listed(names)})" for how, names in roles.items())
     for partial in facts.partial:
         yield partial.case, _partial(partial)
     if not has_ids:
@@ -309,21 +302,6 @@ def _bos(facts: TemplateFacts, has_ids: bool) -> str:
         )
     added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
     return f"{visible(bos.text)}, {'' if bos.written else 'not '}written by the template{added}"
-
-
-def _clock(facts: TemplateFacts) -> str:
-    if facts.clock_formats is None:
-        return "not read"
-    formats = listed([_quoted(each) for each in facts.clock_formats])
-    return f"read{f' as {formats}' if formats else ''}: prompts differ from day to day; pass --clock DATE"
-
-
-def _contents(facts: TemplateFacts) -> str:
-    roles: dict[str, list[str]] = {}
-    for content in facts.contents:
-        example = f", such as {_quoted(content.unlike)}" if content.unlike is not None else ""
-        roles.setdefault(f"{content.writing}{example}", []).append(content.role)
-    return "; ".join(f"{how} ({listed(names)})" for how, names in roles.items())
 
 
 def _partial(partial: CutAnswer) -> str:
@@ -394,7 +372,8 @@ def _break_object(each: Break) -> dict[str, Any]:
         "change": each.change,
         "line": line_of(each),
         "conditions": [
-            {**_tag_object(decision.tag), "held_when_sampled": decision.outcome} for decision in each.conditions
+            {**fields(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
+            for decision in each.conditions
         ],
         "sampled": _side_object(each.sampled),
         "rendered": _side_object(each.rendered),
@@ -406,12 +385,8 @@ def _step_object(step: Step) -> dict[str, Any]:
 
 
 def _side_object(side: BreakSide) -> dict[str, Any]:
-    tag = _tag_object(side.tag) if side.tag is not None else None
+    tag = fields(side.tag, "line column source") if side.tag is not None else None
     return {"before": side.before[-_NEAR:], "text": side.text[:_NEAR], "tag": tag}
-
-
-def _tag_object(tag: Tag) -> dict[str, Any]:
-    return fields(tag, "line column source")
 
 
 _LOST = 6
@@ -616,17 +591,19 @@ def against_object(both: Compared) -> dict[str, Any]:
         **fields(both.found, "prompts equal"),
         "equal_ids": both.equal_ids,
         "differences": [
-            {"cause": cause, "prompts": len(group), "first": _difference(group[0])}
+            {
+                "cause": cause,
+                "prompts": len(group),
+                "first": {
+                    "conversation": group[0].probe.name,
+                    "message": group[0].count,
+                    "at": (at := group[0].at),
+                    "texts": [
+                        text[max(at - _PROMPT_BEFORE, 0) : at + _NEAR]
+                        for text in (group[0].first, group[0].second)
+                    ],
+                },
+            }
             for cause, group in both.found.by_cause().items()
         ],
-    }
-
-
-def _difference(prompt: Parted) -> dict[str, Any]:
-    begin = max(prompt.at - _PROMPT_BEFORE, 0)
-    return {
-        "conversation": prompt.probe.name,
-        "message": prompt.count,
-        "at": prompt.at,
-        "texts": [text[begin : prompt.at + 200] for text in (prompt.first, prompt.second)],
     }

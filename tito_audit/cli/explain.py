@@ -12,8 +12,8 @@ from tito_audit.cli._command import command
 from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
-    from tito_audit.repair import Repair
     from tito_audit.rule import Rule
+_FIXES_NOTHING = "Fixes no finding; runs only if named by --with"
 
 
 @command("explain")
@@ -37,7 +37,10 @@ def explain(
     rules, repairs = all_rules(), all_repairs()
     as_object = shape != "text"
     if name is None:
-        return _print_object(_all_object()) if as_object else _print_all()
+        if not as_object:
+            return _print_all()
+        own = [fields(repair, "name safety title") for repair in repairs]
+        return _print_object({"families": [_family_object(family) for family in FAMILIES], "repairs": own})
     wanted = name.strip()
     if (family := wanted.upper()) in FAMILIES:
         return _print_object(_family_object(family)) if as_object else _print_family(family)
@@ -50,7 +53,9 @@ def explain(
     for repair in repairs:
         if wanted.lower() == repair.name:
             value = {"repair": repair.name, **fields(repair, "safety cures title"), "manual": repair.doc}
-            return _print_object(value) if as_object else _print(_repair_head(repair) + repair.doc)
+            fixes = f"Fixes: {', '.join(repair.cures)}" if repair.cures else _FIXES_NOTHING
+            head = f"# {repair.name}\n\nSafety: {repair.safety}. {fixes}.\n\n"
+            return _print_object(value) if as_object else _print(head + repair.doc)
     names = [*FAMILIES, *(rule.code for rule in rules), *(rule.name for rule in rules)]
     names += [repair.name for repair in repairs]
     raise unknown("rule or repair", wanted, names, listed_by="tito-audit explain lists all")
@@ -104,16 +109,6 @@ def _family_object(family: str) -> dict[str, Any]:
     return {"family": family, "about": FAMILIES[family], "rules": rules}
 
 
-def _all_object() -> dict[str, Any]:
-    """The families and the repairs."""
-    from tito_audit.repairs import all_repairs
-    from tito_audit.report_objects import fields
-    from tito_audit.rules import FAMILIES
-
-    repairs = [fields(repair, "name safety title") for repair in all_repairs()]
-    return {"families": [_family_object(family) for family in FAMILIES], "repairs": repairs}
-
-
 def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
     """Title, severity, needs, and the repairs that claim its findings."""
     needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
@@ -122,14 +117,6 @@ def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
     head = f"# {rule.code} {rule.name}\n\nSeverity: {severity}. "
     head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs only the row. "
     return head + (f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair fixes it.\n\n")
-
-
-def _repair_head(repair: Repair) -> str:
-    """Title, safety, and what it claims."""
-    cures = (
-        f"Fixes: {', '.join(repair.cures)}." if repair.cures else "Fixes no finding; runs only if named by --with."
-    )
-    return f"# {repair.name}\n\nSafety: {repair.safety}. {cures}\n\n"
 
 
 def _print(manual: str) -> None:

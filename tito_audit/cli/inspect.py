@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, one_log
-
-if TYPE_CHECKING:
-    from tito_audit.tokens.vocab import Vocabulary
 
 
 @command("inspect")
@@ -29,18 +26,14 @@ def inspect(
     settings = options.settings()
     file = one_log(log)
     settings = settings.at(file)
-    vocabulary = _vocabulary(settings.tokenizer, settings.trust_remote_code)
+    vocabulary = None
+    if settings.tokenizer is not None:
+        from tito_audit.tokens.load import load_tokenizer
+
+        vocabulary = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code).vocabulary
     inspection = inspect_log(file, rows, settings, vocabulary)
     if shape == "json":
         print(as_json(as_object(inspection, vocabulary)))
         return
     paste = mapping_lines(inspection, options.reading_flags()) if inspection.columns else ()
     print_page(page_lines(inspection, vocabulary), paste, options.notice())
-
-
-def _vocabulary(tokenizer: str | None, trust_remote_code: bool) -> Vocabulary | None:
-    if tokenizer is None:
-        return None
-    from tito_audit.tokens.load import load_tokenizer
-
-    return load_tokenizer(tokenizer, trust_remote_code=trust_remote_code).vocabulary

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -66,8 +65,12 @@ def repair(
     refuse_inputs({"--quarantine": how.quarantine, "--journal": journal}, logs, read)
     refuse_inputs({"-o": target}, (), read)  # whether it is a log is looked at for each log
     wanted = named_reports(report, output_format, logs, written, read, REPORTS, quiet=quiet)
-    if diff:
-        _refuse_mixed(wanted)
+    for name, path in wanted if diff else ():
+        if name != "text" and path is None:
+            raise SetupError(
+                f"--report {name}: --diff prints to stdout too, and the two would mix.\n"
+                f"Name a file for the report: --report {name}=FILE"
+            )
     if provider is not None:
         settings, how = scored(logs, settings, how, provider, silent=quiet)
     tally = RowTally(Severity.bar(settings.fail_on), settings)
@@ -88,16 +91,6 @@ def repair(
     deliver_finished(done, REPORTS, wanted, page)
     if run.failing or run.before.open_beside_faults:
         raise typer.Exit(1)
-
-
-def _refuse_mixed(wanted: Sequence[tuple[str, Path | None]]) -> None:
-    """SetupError for a report to stdout, where --diff prints too."""
-    for name, path in wanted:
-        if name != "text" and path is None:
-            raise SetupError(
-                f"--report {name}: --diff prints to stdout too, and the two would mix.\n"
-                f"Name a file for the report: --report {name}=FILE"
-            )
 
 
 def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:

@@ -99,7 +99,7 @@ def serve(
             how = f"agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={'…' if key else 'none'}"
             _print([served, place, f"tokenizer: {tokenizer.name}", template, *notes, how])
 
-        http = HttpOptions(key, max_body, _log_access if access_log else None)
+        http = HttpOptions(key, max_body, partial(print, file=sys.stderr) if access_log else None)
         await serve_gateway(gateway, http, ServerOptions(host, port, idle, grace), started)
         _print([f"ended; {gateway.log.path} has every answer"])
 
@@ -216,7 +216,3 @@ def _is_local(host: str) -> bool:
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(f"tito-audit: {inert(visible(line))}", file=sys.stderr, flush=True)
-
-
-def _log_access(line: str) -> None:
-    print(line, file=sys.stderr)

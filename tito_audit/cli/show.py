@@ -55,8 +55,9 @@ def show(
 
     A row that is one call of a conversation shows all of it, with the row of each call.
     """
-    from tito_audit.cli._shown import wanted_place
+    from tito_audit.cli._shown import rollout_object, wanted_place
     from tito_audit.report import ReportOptions
+    from tito_audit.report_objects import as_json as as_json_text
     from tito_audit.run.scan import scan_rollouts
     from tito_audit.terminal.page import console_for
     from tito_audit.terminal.pager import show_page
@@ -71,7 +72,10 @@ def show(
     result, items = _result(run, file, wanted, settings)
     spots = _spots(around, wanted, result)
     if as_json or shape == "json":
-        _write_object(result, run, wanted, spots)
+        if spots is not None:
+            raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
+        piece = run.vocabulary.piece if run.vocabulary is not None else None
+        print(as_json_text(rollout_object(result, piece, wanted.turn, row=wanted.row)))
         return
     look = DrawOptions(
         width=page_width(),
@@ -145,16 +149,6 @@ def _spots(around: list[str], wanted: ToShow, result: Result) -> Spots | None:
         and spot.where in (None, finding.hit.where)
     ]
     return Spots(chosen.spots if there else (*chosen.spots, spot), (*chosen.findings, *there))
-
-
-def _write_object(result: Result, run: Scan, wanted: ToShow, spots: Spots | None) -> None:
-    from tito_audit.cli._shown import rollout_object
-    from tito_audit.report_objects import as_json
-
-    if spots is not None:
-        raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
-    piece = run.vocabulary.piece if run.vocabulary is not None else None
-    print(as_json(rollout_object(result, piece, wanted.turn, row=wanted.row)))
 
 
 def _remarks(run: Scan, items: int, result: Result) -> list[str]:

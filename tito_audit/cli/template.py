@@ -41,12 +41,13 @@ def template(
     from tito_audit.report_objects import as_json
     from tito_audit.terminal.page import print_page
 
+    if training is not None and against is not None:
+        raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
+    settings = options.settings()
+    settings = settings if named is None else replace(settings, tokenizer=named)
     if training is not None or against is not None:
         from tito_audit.cli._template import compare, train
 
-        if training is not None and against is not None:
-            raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
-        settings = _settings(options, named)
         refuse_inputs({"--training": training}, logs, options.inputs(settings))
         passed = (
             train(settings, logs, training, shape, force=force)
@@ -56,7 +57,7 @@ def template(
         if not passed:
             raise typer.Exit(FAILED)
         return
-    looked = _looked(options, named, logs)
+    looked = _looked(settings, logs)
     if shape == "json":
         print(as_json(as_object(looked)))
     else:
@@ -65,18 +66,12 @@ def template(
         raise typer.Exit(FAILED)
 
 
-def _settings(options: Options, named: str | None) -> Settings:
-    settings = options.settings()
-    return settings if named is None else replace(settings, tokenizer=named)
-
-
-def _looked(options: Options, named: str | None, logs: list[str]) -> Looked:
+def _looked(settings: Settings, logs: list[str]) -> Looked:
     from tito_audit.cli._template import Looked, TemplateOnLog
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.sessions.delimiters import delimiters
     from tito_audit.templates import explained, template_facts
 
-    settings = _settings(options, named)
     opened = open_template(settings)
     of_log = TemplateOnLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)

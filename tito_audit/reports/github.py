@@ -15,7 +15,7 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import baseline_words
 from tito_audit.reports._worst import Shortlist, leads
-from tito_audit.summary import Gate, Summary
+from tito_audit.summary import Summary
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import line_of, place_words
@@ -54,7 +54,9 @@ def _annotations(
     shown = list(shortlist)[: room if shortlist.offered <= room else room - 1]
     for finding in shown:
         title = f"{finding.code} {options.titles.get(finding.code, '')}".strip()
-        yield _command(kind, title, _message(finding), finding)
+        repair = f"\nIts repair: tito-audit repair --with {finding.repair}" if finding.repair else ""
+        message = cut(f"{place_words(finding)}: {visible(finding.hit.message)}", _MESSAGE) + repair
+        yield _command(kind, title, message, finding)
     left = shortlist.offered - len(shown)
     if left:
         words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of each."
@@ -68,22 +70,12 @@ def _of_all(severity: Severity, summary: Summary) -> Iterator[tuple[str, str]]:
     if gate is None:
         return
     if severity is Severity.ERROR and gate.failed:
-        yield "tito-audit: failed", _reasons(gate)
+        lines = [cut(visible(reason), _MESSAGE // _REASONS) for reason in gate.because[:_REASONS]]
+        if len(gate.because) > _REASONS:
+            lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
+        yield "tito-audit: failed", "\n".join(lines) or "the gate failed"
     if severity is Severity.NOTE and gate.baseline is not None and (gate.known or gate.fixed):
         yield "tito-audit: baseline", cut(visible(baseline_words(gate)), _MESSAGE)
-
-
-def _reasons(gate: Gate) -> str:
-    lines = [cut(visible(reason), _MESSAGE // _REASONS) for reason in gate.because[:_REASONS]]
-    if len(gate.because) > _REASONS:
-        lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
-    return "\n".join(lines) or "the gate failed"
-
-
-def _message(finding: Finding) -> str:
-    words = f"{place_words(finding)}: {visible(finding.hit.message)}"
-    repair = f"\nIts repair: tito-audit repair --with {finding.repair}" if finding.repair else ""
-    return cut(words, _MESSAGE) + repair
 
 
 def _command(kind: str, title: str, message: str, finding: Finding | None = None) -> str:

@@ -103,12 +103,8 @@ def _gauge(name: str, what: str, samples: Iterable[tuple[dict[str, str], float]]
 def _labels(labels: dict[str, str]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    """A value as it stands between the quotes of a label."""
-    return visible(value).replace("\\", "\\\\").replace('"', '\\"')
+    quoted = {name: visible(value).replace("\\", "\\\\").replace('"', '\\"') for name, value in labels.items()}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in quoted.items()) + "}"
 
 
 def _number(value: float) -> str:

@@ -10,9 +10,10 @@ If both sides are the same text, tokens that begin and end together are aligned.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -79,33 +80,31 @@ def boxes(hit: Hit, width: int) -> Iterator[Text]:
         text = "".join(cell.raw or "" for cell in top)
         if text and text == "".join(cell.raw or "" for cell in bottom):
             cuts = sorted(set(ends_top) & set(ends_bottom))
-            paired = _cut(top, bottom, [(_last(ends_top, cut) + 1, _last(ends_bottom, cut) + 1) for cut in cuts])
+            edges = [(bisect_right(ends_top, cut), bisect_right(ends_bottom, cut)) for cut in cuts]
         else:
             before = _common(top, bottom)
             after = _common(top[before:][::-1], bottom[before:][::-1])
             edges = [(i, i) for i in range(1, before + 1)]
             edges += [(len(top) - i, len(bottom) - i) for i in range(after, -1, -1)]
-            paired = _cut(top, bottom, edges)
-        blocks = _elided(paired)
+        blocks = _elided(_cut(top, bottom, edges))
         if all(block.width < room for block in blocks):
             yield from _aligned(blocks, labels, room)
             return
     for label, cells in zip(labels, (top, bottom), strict=True):
         if cells:
-            for line in _wrapped(_short(cells), room):
-                yield from _drawn(
-                    label, [(line, _width(line), f"not dim {DIFFERS}" if top and bottom else "not dim")]
-                )
+            style = f"not dim {DIFFERS}" if top and bottom else "not dim"
+            for line in _lines([_Block((cell,), ()) for cell in _short(cells)], room):
+                shown = tuple(block.recorded[0] for block in line)
+                yield from _drawn(label, [(shown, _width(shown), style)])
                 label = ""
 
 
 def cells_of(side: Side) -> tuple[Cell, ...]:
     """One cell per token; without a tokenizer, ids only."""
     ids = [str(number) for number in side.ids]
-    if len(side.pieces) != len(ids):
-        if not ids:
-            return tuple(Cell(shortened(piece), "", piece) for piece in side.pieces)
+    if ids and len(side.pieces) != len(ids):
         return tuple(Cell(number, "", number) for number in ids)
+    ids = ids or [""] * len(side.pieces)
     return tuple(Cell(shortened(piece), number, piece) for piece, number in zip(side.pieces, ids, strict=True))
 
 
@@ -122,17 +121,8 @@ def shortened(piece: str) -> str:
     return f"{shown[:half]}…{shown[-half:]}"
 
 
-def _last(ends: list[int], cut: int) -> int:
-    return max(index for index, end in enumerate(ends) if end == cut)
-
-
 def _common(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
-    count = 0
-    for cell, opposite in zip(top, bottom, strict=False):
-        if cell != opposite:
-            break
-        count += 1
-    return count
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(top, bottom, strict=False)))
 
 
 def _cut(top: tuple[Cell, ...], bottom: tuple[Cell, ...], edges: Iterable[tuple[int, int]]) -> list[_Block]:
@@ -160,9 +150,7 @@ def _elided(blocks: list[_Block]) -> list[_Block]:
 
 def _short(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
     hidden = len(cells) - _HEAD - _TAIL
-    if hidden <= 1:
-        return cells
-    return (*cells[:_HEAD], *_left_out(hidden), *cells[-_TAIL:])
+    return cells if hidden <= 1 else (*cells[:_HEAD], *_left_out(hidden), *cells[-_TAIL:])
 
 
 def _left_out(number: int) -> tuple[Cell, ...]:
@@ -175,15 +163,9 @@ def _width(cells: tuple[Cell, ...]) -> int:
 
 def _aligned(blocks: list[_Block], labels: tuple[str, str], room: int) -> Iterator[Text]:
     for line in _lines(blocks, room):
-        for label, cells in (
-            (labels[0], [block.recorded for block in line]),
-            (labels[1], [block.canonical for block in line]),
-        ):
-            parts = [
-                (of_block, block.width, "" if block.same else f"not dim {DIFFERS}")
-                for of_block, block in zip(cells, line, strict=True)
-            ]
-            yield from _drawn(label, parts)
+        styled = [(block, block.width, "" if block.same else f"not dim {DIFFERS}") for block in line]
+        yield from _drawn(labels[0], [(block.recorded, width, style) for block, width, style in styled])
+        yield from _drawn(labels[1], [(block.canonical, width, style) for block, width, style in styled])
 
 
 def _lines(blocks: list[_Block], room: int) -> Iterator[list[_Block]]:
@@ -197,11 +179,6 @@ def _lines(blocks: list[_Block], room: int) -> Iterator[list[_Block]]:
         used += block.width + 1
     if line:
         yield line
-
-
-def _wrapped(cells: tuple[Cell, ...], room: int) -> Iterator[tuple[Cell, ...]]:
-    for line in _lines([_Block((cell,), ()) for cell in cells], room):
-        yield tuple(block.recorded[0] for block in line)
 
 
 def _drawn(label: str, parts: list[tuple[tuple[Cell, ...], int, str]]) -> Iterator[Text]:

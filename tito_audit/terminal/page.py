@@ -162,19 +162,13 @@ def print_commands(console: Console, title: str, lines: Sequence[str]) -> None:
         return
     print_parts(console, heading(title))
     for line in lines:
-        for part in _command_lines(line, console):
-            console.print(part, soft_wrap=True)
-
-
-def _command_lines(line: str, console: Console) -> Iterator[Text]:
-    """The lines of one `command   what it does`, indented; if they do not fit, the words go below the command."""
-    command, between, words = line.rpartition("   ")
-    if cell_len(line) <= console.width - INDENT or not between:
-        yield Text(" " * INDENT + line)
-        return
-    yield Text(" " * INDENT + command)
-    for part in Text(words).wrap(console, console.width - 2 * INDENT):
-        yield Text(" " * 2 * INDENT).append_text(part)
+        command, between, words = line.rpartition("   ")
+        if cell_len(line) <= console.width - INDENT or not between:
+            command, words = line, ""
+        console.print(Text(" " * INDENT + command), soft_wrap=True)
+        # Words that do not fit beside their command go below it.
+        for part in Text(words).wrap(console, console.width - 2 * INDENT) if words else ():
+            console.print(Text(" " * 2 * INDENT).append_text(part), soft_wrap=True)
 
 
 def range_words(finding: Finding) -> str:

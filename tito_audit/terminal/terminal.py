@@ -10,10 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
-
-if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+from typing import Any, TextIO, TypeVar
 
 _EVERY = 0.25
 """Seconds between two drawings of the line."""
@@ -110,7 +107,7 @@ def with_progress(
         yield from results
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     started = shown = time.monotonic()
     source = iter(results)
@@ -120,8 +117,11 @@ def with_progress(
     if pace is not None:
         pace.begin()
     # Rich would redirect what is printed meanwhile to stderr, but a report belongs on stdout.
+    words_column = TextColumn("{task.fields[words]}", markup=False)
+    columns = (words_column, TimeElapsedColumn()) if pace is None else (BarColumn(bar_width=24), words_column)
     bar = Progress(
-        *_columns(pace),
+        SpinnerColumn(),
+        *columns,
         console=Console(stderr=True),
         auto_refresh=pace is None,
         transient=True,
@@ -142,15 +142,6 @@ def with_progress(
                 progress.update(task, completed=count, words=words)
                 shown = now
             yield result
-
-
-def _columns(pace: RunProgress | None) -> list[ProgressColumn]:
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    words = TextColumn("{task.fields[words]}", markup=False)
-    if pace is None:
-        return [SpinnerColumn(), words, TimeElapsedColumn()]
-    return [SpinnerColumn(), BarColumn(bar_width=24), words]
 
 
 def _paced(pace: RunProgress, now: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -16,7 +16,7 @@ from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
+from tito_audit.record.rollout import IdsFrom, TrainingRow
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence
@@ -165,7 +165,11 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     for key, _, _, worst in about:
         severity[key] = max(severity.get(key, -1), worst)
     every = list(_sequences(evidence))
-    shown = _most_severe(every, severity)
+    # Among those without findings, the row and completions come first.
+    order = [Where.ROW, Where.COMPLETION, Where.PROMPT]
+    ranked = sorted(every, key=lambda sequence: (-severity.get(sequence.key, -1), order.index(sequence.key[0])))
+    chosen = {sequence.key for sequence in ranked[:MAX_SEQUENCES]}
+    shown = [sequence for sequence in every if sequence.key in chosen]
     at = {seq.key: number for number, seq in enumerate(shown)}
     spots = [MarkedRange(at[key], start, end, worst) for key, start, end, worst in about if key in at]
     excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, _fill(shown), MAX_TOKENS)
@@ -186,14 +190,6 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
         ),
         len(every) - len(shown),
     )
-
-
-def _most_severe(every: Sequence[_ViewedSequence], severity: Mapping[Key, int]) -> list[_ViewedSequence]:
-    """The sequences to show, in order; among those without findings, the row and completions come first."""
-    order = (Where.ROW, Where.COMPLETION, Where.PROMPT)
-    ranked = sorted(every, key=lambda sequence: (-severity.get(sequence.key, -1), order.index(sequence.key[0])))
-    chosen = {sequence.key for sequence in ranked[:MAX_SEQUENCES]}
-    return [sequence for sequence in every if sequence.key in chosen]
 
 
 def _fill(shown: Sequence[_ViewedSequence]) -> list[tuple[int, int]]:
@@ -217,10 +213,12 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             new, note = _beyond(links.get(number), prompt)
             yield _ViewedSequence((Where.PROMPT, number), prompt, new, note, roles=roles)
         if turn.completion_ids is not None:
+            ended = f"ended by {_cut(turn.finish_reason)}" if turn.finish_reason else ""
+            recovered = "ids looked up from token strings" if turn.ids_from is IdsFrom.RECOVERED else ""
             yield _ViewedSequence(
                 (Where.COMPLETION, number),
                 turn.completion_ids,
-                note=_ended(turn),
+                note="; ".join(note for note in (ended, recovered) if note),
                 logprobs=turn.completion_logprobs,
                 roles=[TURN_END if i in evidence.end_ids else ASSISTANT for i in turn.completion_ids.tolist()],
             )
@@ -248,14 +246,6 @@ def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
     if link.kind is LinkKind.CONTINUES:
         return new, f"the first {new:,} tokens are {call}"
     return new, f"from token {new:,} on not {call}"
-
-
-def _ended(turn: Turn) -> str:
-    """How a completion ended, in words."""
-    notes = [f"ended by {_cut(turn.finish_reason)}"] if turn.finish_reason else []
-    if turn.ids_from is IdsFrom.RECOVERED:
-        notes.append("ids looked up from token strings")
-    return "; ".join(notes)
 
 
 def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:

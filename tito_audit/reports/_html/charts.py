@@ -55,19 +55,15 @@ def charts(measures: Measures) -> list[Chart]:
     """The charts, without those for which no token was counted."""
     names = [*(str(turn) for turn in range(TURNS - 1)), f"{TURNS - 1}+"]
     says = "Share of the generated tokens of each turn that drifted."
+    edges = [f"{_short(edge)}+" for edge in POSITION_EDGES]
+    along = "Share of the generated tokens that drifted, by position in the conversation."
     drawn = (
         _shares("turns", "Drift by turn", says, "turn", names, measures.by_turn),
-        _positions(measures),
+        _shares("positions", "Drift by token position", along, "from token", edges, measures.by_position),
         _logprobs(measures),
         _roles(measures),
     )
     return [chart for chart in drawn if chart is not None]
-
-
-def _positions(measures: Measures) -> Chart | None:
-    names = [f"{_short(edge)}+" for edge in POSITION_EDGES]
-    says = "Share of the generated tokens that drifted, by position in the conversation."
-    return _shares("positions", "Drift by token position", says, "from token", names, measures.by_position)
 
 
 def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], counts: Counts) -> Chart | None:
@@ -124,20 +120,15 @@ def _logprobs(measures: Measures) -> Chart | None:
         for label, a, b in zip(names, drifted[span].tolist(), same[span].tolist(), strict=True)
     ]
     head = ("logprob, nats", "drifted", "share", "not drifted", "share")
-    says = f"Share of drifted and other tokens at each sampler logprob. {_medians(drifted, same)}"
+    says = "Share of drifted and other tokens at each sampler logprob. "
+    if drifted.sum() and same.sum():
+        of_drifted = f"{int(drifted.sum()):,} drifted tokens is {_median(drifted)}"
+        says += f"The median of the {of_drifted}, of the others {_median(same)}."
     unknown = int(measures.without_logprob.sum())
     if unknown:
         says += f" {unknown:,} tokens without a logprob are left out."
     svg, title = _upright(names, series, stacked=False), "Logprob of drifted and other tokens"
     return Chart("logprobs", title, says, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
-
-
-def _medians(drifted: Counts, same: Counts) -> str:
-    """`The median of the 612 drifted tokens is between -1 and -0.5, of the others between -0.1 and -0.01.`"""
-    if not drifted.sum() or not same.sum():
-        return ""
-    of_drifted, of_others = _median(drifted), _median(same)
-    return f"The median of the {int(drifted.sum()):,} drifted tokens is {of_drifted}, of the others {of_others}."
 
 
 def _median(counts: Counts) -> str:
@@ -180,12 +171,6 @@ def _point(part: int, whole: int, of: str, what: str) -> Bar | None:
     return Bar(part / whole, f"{of}: {part:,} of {whole:,} {what} ({share(part, whole)})")
 
 
-def _upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> str:
-    """Upright bars with their axis, for the page's style to put side by side."""
-    axis, drawing = upright(names, series, stacked=stacked)
-    return f'<div class="axis">{axis}</div><div class="plot">{drawing}</div>'
-
-
 def _short(number: int) -> str:
     for size, unit in ((1 << 20, "M"), (1 << 10, "k")):
         if number >= size:
@@ -205,27 +190,28 @@ Series = Sequence[Sequence[Bar | None]]
 """By series: the bar at each name; None if the total is 0."""
 
 
-def upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> tuple[str, str]:
+def _upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> str:
     """Upright bars at `names`: the axis at their left, and the drawing, which grows with its place."""
     heights = [[bar.value if bar else 0.0 for bar in column] for column in zip(*series, strict=True)]
     top = max(sum(column) if stacked else max(column) for column in heights)
     steps = nice_steps(top)
     places = [(_BASE + 4 - _height(step, steps[-1]), round(100 * step, 6)) for step in steps]
     words = [f'<text x="100%" y="{y}">{share:g} %</text>' for y, share in places]
-    return _svg(_LOW + 8, words), _svg(
-        _LOW + 8, [*_lines(steps), *_columns(series, steps[-1], stacked), *_names(names)]
-    )
+    lines = []
+    for step in steps:
+        y = _BASE - _height(step, steps[-1])
+        kind = "line" if step else "base line"
+        lines.append(f'<line class="{kind}" x1="0" x2="100%" y1="{y}" y2="{y}"/>')
+    every, labels = -(-len(names) // _LABELS), []
+    for at, name in enumerate(names):
+        kind = ' class="minor"' if at % every else ""
+        labels.append(f'<text{kind} x="{100 * (at + 0.5) / len(names):.3f}%" y="{_LOW}">{escape(name)}</text>')
+    drawing = _svg(_LOW + 8, [*lines, *_columns(series, steps[-1], stacked), *labels])
+    return f'<div class="axis">{_svg(_LOW + 8, words)}</div><div class="plot">{drawing}</div>'
 
 
 def _height(value: float, top: float) -> float:
     return round((_BASE - _TOP) * value / top, 2)
-
-
-def _lines(steps: Sequence[float]) -> Iterator[str]:
-    for step in steps:
-        y = _BASE - _height(step, steps[-1])
-        kind = "line" if step else "base line"
-        yield f'<line class="{kind}" x1="0" x2="100%" y1="{y}" y2="{y}"/>'
 
 
 def _columns(series: Series, top: float, stacked: bool) -> Iterator[str]:
@@ -241,13 +227,6 @@ def _columns(series: Series, top: float, stacked: bool) -> Iterator[str]:
             x, height = at * place + place * (1 - _FULL) / 2 + beside, _height(bar.value, top)
             yield _bar(number, bar, f"{x:.3f}%", _BASE - height - below[at], f"{width:.3f}%", height)
             below[at] += height if stacked else 0
-
-
-def _names(names: Sequence[str]) -> Iterator[str]:
-    every = -(-len(names) // _LABELS)
-    for at, name in enumerate(names):
-        kind = ' class="minor"' if at % every else ""
-        yield f'<text{kind} x="{100 * (at + 0.5) / len(names):.3f}%" y="{_LOW}">{escape(name)}</text>'
 
 
 def lying(series: Series) -> list[str]:

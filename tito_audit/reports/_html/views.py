@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from tito_audit.evidence.model import Against
 from tito_audit.record.finding import RE_ENCODED, SAMPLED, Result, Severity
+from tito_audit.report_objects import fields
 from tito_audit.reports._html.page import block
 from tito_audit.reports._html.page_findings import finding_rows, linked, tables
 from tito_audit.terminal.escape import visible
@@ -79,38 +80,31 @@ def _sequence(sequence: ViewSequence) -> dict[str, Any]:
     table: dict[tuple[Any, ...], int] = {}
     stretches = [_stretch(stretch, table) for stretch in sequence.stretches]
     swaps = [
-        (
-            {
-                "start": swap.start,
-                "end": swap.end,
-                "tokens": _tokens(swap, table),
-                "total": max(swap.total, len(swap.ids)),
-                "code": visible(swap.code),
-                "against": visible(_LABELS.get(swap.against, swap.against)),
-                "before": swap.before,
-                "after": swap.after,
-            }
-        )
+        {
+            **fields(swap, "start end"),
+            "tokens": _tokens(swap, table),
+            "total": max(swap.total, len(swap.ids)),
+            "code": visible(swap.code),
+            "against": visible(_LABELS.get(swap.against, swap.against)),
+            **fields(swap, "before after"),
+        }
         for swap in sequence.swaps
     ]
     return {
         "where": str(sequence.where),
-        "turn": sequence.turn,
-        "length": sequence.length,
+        **fields(sequence, "turn length"),
         "note": visible(sequence.note),
         "same_as": visible(_LABELS.get(sequence.same_as, sequence.same_as)),
         "stretches": stretches,
         "swaps": swaps,
-        "tokens": (
+        "tokens": [
             [
-                [
-                    number,
-                    None if piece is None else visible(piece[: _PIECE + 1], edges=True),
-                    None if raw is None else visible(raw),
-                ]
-                for number, piece, raw in table
+                number,
+                None if piece is None else visible(piece[: _PIECE + 1], edges=True),
+                None if raw is None else visible(raw),
             ]
-        ),
+            for number, piece, raw in table
+        ],
     }
 
 
@@ -129,10 +123,7 @@ def _tokens(of: ShownStretch | Swap, table: dict[tuple[Any, ...], int]) -> list[
     """The index of each token in the table; new tokens are added to it."""
     pieces: Sequence[str | None] = of.pieces or [None] * len(of.ids)
     data: Sequence[str | None] = of.data or [None] * len(of.ids)
-    out = []
-    for number, piece, raw in zip(of.ids, pieces, data, strict=True):
-        out.append(table.setdefault((number, piece, raw), len(table)))
-    return out
+    return [table.setdefault(token, len(table)) for token in zip(of.ids, pieces, data, strict=True)]
 
 
 def _runs(values: Sequence[Any]) -> list[list[Any]]:
