@@ -8,7 +8,7 @@ asked by `tito-audit scan --engine ray`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,17 +116,13 @@ class AuditBatches:
         plain = _plain(batch)
         all_findings: list[Finding] = []
         ids: list[str | None] = []
-        for number, findings in self._findings(plain):
-            all_findings += findings
-            ids += [self._id(plain, number)] * len(findings)
-        return _table(all_findings, ids)
-
-    def _findings(self, batch: pyarrow.Table) -> Iterator[tuple[int, Sequence[Finding]]]:
         group, detection = self._flow.group(_NAME), Detection()
-        for raw in group.open_quick(_path(batch)):
+        for raw in group.open_quick(_path(plain)):
             for result in self._flow.audit(raw, Place(_NAME, raw.index), detection, None):
                 if result.findings:
-                    yield raw.index, result.findings
+                    all_findings += result.findings
+                    ids += [self._id(plain, raw.index)] * len(result.findings)
+        return _table(all_findings, ids)
 
     def _id(self, batch: pyarrow.Table, number: int) -> str:
         if self._id_column is None:

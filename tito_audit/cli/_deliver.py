@@ -122,7 +122,12 @@ def named_places(
     named: list[tuple[str, Path | None]] = []
     for text in reports:
         name, _, file = text.partition("=")
-        named.append((name.strip(), None if not file or is_stdout(file) else _path_of(file)))
+        path: Path | None = None
+        if file and not is_stdout(file):
+            from tito_audit.storage import output_path
+
+            path = output_path(file)
+        named.append((name.strip(), path))
     keys = [None if path is None else key_of(path) for _, path in named]
     sources = files_of(logs) if any(keys) else frozenset()
     for (_, path), key in zip(named, keys, strict=True):
@@ -166,15 +171,6 @@ def _refuse_place(path: Path, place: str) -> None:
         raise SetupError(f"--report: there is no folder {folder} to write {name} to.")
     if os.path.isdir(place):  # noqa: PTH112
         raise SetupError(f"--report: {place} is a folder, not a file.")
-
-
-def _path_of(file: str) -> Path:
-    """The path of a report, which may be a URL."""
-    if not is_url(file):
-        return Path(file)
-    from tito_audit.storage import output_path
-
-    return output_path(file)
 
 
 def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target], options: ReportOptions) -> None:

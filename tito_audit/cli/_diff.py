@@ -143,18 +143,16 @@ class RowDiff:
         """The tokens of one run, without the middle of a long one."""
         hidden = end - start - _HEAD - _TAIL
         if hidden <= 1:
-            yield from (_Line(sign, self._cells(side, position)) for position in range(start, end))
+            for at in range(start, end):
+                token = int(side.ids[at])
+                mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
+                logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
+                text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
+                yield _Line(sign, (str(at), text, str(token), mask, logprob))
             return
         yield from self._run(sign, side, start, start + _HEAD)
         yield _Line(sign, left_out=hidden)
         yield from self._run(sign, side, end - _TAIL, end)
-
-    def _cells(self, side: DiffRow, at: int) -> tuple[str, ...]:
-        token = int(side.ids[at])
-        mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
-        logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
-        text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
-        return str(at), text, str(token), mask, logprob
 
 
 def extent(side: DiffRow) -> str:

@@ -59,20 +59,6 @@ def _source(context: typer.Context, parameter: str) -> str:
     return getattr(context.get_parameter_source(parameter), "name", "")
 
 
-def about_config(context: typer.Context) -> str | None:
-    """A sentence that lists the settings taken from a configuration file; None if there are none."""
-    config = config_of(context)
-    keys_of: dict[Path, list[str]] = {config.path: []} if config.path else {}
-    for name, file in config.sources.items():
-        if _source(context, KEYS[name].name) == "DEFAULT_MAP":
-            keys_of.setdefault(file, []).append(name)
-    for override in config.overrides:
-        keys = keys_of.setdefault(override.file, [])
-        keys += [OVERRIDES] if OVERRIDES not in keys else []
-    parts = [f"from {near(file)}: {', '.join(keys)}" for file, keys in keys_of.items() if keys]
-    return f"Settings {'; '.join(parts)}." if parts else None
-
-
 def blamed_file(context: typer.Context, error: Exception) -> list[str]:
     """Lines that name the configuration file if an error is about an option that it sets."""
     message, flag = str(error), getattr(error, "flag", None)
@@ -172,7 +158,16 @@ class Options:
 
     def notice(self) -> str | None:
         """A sentence that names the settings from a configuration file; None if there are none."""
-        return about_config(self.context)
+        config = config_of(self.context)
+        keys_of: dict[Path, list[str]] = {config.path: []} if config.path else {}
+        for name, file in config.sources.items():
+            if _source(self.context, KEYS[name].name) == "DEFAULT_MAP":
+                keys_of.setdefault(file, []).append(name)
+        for override in config.overrides:
+            keys = keys_of.setdefault(override.file, [])
+            keys += [OVERRIDES] if OVERRIDES not in keys else []
+        parts = [f"from {near(file)}: {', '.join(keys)}" for file, keys in keys_of.items() if keys]
+        return f"Settings {'; '.join(parts)}." if parts else None
 
     def inputs(self, settings: Settings) -> list[str]:
         """The files that a run reads besides its logs: configuration, tokenizers, templates, messages, tools."""

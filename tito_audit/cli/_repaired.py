@@ -139,7 +139,18 @@ class RowTally:
             self.quarantined += 1
             self.moved.add(outcome.quarantined, outcome.place)
         elif outcome.repaired:
-            self._add_repaired(outcome)
+            self.repaired += 1
+            if outcome.rows > 1:
+                self.forked += 1
+                self.forked_into += outcome.rows
+                self.more_tokens += outcome.more_tokens
+            for name, codes in outcome.cured.items():
+                done = self.done.setdefault(name, _Done())
+                done.rows += 1
+                done.codes.update(codes)
+            for note in outcome.notes:
+                if note not in outcome.costs:
+                    self.notes.add(note, outcome.place)
         for name, reason in outcome.declined.items():
             self.declined.add(reason, outcome.place, name, needs_unsafe=name in outcome.needs_unsafe)
         standing = [finding for result in outcome.after for finding in result.findings if self._fails(finding)]
@@ -168,20 +179,6 @@ class RowTally:
             "quarantined": [sentence.as_object() for _, sentence in self.moved],
             "notes": [sentence.as_object() for _, sentence in self.notes],
         }
-
-    def _add_repaired(self, outcome: Outcome) -> None:
-        self.repaired += 1
-        if outcome.rows > 1:
-            self.forked += 1
-            self.forked_into += outcome.rows
-            self.more_tokens += outcome.more_tokens
-        for name, codes in outcome.cured.items():
-            done = self.done.setdefault(name, _Done())
-            done.rows += 1
-            done.codes.update(codes)
-        for note in outcome.notes:
-            if note not in outcome.costs:
-                self.notes.add(note, outcome.place)
 
     def _fails(self, finding: Finding) -> bool:
         threshold = self.threshold
@@ -246,7 +243,15 @@ def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
             if words := [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]:
                 console.print(Text(f"\n{', '.join(words)}"))
         print_list(console, "Notes", list(_sayings(run.tally.notes)))
-        print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run)])
+        not_repaired = list(_sayings(run.tally.declined))
+        left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
+        if left:
+            not_repaired.append(
+                f"no repair fits {listed(list(left))} here ({many(sum(left.values()), 'finding')})"
+            )
+        if whole := [code for code in _of_whole_logs(run) if code != TRAINED_ONCE]:
+            not_repaired.append(f"{listed(whole)}: about a log as a whole, which no repair of its rows changes")
+        print_list(console, "Not repaired", not_repaired)
         print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
         print_list(console, "Written", list(_files(run)))
         print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
@@ -402,16 +407,6 @@ def _sayings(sayings: Sayings) -> Iterator[str]:
         yield (visible(f"{by}: ") if by else "") + f"{visible(sentence.text)} ({place})"
     if len(ranked) > _SHOWN or sayings.others:
         yield f"… and {len(ranked) - _SHOWN + sayings.others:,} more of other kinds"
-
-
-def _unclaimed(run: RepairRun) -> Iterator[str]:
-    """The findings that no repair claims."""
-    left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
-    if left:
-        yield f"no repair fits {listed(list(left))} here ({many(sum(left.values()), 'finding')})"
-    whole = [code for code in _of_whole_logs(run) if code != TRAINED_ONCE]
-    if whole:
-        yield f"{listed(whole)}: about a log as a whole, which no repair of its rows changes"
 
 
 def _of_whole_logs(run: RepairRun) -> list[str]:

@@ -112,19 +112,16 @@ class _Effective:
 def effective(context: typer.Context, files: Sequence[Path]) -> _Effective:
     """The settings for a command line, and for each of its logs."""
     config = config_of(context)
-    settings = {name: _setting(context, config, option) for name, option in KEYS.items()}
-    flags = frozenset(name for name, setting in settings.items() if setting.origin == "flag")
+    flags = frozenset(name for name, option in KEYS.items() if on_command_line(context, option.name))
+    settings = {}
+    for name, option in KEYS.items():
+        in_file = name in config.values and name not in flags
+        value = config.values[name] if in_file else context.params.get(option.name)
+        origin = "flag" if name in flags else "file" if in_file else "default"
+        settings[name] = _Setting(option, _shown(option, value), origin, config.sources[name] if in_file else None)
     patterns = {each: Override(each.patterns, {}) for each in config.overrides}
     logs = {str(file): tuple(each for each, override in patterns.items() if override.fits(file)) for file in files}
     return _Effective(config, settings, flags, logs)
-
-
-def _setting(context: typer.Context, config: Config, option: Option) -> _Setting:
-    if on_command_line(context, option.name):
-        return _Setting(option, _shown(option, context.params[option.name]), "flag")
-    if option.key in config.values:
-        return _Setting(option, _shown(option, config.values[option.key]), "file", config.sources[option.key])
-    return _Setting(option, _shown(option, context.params.get(option.name)), "default")
 
 
 def _shown(option: Option, value: Any) -> Any:
@@ -157,7 +154,9 @@ def lines(current: _Effective, named: bool, off: bool) -> Iterator[str]:
         if not fitting:
             yield f"# {names}: as above, no override matches"
             continue
-        yield f"# {names}: as above, with {', '.join(_called(override, current.config) for override in fitting)}"
+        others = (f" of {_seen(each.file)}" if each.file != current.config.path else "" for each in fitting)
+        overrides = [f"{each}{where}" for each, where in zip(fitting, others, strict=True)]
+        yield f"# {names}: as above, with {', '.join(overrides)}"
         for name, setting in current.at(fitting).items():
             yield _line(name, setting.value, _origin(setting, current.config))
 
@@ -188,10 +187,6 @@ def _source(file: Path, config: Config) -> str:
     """A file, and the one that extends it."""
     by = config.extended_by.get(file)
     return _seen(file) if by is None else f"{_seen(file)}, extended by {_seen(by)}"
-
-
-def _called(override: FileOverride, config: Config) -> str:
-    return str(override) + (f" of {_seen(override.file)}" if override.file != config.path else "")
 
 
 def _seen(path: Path) -> str:

@@ -87,7 +87,10 @@ class KnownFindings:
         """Entries whose row could not be read or not be checked for their code."""
         self._ends: dict[str, tuple[int, bool]] = {}
         """By file: its last row, and whether that could be read."""
-        self._gone = cache(lambda file: not _exists(file, folder))
+        # os.path, since pathlib's raises if the name is too long.
+        self._gone = cache(
+            lambda file: not (remote_file(file).is_file() if is_url(file) else os.path.exists(folder / file))  # noqa: PTH110
+        )
 
     def holds(self, finding: Finding, file: str) -> bool:
         """Whether an entry is left for the finding; if so, uses it up.
@@ -151,13 +154,6 @@ class KnownFindings:
         renamed = (home for home in left if home not in self._scanned and self._gone(home))
         moved = (home for home in left if home in self._scanned)
         return next(renamed, None) or next(moved, None)
-
-
-def _exists(file: str, folder: Path) -> bool:
-    """Whether a log of a baseline is still there."""
-    if is_url(file):
-        return remote_file(file).is_file()
-    return os.path.exists(folder / file)  # noqa: PTH110 - pathlib's raises if the name is too long
 
 
 # Rates: how often findings occur, and how often they may.
@@ -564,6 +560,9 @@ class Judge:
             new = [self._new, *self._rates.accepted()]
             added = sum(entries.total for entries in new)
             self._book.rewrite(*new)
+        baseline, here = self._gate.baseline, Path.cwd()
+        if baseline is not None and Path(baseline).is_relative_to(here):
+            baseline = str(Path(baseline).relative_to(here))
         counts = self._rates.counts()
         limits = zip(self._gate.max_rates, counts, strict=True)
         because = [self._failing_words()] if self._failing else []
@@ -577,7 +576,7 @@ class Judge:
             fail_on=self._settings.fail_on,
             failing=self._failing.total(),
             rates=counts,
-            baseline=_relative(self._gate.baseline),
+            baseline=baseline,
             known=self._known,
             fixed=fixed,
             added=added,
@@ -620,9 +619,3 @@ class Judge:
         where = f"in {many(rollouts, 'rollout')}" if rollouts else "of the log as a whole"
         where += " and between rows" if self._rollouts and self._between else ""
         return f"{listed(kinds)} {where}{which}: {', '.join(codes)}{rest}"
-
-
-def _relative(file: str | None) -> str | None:
-    """The file name relative to the working folder, if it is below it."""
-    here = Path.cwd()
-    return str(Path(file).relative_to(here)) if file is not None and Path(file).is_relative_to(here) else file

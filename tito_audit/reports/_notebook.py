@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
-from io import StringIO
 
 from tito_audit.record.finding import Finding, Severity
-from tito_audit.report import ReportOptions
 from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, WorstEntry, by_weight, more_words
+from tito_audit.reports._worst import Worst, WorstEntry, by_weight, entry_lines
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
@@ -147,18 +145,8 @@ def _findings(worst: list[WorstEntry]) -> Iterator[str]:
         return
     yield "<details open><summary>The worst of each cause</summary>"
     for entry in worst:
-        yield f'<pre style="{_PRE}">{escape(chr(10).join(_finding_lines(entry)))}</pre>'
+        yield f'<pre style="{_PRE}">{escape(chr(10).join(entry_lines(entry, _WIDTH, named=True)))}</pre>'
     yield "</details>"
-
-
-def _finding_lines(entry: WorstEntry) -> Iterator[str]:
-    from tito_audit.terminal.page import console_for, finding_lines
-
-    console = console_for(StringIO(), ReportOptions(width=_WIDTH))
-    for line in finding_lines(entry.finding, console, named=True):
-        yield line.plain.rstrip()
-    if more := more_words(entry):
-        yield f"  {visible(more)}"
 
 
 def _list(title: str, lines: Iterable[str]) -> Iterator[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import chain, zip_longest
 from operator import itemgetter
 from typing import Generic, TypeVar
 
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.trainings import ONCE
+from tito_audit.report import ReportOptions
 from tito_audit.summary import Summary
+from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import show_command, with_options, with_tokenizer
 from tito_audit.terminal.shell import shell_word
 
@@ -151,6 +154,16 @@ def more_words(entry: WorstEntry) -> str:
     named = ", ".join([*entry.places, *(["…"] if entry.rows > len(entry.places) else [])])
     row = f"row {named}" if entry.rows == 1 else f"{entry.rows:,} rows: {named}"
     return f"{entry.findings:,} like this in {row}"
+
+
+def entry_lines(entry: WorstEntry, width: int, *, named: bool = False) -> Iterator[str]:
+    """The lines of a finding as the terminal shows it, without colours, and how many are like it."""
+    from tito_audit.terminal.page import console_for, finding_lines
+
+    for line in finding_lines(entry.finding, console_for(StringIO(), ReportOptions(width=width)), named=named):
+        yield line.plain.rstrip()
+    if more := more_words(entry):
+        yield f"  {visible(more)}"
 
 
 def _group(finding: Finding) -> _GroupKey:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from io import StringIO
 from itertools import chain
 from textwrap import wrap
 from typing import TextIO
@@ -17,7 +16,7 @@ from typing import TextIO
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, WorstEntry, by_weight, more_words
+from tito_audit.reports._worst import Worst, WorstEntry, by_weight, entry_lines
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.cut import cut
@@ -127,7 +126,7 @@ def _findings(worst: list[WorstEntry], room: int) -> str:
         return ""
     shown: list[str] = []
     for entry in worst:
-        block = fenced(_lines(entry))
+        block = fenced(entry_lines(entry, _WIDTH))
         room -= len(block) + 2
         if room < 0:
             break
@@ -137,16 +136,6 @@ def _findings(worst: list[WorstEntry], room: int) -> str:
     more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
     opened = first.severity is not Severity.NOTE
     return folded("The worst of each cause", "\n\n".join([*shown, more]), open=opened)
-
-
-def _lines(entry: WorstEntry) -> Iterator[str]:
-    from tito_audit.terminal.page import console_for, finding_lines
-
-    console = console_for(StringIO(), ReportOptions(width=_WIDTH))
-    for line in finding_lines(entry.finding, console):
-        yield line.plain.rstrip()
-    if more := more_words(entry):
-        yield f"  {visible(more)}"
 
 
 def _tail(summary: Summary) -> Iterator[str]:

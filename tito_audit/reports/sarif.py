@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from tito_audit.record.finding import Finding, Result, Severity, Side, Where
 from tito_audit.report import Report, ReportOptions
-from tito_audit.report_objects import as_json
+from tito_audit.report_objects import as_json, fields
 from tito_audit.reports._verdict import skip_lines
 from tito_audit.reports._worst import Shortlist
 from tito_audit.summary import Gate, Summary
@@ -170,12 +170,8 @@ def _within_sources(file: str) -> PurePath:
 def _details(finding: Finding) -> dict[str, Any]:
     place, hit = finding.place, finding.hit
     return {
-        "row": place.row,
-        "item": place.item,
-        "turn": hit.turn,
-        "where": str(hit.where),
-        "start": hit.start,
-        "end": hit.end,
+        **fields(place, "row item"),
+        **fields(hit, "turn where start end"),
         "cause": cut(hit.cause, _PIECE),
         "recorded": _side(hit.recorded) | {"label": hit.labels[0]},
         "canonical": _side(hit.canonical) | {"label": hit.labels[1]},
@@ -218,9 +214,7 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
     The latter are not results with state `absent`: code scanning ignores states and would open an alert for each.
     """
     counts: dict[str, Any] = {
-        "rollouts": summary.rollouts,
-        "turns": summary.turns,
-        "tokens": summary.tokens,
+        **fields(summary, "rollouts turns tokens"),
         "generatedTokens": summary.generated_tokens,
         "rowsUnreadable": summary.rows_unreadable,
         "withoutIds": summary.without_ids,
@@ -241,8 +235,7 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
             for each in gate.coverage
         ]
     if gate is not None and gate.baseline is not None:
-        names = ("fingerprint", "code", "file", "row", "times")
-        counts["fixed"] = [{name: getattr(each, name) for name in names} for each in gate.fixed[:_FIXED]]
+        counts["fixed"] = [fields(each, "fingerprint code file row times") for each in gate.fixed[:_FIXED]]
         counts["fixedLeftOut"] = max(len(gate.fixed) - _FIXED, 0)
     return counts
 

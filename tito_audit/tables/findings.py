@@ -76,7 +76,9 @@ class FindingsBuilder:
         import pyarrow
         from pyarrow import json
 
-        lines = "\n".join(as_json(_row(finding)) for finding in self._waiting).encode()
+        # A finding's object with nested keys joined by `_`, and how many findings it stands for.
+        rows = (dict(_flattened(finding_object(each), "")) | {"times": each.times} for each in self._waiting)
+        lines = "\n".join(map(as_json, rows)).encode()
         self._waiting.clear()
         schema = findings_schema()
         parsing = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
@@ -120,15 +122,10 @@ def findings_table(of: Iterable[Result | Finding]) -> pyarrow.Table:
     return builder.table()
 
 
-def _row(finding: Finding) -> dict[str, Any]:
-    """A finding's object with nested keys joined by `_`, and how many findings it stands for."""
-    value = finding_object(finding)
-    value.pop("folded", None)
-    return dict(_flattened(value, "")) | {"times": finding.times}
-
-
 def _flattened(value: Mapping[str, Any], ahead: str) -> Iterator[tuple[str, Any]]:
     for key, inner in value.items():
+        if key == "folded":
+            continue
         if isinstance(inner, Mapping):
             yield from _flattened(inner, f"{ahead}{key}_")
         else:

@@ -160,7 +160,9 @@ def _maker(
     def make(position: int) -> _Token:
         token_id = int(tokens.ids[position])
         trained = tokens.trained is not None and bool(tokens.trained[position])
-        mark = _mark(with_finding[position], wanted[position], trained)
+        mark = ASKED if wanted[position] else TRAINED if trained else " "
+        if with_finding[position]:
+            mark = BOTH if trained else FINDING
         value = float(logprobs[position]) if logprobs is not None else math.nan
         has_logprob = logprobs is not None and (bool(sampled[position]) or not math.isnan(value))
         low = has_logprob and bool(sampled[position]) and value < LOW
@@ -229,14 +231,6 @@ def _joined(shown: Mask, gap: int) -> Mask:
         if 1 < next_at - shown_at <= gap:
             shown[shown_at:next_at] = True
     return shown
-
-
-def _mark(finding: bool, is_asked: bool, trained: bool) -> str:
-    if finding:
-        return BOTH if trained else FINDING
-    if is_asked:
-        return ASKED
-    return TRAINED if trained else " "
 
 
 def _lines(line: list[_Token], *, at_end: bool = False) -> Iterator[Text]:

@@ -181,21 +181,18 @@ class PageFindings:
     def chunks(self) -> Iterator[dict[str, Any]]:
         """The chosen findings in the order of the log, as tables of `_CHUNK` findings."""
         rows: list[Row] = []
-        for row in self._linked():
-            rows.append(row)
-            if len(rows) == _CHUNK:
-                yield tables(rows)
-                rows = []
-        if rows:
-            yield tables(rows)
-
-    def _linked(self) -> Iterator[Row]:
-        """The chosen findings, each with the number of its root in the page."""
         number = 0
         for _, several in groupby(self._chosen(), key=itemgetter(0)):
-            rows = [row for _, row in several]
-            yield from linked(rows, number)
-            number += len(rows)
+            of_result = [row for _, row in several]
+            # Each with the number of its root in the page.
+            for row in linked(of_result, number):
+                rows.append(row)
+                if len(rows) == _CHUNK:
+                    yield tables(rows)
+                    rows = []
+            number += len(of_result)
+        if rows:
+            yield tables(rows)
 
     def _chosen(self) -> Iterator[tuple[int, Row]]:
         left = self.caps()
