@@ -43,16 +43,12 @@ def repairs(incomplete: str) -> list[str]:
 
 def codes(incomplete: str) -> list[str]:
     """Codes of rules and their families, after those already typed."""
-    rules = _rules()
-    families = sorted({code[:3] for code in rules})
-    return _listed((*families, *rules), incomplete)
+    return _listed(_families_and_rules(), incomplete)
 
 
 def manuals(incomplete: str) -> list[str]:
     """Families, codes and repairs that `explain` takes."""
-    rules = _rules()
-    families = sorted({code[:3] for code in rules})
-    return _starting((*families, *rules, *module_names("tito_audit.repairs")), incomplete)
+    return _starting((*_families_and_rules(), *module_names("tito_audit.repairs")), incomplete)
 
 
 def forms(incomplete: str) -> list[str]:
@@ -69,9 +65,10 @@ def sampled_roles(incomplete: str) -> list[str]:
     return _listed(SAMPLED_ROLES, incomplete)
 
 
-def _rules() -> list[str]:
-    """The codes of rules, from their file names."""
-    return [name.partition("_")[0].upper() for name in module_names("tito_audit.rules")]
+def _families_and_rules() -> list[str]:
+    """The families, then the codes of rules, from their file names."""
+    codes = [name.partition("_")[0].upper() for name in module_names("tito_audit.rules")]
+    return [*sorted({code[:3] for code in codes}), *codes]
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:

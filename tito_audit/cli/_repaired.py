@@ -253,7 +253,13 @@ def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
             not_repaired.append(f"{listed(whole)}: about a log as a whole, which no repair of its rows changes")
         print_list(console, "Not repaired", not_repaired)
         print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
-        print_list(console, "Written", list(_files(run)))
+        written = [visible(f"{target}, from {log} (unchanged)") for log, target in run.written[:_FILES]]
+        if len(run.written) > _FILES:
+            written.append(f"… and {many(len(run.written) - _FILES, 'more file')}")
+        if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
+            moved = many(run.tally.quarantined, "row")
+            written.append(visible(f"{run.repairs.quarantine}: {moved} with the reason"))
+        print_list(console, "Written", written)
         print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
         print_commands(console, "Next", list(_next(run)))
         console.print()
@@ -413,15 +419,6 @@ def _of_whole_logs(run: RepairRun) -> list[str]:
     """The codes of errors that are left and that no row has by itself."""
     counts = run.after.findings.items() if run.tally.threshold is not None else ()
     return sorted(code for code, count in counts if count.error and code not in run.tally.left)
-
-
-def _files(run: RepairRun) -> Iterator[str]:
-    for log, target in run.written[:_FILES]:
-        yield visible(f"{target}, from {log} (unchanged)")
-    if len(run.written) > _FILES:
-        yield f"… and {many(len(run.written) - _FILES, 'more file')}"
-    if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
-        yield visible(f"{run.repairs.quarantine}: {many(run.tally.quarantined, 'row')} with the reason")
 
 
 def _notices(run: RepairRun) -> list[str]:

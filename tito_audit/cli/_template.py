@@ -28,7 +28,6 @@ from tito_audit.templates import (
     Returned,
     Seam,
     Step,
-    Stop,
     TemplateFacts,
     grouped,
 )
@@ -262,7 +261,13 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
     texts = listed([_quoted(text) for text in opener.texts[:4]]) or "none"
     yield "generation prompt", texts + ("" if len(opener.texts) < 2 else ", depending on the messages")
     yield "answers continue it", "yes" if opener.continued else "no: a rendered answer begins differently"
-    yield "end tokens", "; ".join(_stop(stop) for stop in facts.stops) or "none"
+    ends = []
+    for stop in facts.stops:
+        about = [str(stop.id)] if stop.id is not None else []
+        about += ["ends answers"] if stop.written else []
+        about += ["named by the tokenizer"] if stop.of_tokenizer else []
+        ends.append(f"{visible(stop.text)} ({', '.join(about)})" if about else visible(stop.text))
+    yield "end tokens", "; ".join(ends) or "none"
     yield "beginning token", _bos(facts, has_ids)
     formats = listed([_quoted(each) for each in facts.clock_formats or ()])
     read = f"read{f' as {formats}' if formats else ''}: prompts differ from day to day; pass --clock DATE"
@@ -282,13 +287,6 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
 def _quoted(text: str) -> str:
     """A text in quotes, made visible and short."""
     return f"“{visible(elided(text, _QUOTED))}”"
-
-
-def _stop(stop: Stop) -> str:
-    facts = [str(stop.id)] if stop.id is not None else []
-    facts += ["ends answers"] if stop.written else []
-    facts += ["named by the tokenizer"] if stop.of_tokenizer else []
-    return f"{visible(stop.text)} ({', '.join(facts)})" if facts else visible(stop.text)
 
 
 def _bos(facts: TemplateFacts, has_ids: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -38,12 +39,28 @@ def explain(
     as_object = shape != "text"
     if name is None:
         if not as_object:
-            return _print_all()
+            from tito_audit.terminal.page import print_names
+
+            counts = [(family, f"{len(_rules_of(family, rules))}", about) for family, about in FAMILIES.items()]
+            print_names(("family", "rules", "about"), counts)
+            print()
+            print_names(
+                ("repair", "safety", "does"), [(each.name, str(each.safety), each.title) for each in repairs]
+            )
+            return print("\nTo read about a family, a rule or a repair: tito-audit explain TOK, TOK101 or splice")
         own = [fields(repair, "name safety title") for repair in repairs]
-        return _print_object({"families": [_family_object(family) for family in FAMILIES], "repairs": own})
+        families = [_family_object(family, rules) for family in FAMILIES]
+        return _print_object({"families": families, "repairs": own})
     wanted = name.strip()
     if (family := wanted.upper()) in FAMILIES:
-        return _print_object(_family_object(family)) if as_object else _print_family(family)
+        if as_object:
+            return _print_object(_family_object(family, rules))
+        from tito_audit.terminal.page import print_names
+
+        shown = [(rule.code, rule.severity.word, rule.title) for rule in _rules_of(family, rules)]
+        print(f"{family}: {FAMILIES[family]}\n")
+        print_names(("code", "severity", "finds"), shown)
+        return print(f"\nTo read about one: tito-audit explain {shown[0][0]}")
     for rule in rules:
         if wanted.upper() == rule.code or wanted.lower() == rule.name:
             claimed_by = [repair.name for repair in repairs if repair.claims(rule.code)]
@@ -67,46 +84,19 @@ def _print_object(value: dict[str, Any]) -> None:
     print(as_json({"schema_version": 1, **value}))
 
 
-def _rules_of(family: str) -> list[Rule]:
-    from tito_audit.rules import all_rules
-
-    return [rule for rule in all_rules() if rule.code.startswith(family)]
-
-
-def _print_family(family: str) -> None:
-    """The rules of a family, and how to read about one."""
-    from tito_audit.rules import FAMILIES
-    from tito_audit.terminal.page import print_names
-
-    rules = _rules_of(family)
-    print(f"{family}: {FAMILIES[family]}\n")
-    print_names(("code", "severity", "finds"), [(rule.code, rule.severity.word, rule.title) for rule in rules])
-    print(f"\nTo read about one: tito-audit explain {rules[0].code}")
-
-
-def _print_all() -> None:
-    """The families and the repairs, and how to read about one."""
-    from tito_audit.repairs import all_repairs
-    from tito_audit.rules import FAMILIES
-    from tito_audit.terminal.page import print_names
-
-    families = [(family, f"{len(_rules_of(family))}", about) for family, about in FAMILIES.items()]
-    print_names(("family", "rules", "about"), families)
-    print()
-    repairs = [(repair.name, str(repair.safety), repair.title) for repair in all_repairs()]
-    print_names(("repair", "safety", "does"), repairs)
-    print("\nTo read about a family, a rule or a repair: tito-audit explain TOK, TOK101 or splice")
+def _rules_of(family: str, rules: Sequence[Rule]) -> list[Rule]:
+    return [rule for rule in rules if rule.code.startswith(family)]
 
 
 def _rule_object(rule: Rule) -> dict[str, Any]:
     return {"code": rule.code, "name": rule.name, "severity": rule.severity.word, "title": rule.title}
 
 
-def _family_object(family: str) -> dict[str, Any]:
+def _family_object(family: str, rules: Sequence[Rule]) -> dict[str, Any]:
     from tito_audit.rules import FAMILIES
 
-    rules = [_rule_object(rule) for rule in _rules_of(family)]
-    return {"family": family, "about": FAMILIES[family], "rules": rules}
+    own = [_rule_object(rule) for rule in _rules_of(family, rules)]
+    return {"family": family, "about": FAMILIES[family], "rules": own}
 
 
 def _rule_head(rule: Rule, claimed_by: list[str]) -> str:

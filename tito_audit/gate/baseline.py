@@ -21,6 +21,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Severity
+from tito_audit.report_objects import fields
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.remote import RemoteFile, is_url
 from tito_audit.terminal.cut import elided
@@ -175,7 +176,11 @@ def _parsed(text: str) -> Any:
 def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
     """Write the file atomically; the same entries give the same bytes."""
     order = attrgetter("file", "row", "code", "fingerprint", "severity")
-    lines = [_line(entry) for entry in sorted(entries, key=order)]
+    lines = []
+    for entry in sorted(entries, key=order):
+        start, severity = fields(entry, "fingerprint times code"), {"severity": entry.severity.word}
+        value = start | severity | fields(entry, "file row message")
+        lines.append(escaped_json(json.dumps(value, ensure_ascii=False)))
     head = f'{{"what": "{_WHAT}", "version": {VERSION}, "findings": ['
     text = "\n".join([head, ",\n".join(lines), "]}\n"] if lines else [head, "]}\n"])
     try:
@@ -184,19 +189,6 @@ def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
             out.write(text.encode("utf-8", "backslashreplace"))
     except StorageError as error:
         raise SetupError(f"--baseline: {error}") from error
-
-
-def _line(entry: Entry) -> str:
-    fields = {
-        "fingerprint": entry.fingerprint,
-        "times": entry.times,
-        "code": entry.code,
-        "severity": entry.severity.word,
-        "file": entry.file,
-        "row": entry.row,
-        "message": entry.message,
-    }
-    return escaped_json(json.dumps(fields, ensure_ascii=False))
 
 
 def _entry(path: Path, number: int, value: Any) -> Entry:

@@ -11,7 +11,7 @@ from html import escape
 
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, WorstEntry, by_weight, entry_lines
+from tito_audit.reports._worst import Worst, by_weight, entry_lines
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
@@ -53,7 +53,10 @@ class NotebookPage:
         parts = [_line(judged.word, judged.parts, colour), *_facts(summary), *_causes(summary)]
         if summary.findings:
             parts += _table(summary, self._titles())
-        parts += _findings(self._worst.pick(_WORST))
+        if worst := self._worst.pick(_WORST):
+            shown = [escape("\n".join(entry_lines(entry, _WIDTH, named=True))) for entry in worst]
+            parts.append("<details open><summary>The worst of each cause</summary>")
+            parts += [*(f'<pre style="{_PRE}">{text}</pre>' for text in shown), "</details>"]
         parts += _list("Not checked", skip_lines(summary)) if summary.compared or summary.uncompared else []
         parts += _list("Notices", summary.notices)
         parts += [_dim(note)] if note else []
@@ -138,15 +141,6 @@ def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:
         cells = [_cell(_coloured(code, worst), "left"), _cell(_text(titles.get(code, "")), "left")]
         yield f"<tr>{''.join(cells + [_cell(f'{number:,}', 'right') for number in numbers])}</tr>"
     yield "</tbody></table>"
-
-
-def _findings(worst: list[WorstEntry]) -> Iterator[str]:
-    if not worst:
-        return
-    yield "<details open><summary>The worst of each cause</summary>"
-    for entry in worst:
-        yield f'<pre style="{_PRE}">{escape(chr(10).join(entry_lines(entry, _WIDTH, named=True)))}</pre>'
-    yield "</details>"
 
 
 def _list(title: str, lines: Iterable[str]) -> Iterator[str]:

@@ -77,7 +77,10 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         steps = next_steps(worst[0].finding if worst else None, gathered.curable, summary, browse=True)
         print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
         console.print()
-        console.print(_verdict_line(summary), soft_wrap=True)
+        judged = verdict(summary)
+        line = Text(judged.word, style=_VERDICTS.get(judged.word, "bold yellow"))
+        line.append(f": {visible('; '.join(judged.parts))}", style="not bold default")
+        console.print(line, soft_wrap=True)
 
 
 def _header(summary: Summary) -> Iterator[Text]:
@@ -157,14 +160,6 @@ def _gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
     yield "Fixed since the baseline", fixed
     yield "Limits", [*map(rate_words, gate.rates), *(visible(coverage_words(count)) for count in gate.coverage)]
-
-
-def _verdict_line(summary: Summary) -> Text:
-    """The verdict; a log without anything audited never passes."""
-    judged = verdict(summary)
-    line = Text(judged.word, style=_VERDICTS.get(judged.word, "bold yellow"))
-    line.append(f": {visible('; '.join(judged.parts))}", style="not bold default")
-    return line
 
 
 def _print_causes(console: Console, causes: list[CauseLine]) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.option import Option
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
 from tito_audit.settings.values import JSON, TEXT, joined, words
 from tito_audit.unknown import did_you_mean, quoted
@@ -412,7 +411,11 @@ def toml_key(name: str) -> str:
 
 def config_schema() -> dict[str, Any]:
     """A JSON schema (draft 2020-12) of `tito-audit.toml` and of the table in `pyproject.toml`."""
-    keys = {name: _schema_of(option) for name, option in KEYS.items()}
+    keys = {}
+    for name, option in KEYS.items():
+        description = f"{option.help.replace(' Repeatable.', '')} Takes {option.kind.takes}."
+        default = {"default": option.default} if option.default is not None else {}
+        keys[name] = {"title": name, "description": description, **option.kind.schema, **default}
     some = {name: {"$ref": f"#/properties/{name}"} for name, option in KEYS.items() if option.per_log}
     pattern = {**TEXT, "not": {"pattern": _MEANINGLESS}}
     paths = {
@@ -448,10 +451,3 @@ def config_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "$defs": {"json": JSON},
     }
-
-
-def _schema_of(option: Option) -> dict[str, Any]:
-    about = option.help.replace(" Repeatable.", "")
-    default = {"default": option.default} if option.default is not None else {}
-    description = f"{about} Takes {option.kind.takes}."
-    return {"title": option.key, "description": description, **option.kind.schema, **default}

@@ -17,6 +17,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.roles import UNKNOWN, Roles
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
+from tito_audit.record.rollout import Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
@@ -49,7 +50,7 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     training row, generated tokens count as trained and nothing else is counted. If neither mask nor messages say
     what was sampled, nothing is counted.
     """
-    spans = _of_calls(evidence) if evidence.rollout.turns else _of_row(evidence)
+    spans = _of_calls(evidence.rollout.turns) if evidence.rollout.turns else _of_row(evidence)
     # By role: how many tokens of the training row are trained and how many are not.
     generated = spans.total
     row, columns = evidence.rollout.training_row, evidence.row
@@ -131,16 +132,14 @@ class _Spans:
         return counts
 
 
-def _of_calls(evidence: Evidence) -> _Spans:
+def _of_calls(turns: Sequence[Turn]) -> _Spans:
     """The completions, one span each; empty for those that the log does not hold."""
-    spans = _Spans()
-    for number, turn in enumerate(evidence.rollout.turns):
-        prompt, completion = turn.prompt_ids, turn.completion_ids
-        spans.turns.append(number)
-        spans.starts.append(0 if prompt is None else len(prompt))
-        spans.lengths.append(0 if completion is None else len(completion))
-        spans.logprobs.append(None if completion is None else turn.completion_logprobs)
-    return spans
+    return _Spans(
+        list(range(len(turns))),
+        [0 if turn.prompt_ids is None else len(turn.prompt_ids) for turn in turns],
+        [0 if turn.completion_ids is None else len(turn.completion_ids) for turn in turns],
+        [None if turn.completion_ids is None else turn.completion_logprobs for turn in turns],
+    )
 
 
 def _of_row(evidence: Evidence) -> _Spans:
