@@ -30,18 +30,16 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     """Read all results, counting what each family of rules covers, then write the gauges."""
     lacking: Counter[str] = Counter()
     for result in results:
-        if not result.of_log:
-            lacking.update(_lacking(result))
+        # The families that do not cover a rollout; "" if none does.
+        if result.of_log:
+            continue
+        if result.rollout is None or not result.counts.get("tokens"):
+            lacking[""] += 1
+        else:
+            lacking.update({skip.code[:_FAMILY] for skip in (*result.skips, *result.partial) if skip.applies})
     for line in _lines(summary, lacking):
         out.write(line + "\n")
     out.write("# EOF\n")
-
-
-def _lacking(result: Result) -> set[str]:
-    """The families that do not cover a rollout; "" if none does."""
-    if result.rollout is None or not result.counts.get("tokens"):
-        return {""}
-    return {skip.code[:_FAMILY] for skip in (*result.skips, *result.partial) if skip.applies}
 
 
 def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:

@@ -61,16 +61,11 @@ def listed_or(words: Sequence[str]) -> str:
 def code_ranges(codes: list[str]) -> str:
     """Sorted codes with neighbours joined: `LPR501-LPR506, TOK101`."""
     words = []
-    neighbours = groupby(enumerate(codes), key=lambda pair: (pair[1][:3], _number(pair[1]) - pair[0]))
-    for _, pairs in neighbours:
-        run = [code for _, code in pairs]
+    numbers = [int("".join(filter(str.isdecimal, code)) or 0) for code in codes]
+    for _, places in groupby(range(len(codes)), key=lambda at: (codes[at][:3], numbers[at] - at)):
+        run = [codes[at] for at in places]
         words.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run))
     return ", ".join(words)
-
-
-def _number(code: str) -> int:
-    digits = "".join(char for char in code if char.isdecimal())
-    return int(digits or 0)
 
 
 def rate_number(rate: RateCount) -> str:

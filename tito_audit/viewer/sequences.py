@@ -172,7 +172,11 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     shown = [sequence for sequence in every if sequence.key in chosen]
     at = {seq.key: number for number, seq in enumerate(shown)}
     spots = [MarkedRange(at[key], start, end, worst) for key, start, end, worst in about if key in at]
-    excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, _fill(shown), MAX_TOKENS)
+    # Where each is shown from while there is room, completions first.
+    first = [Where.COMPLETION, Where.PROMPT, Where.ROW]
+    by_kind = sorted(range(len(shown)), key=lambda number: first.index(shown[number].key[0]))
+    fill = [(number, max(shown[number].new - CONTEXT, 0)) for number in by_kind]
+    excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, fill, MAX_TOKENS)
     words = _Words(evidence.vocabulary)
     drawn = _swaps([swaps.get(seq.key, []) for seq in shown], excerpts, words)
     return View(
@@ -190,13 +194,6 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
         ),
         len(every) - len(shown),
     )
-
-
-def _fill(shown: Sequence[_ViewedSequence]) -> list[tuple[int, int]]:
-    """(sequence, position) pairs to show from there on while there is room."""
-    order = (Where.COMPLETION, Where.PROMPT, Where.ROW)
-    ranked = sorted(range(len(shown)), key=lambda number: order.index(shown[number].key[0]))
-    return [(number, max(shown[number].new - CONTEXT, 0) if shown[number].new else 0) for number in ranked]
 
 
 def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
