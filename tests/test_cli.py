@@ -23,7 +23,6 @@ from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import _Commands, main
 from tito_audit.cli._deliver import Target, deliver
 from tito_audit.errors import SetupError
-from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 from tito_audit.report import Report, ReportOptions
@@ -39,89 +38,6 @@ def log(tmp_path: Path) -> Path:
     return written(tmp_path / "run.jsonl", [BROKEN if row == 3 else CLEAN for row in range(10)])
 
 
-def test_a_scan_exits_1_when_something_is_at_or_above_fail_on(log: Path) -> None:
-    code, out, err = run("scan", log)
-    assert code == 1
-    assert "LPR504" in out
-    assert f"{log}:3" in "".join(out.split("\n"))
-    assert err == ""
-    assert run("scan", log, "--fail-on", "never")[0] == 0
-
-
-def test_a_scan_of_a_clean_log_exits_0(tmp_path: Path) -> None:
-    code, out, _ = run("scan", written(tmp_path / "clean.jsonl", [CLEAN] * 3), "--fail-on", "warning")
-    assert code == 0
-    number = sum(rule.needs[:1] == (Needs.TOKENIZER,) for rule in all_rules())
-    verdict = f"nothing compared: {number} rules need a tokenizer: pass -t NAME (3 rollouts)"
-    assert out.splitlines()[-1] == verdict
-    assert "clean:" not in out
-    code, out, _ = run("scan", tmp_path / "clean.jsonl", "-t", TOY)
-    assert code == 0
-    assert "nothing compared" not in out
-
-
-def test_a_log_of_single_calls_without_a_tokenizer_says_what_to_pass_by_the_word_of_the_log(
-    tmp_path: Path,
-) -> None:
-    call = {"prompt_ids": [5, 6, 7], "completion_ids": [8, 9], "model": "Org/Model-1B"}
-    code, out, _ = run(
-        "scan", written(tmp_path / "calls.jsonl", [{**call, "completion_ids": [8, n]} for n in range(3)])
-    )
-    assert code == 0
-    assert "clean:" not in out
-    assert out.splitlines()[-1].startswith("nothing compared: ")
-    said = " ".join(out.split())
-    assert "names its model 'Org/Model-1B' (not verified): pass -t Org/Model-1B to audit against it." in said
-
-
-def test_an_empty_log_exits_0_and_says_that_there_was_nothing(tmp_path: Path) -> None:
-    code, out, _ = run("scan", written(tmp_path / "empty.jsonl", []))
-    assert code == 0
-    assert out.splitlines()[-1] == "nothing audited: there are no rollouts"
-    assert "clean" not in out
-
-
-def test_select_and_ignore_take_comma_lists_of_prefixes_in_any_case(log: Path) -> None:
-    assert run("scan", log, "--ignore", "tok,lpr504")[0] == 0
-    assert run("scan", log, "--select", "tok", "--select", "LPR504,MSK")[0] == 1
-    assert run("scan", log, "--select", "msk")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["no-such-file.jsonl"], "no-such-file.jsonl"),
-        (["LOG", "--select", "LRP501"], "LPR501"),
-        (["LOG", "--ignore", "XYZ"], "tito-audit list rules"),
-        (["LOG", "--report", "pdf"], "json, jsonl, junit, markdown, prometheus, sarif, text"),
-        (["LOG", "--report", "json", "--report", "text"], "two reports would be written to stdout"),
-        (["LOG", "--report", "json=LOG"], "one of the logs"),
-        (["LOG", "--report", "json=no/such/folder/out.json"], "there is no folder"),
-        (["LOG", "--report", "json=."], "is a folder"),
-        (["LOG", "--map", "token_ids"], "--map token_ids=tokens"),
-        (["LOG", "--template-arg", "=true"], "enable_thinking=false"),
-        (["LOG", "--format", "slimy"], 'Unknown format "slimy": did you mean slime?'),
-        (["LOG", "--tokenizer", "no-such-folder/x"], "no-such-folder"),
-        (["LOG", "--chat-template", "no-such.jinja"], "Pass --tokenizer DIR"),
-        (["LOG", "-t", str(TOY), "--chat-template", "no-such.jinja"], "no-such.jinja: the chat template"),
-        (["LOG", "--fail-on", "sometimes"], "sometimes"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_bad_setting_is_one_message_and_exit_2(log: Path, arguments: list[str], says: str) -> None:
-    before = log.read_bytes()
-    code, out, err = run("scan", *(one.replace("LOG", str(log)) for one in arguments))
-    assert code == 2
-    assert says in err
-    assert out == ""
-    assert "Traceback" not in err
-    assert log.read_bytes() == before
-
-
-def test_quiet_prints_nothing_and_still_exits_1(log: Path) -> None:
-    assert run("scan", log, "--quiet") == (1, "", "")
-
-
 def test_several_reports_come_from_one_pass_and_agree(log: Path, tmp_path: Path) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("json", "jsonl")}
     reports = [f"--report={name}={path}" for name, path in files.items()]
@@ -135,58 +51,6 @@ def test_several_reports_come_from_one_pass_and_agree(log: Path, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.jsonl", "run.jsonl"]
 
 
-def test_a_limit_stops_early(log: Path) -> None:
-    code, out, _ = run("scan", log, "--limit", 3, "--report", "jsonl")
-    assert code == 0
-    assert json.loads(out)["summary"]["rollouts"] == 3
-
-
-def test_map_names_the_columns_of_an_unknown_format(tmp_path: Path) -> None:
-    rows = [{"toks": BROKEN["token_ids"], "train": BROKEN["loss_mask"], "lp": BROKEN["logprobs"]}]
-    log = written(tmp_path / "own.jsonl", rows)
-    names = ["--map", "token_ids=toks", "--map", "loss_mask=train", "--map", "logprobs=lp"]
-    assert "LPR504" in run("scan", log, *names, "--report", "jsonl")[1]
-
-
-def test_a_bad_row_is_a_finding_and_not_the_end(tmp_path: Path) -> None:
-    log = tmp_path / "torn.jsonl"
-    log.write_text(json.dumps(CLEAN) + '\n{"token_ids": [1,\n' + json.dumps(BROKEN) + "\n", encoding="utf-8")
-    code, out, _ = run("scan", log, "--report", "jsonl")
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert code == 1
-    assert {(line["code"], line["row"]) for line in lines[:-1]} >= {("REC001", 1), ("LPR504", 2)}
-    assert lines[-1]["summary"]["rows_unreadable"] == 1
-
-
-def test_show_prints_one_rollout_with_its_marks_and_findings(log: Path) -> None:
-    code, out, _ = run("show", log, "--row", 3)
-    assert code == 0
-    assert "│5│6│7│8│" in out
-    assert "LPR504" in out
-    assert "^" in out
-    assert "=" in out
-
-
-def test_show_reads_tokens_with_a_tokenizer(log: Path) -> None:
-    code, out, _ = run("show", log, "--row", 0, "-t", TOY)
-    assert code == 0
-    assert "│5│6│7│8│" not in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--row", "10"], "10 rows"),
-        (["--row", "3", "--item", "2"], "--item 2"),
-        (["--row", "3", "--turn", "4"], "turns"),
-    ],
-)
-def test_show_says_when_there_is_no_such_place(log: Path, arguments: list[str], says: str) -> None:
-    code, _, err = run("show", log, *arguments)
-    assert code == 2
-    assert says in err
-
-
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
 def test_explain_prints_the_manual_of_every_rule(rule: object) -> None:
     code, name, doc = rule.code, rule.name, rule.doc  # type: ignore[attr-defined]
@@ -194,12 +58,6 @@ def test_explain_prints_the_manual_of_every_rule(rule: object) -> None:
     assert by_code == by_name
     assert by_code[0] == 0
     assert doc in by_code[1]
-
-
-def test_explain_of_an_unknown_code_names_the_nearest(log: Path) -> None:
-    code, out, err = run("explain", "LPR510")
-    assert (code, out) == (2, "")
-    assert 'Unknown rule or repair "LPR510": did you mean LPR501' in err
 
 
 @pytest.mark.parametrize("kind", ["formats", "rules", "repairs", "reports"])

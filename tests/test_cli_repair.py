@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run, written
-from tests.world import BROKEN, CLEAN, ROOT, TOY
+from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._diff import DiffRow, changed_regions, diff_lines
 from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally, Sayings
 from tito_audit.record.build import training_row
@@ -37,62 +37,6 @@ PLACE = Place("run.jsonl", 3)
 def log(tmp_path: Path) -> Path:
     """Ten rows; row 3 has a logprob above zero where it trains."""
     return written(tmp_path / "run.jsonl", [BROKEN if row == 3 else CLEAN for row in range(10)])
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def test_a_log_that_is_cured_is_written_and_exits_0(log: Path, tmp_path: Path) -> None:
-    before = log.read_bytes()
-    out = tmp_path / "cured.jsonl"
-    code, page, err = run("repair", log, "-o", out)
-    assert (code, err) == (0, "")
-    assert "10 rows · 1 repaired · 9 as they were" in page
-    assert "1 → 0" in page
-    assert log.read_bytes() == before
-    assert run("scan", out)[0] == 0
-    lines, old = out.read_bytes().splitlines(), before.splitlines()
-    assert [n for n in range(10) if lines[n] != old[n]] == [3]
-    assert json.loads(lines[3])["tito_audit"]["cured"] == {"mask": ["LPR504"]}
-
-
-def test_without_provenance_no_row_says_that_it_was_repaired(log: Path, tmp_path: Path) -> None:
-    assert run("repair", log, "-o", tmp_path / "cured.jsonl", "--no-provenance")[0] == 0
-    assert "tito_audit" not in (tmp_path / "cured.jsonl").read_text(encoding="utf-8")
-
-
-def test_what_no_repair_cures_exits_1_and_the_page_says_what_would_help(tmp_path: Path) -> None:
-    log = tmp_path / "torn.jsonl"
-    log.write_text(json.dumps(BROKEN) + '\n{"token_ids": [1,\n' + json.dumps(CLEAN) + "\n", encoding="utf-8")
-    code, page, err = run("repair", log, "-o", tmp_path / "cured.jsonl")
-    assert (code, err) == (1, "")
-    assert "not all fixed" in page
-    assert "--quarantine FILE" in page
-    assert f"tito-audit show {log} --row 1" in " ".join(page.split())
-    assert run("repair", log, "-o", tmp_path / "cured.jsonl", "--force", "--fail-on", "never")[0] == 0
-
-
-def test_a_quarantine_takes_what_no_repair_cures_and_the_run_exits_0(tmp_path: Path) -> None:
-    log = tmp_path / "torn.jsonl"
-    log.write_text(json.dumps(CLEAN) + '\n{"token_ids": [1,\n', encoding="utf-8")
-    bad = tmp_path / "bad.jsonl"
-    code, page, _ = run("repair", log, "-o", tmp_path / "cured.jsonl", "--quarantine", bad)
-    assert code == 0
-    assert "1 in quarantine" in page
-    assert "In quarantine" in page
-    assert len((tmp_path / "cured.jsonl").read_text(encoding="utf-8").splitlines()) == 1
-    assert json.loads(bad.read_text(encoding="utf-8"))["tito_audit"]["row"] == 1
-
-
-def test_a_row_of_which_nothing_was_read_is_not_moved_to_a_quarantine(tmp_path: Path) -> None:
-    log, out, bad = tmp_path / "log.jsonl", tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
-    log.write_text(json.dumps(CLEAN) + "\n" + json.dumps({**CLEAN, "more": "x" * 5000}) + "\n", encoding="utf-8")
-    code, _, said = run("repair", log, "-o", out, "--quarantine", bad, "--max-row-bytes", 4000)
-    assert code == 2
-    assert "row 1 cannot be carried over" in said
-    assert not out.exists()
-    assert not bad.exists()
 
 
 def test_a_row_of_a_table_that_cannot_be_shown_stays_in_it(tmp_path: Path) -> None:
@@ -159,106 +103,10 @@ def test_rows_that_were_trained_twice_before_are_counted_before_and_after(how: A
     assert f"{'not all would be fixed' if how == ('--dry-run',) else 'not all fixed'}: 2 errors → 1" in page
 
 
-def test_rows_that_cannot_be_read_for_different_reasons_are_not_alike(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    bad = [
-        '{"token_ids": [17',
-        '{"token_ids": [1, "x"]}',
-        '{"a": 1, "a": 2}',
-        '{"token_ids": [1, 2, "x"]}',
-        '{"b": 1, "b": 2}',
-    ]
-    log.write_text("\n".join([json.dumps(CLEAN), *bad]) + "\n", encoding="utf-8")
-    _, page, _ = run("scan", log)
-    assert "2 like this in 2 rows: 2, 4" in page
-    assert "2 like this in 2 rows: 3, 5" in page
-
-
-@pytest.mark.parametrize("arguments", [["--dry-run"], ["--diff"], ["--dry-run", "--diff", "-o", "cured.jsonl"]])
-def test_a_dry_run_writes_nothing_and_says_so(log: Path, tmp_path: Path, arguments: list[str]) -> None:
-    before = names(tmp_path)
-    places = [str(tmp_path / one) if one.endswith("jsonl") else one for one in arguments]
-    code, page, _ = run("repair", log, *places, "--quarantine", tmp_path / "bad.jsonl")
-    assert code == 0
-    assert "a dry run, nothing is written" in " ".join(page.split())
-    assert "1 → 0" in page
-    assert names(tmp_path) == before
-
-
-def test_a_diff_shows_the_changed_tokens_with_mask_and_logprob(log: Path, tmp_path: Path) -> None:
-    code, page, _ = run("repair", log, "--diff", "-o", tmp_path / "cured.jsonl", "-t", TOY, "--with", "mask")
-    assert code == 0
-    assert f"{log}:3 repaired by mask (LPR504)" in page
-    old, new = (
-        next(line.split() for line in page.splitlines() if line.startswith(f"    {sign} ")) for sign in "-+"
-    )
-    assert old[1] == new[1] == "2"
-    assert old[2] == new[2]
-    assert old[3:] == ["7", "1", "0.5000"]
-    assert new[3:5] == ["7", "0"]
-    assert (tmp_path / "cured.jsonl").is_file()
-
-
-def test_a_diff_is_bounded_and_counts_the_rest(tmp_path: Path) -> None:
-    log = written(tmp_path / "many.jsonl", [BROKEN] * 30)
-    page = run("repair", log, "--diff")[1]
+def test_a_diff_shows_twenty_changed_rows_and_counts_the_rest(tmp_path: Path) -> None:
+    page = run("repair", written(tmp_path / "many.jsonl", [BROKEN] * 30), "--diff")[1]
     assert page.count("repaired by") == 20
     assert "and 10 more changed rows; --worst 30" in page
-    assert run("repair", log, "--diff", "--worst", 2)[1].count("repaired by") == 2
-    assert "no row changed" in run("repair", written(tmp_path / "clean.jsonl", [CLEAN]), "--diff")[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["LOG"], "Pass -o OUT, or --dry-run"),
-        (["no-such-file.jsonl", "--dry-run"], "no-such-file.jsonl"),
-        (["LOG", "-o", "LOG"], "one of the logs"),
-        (["LOG", "--dry-run", "--with", "splyce"], "splice"),
-        (["LOG", "--dry-run", "--with", "mask,canonical"], "Add --unsafe"),
-        (["LOG", "--dry-run", "--with", "drop", "--unsafe"], "Add --quarantine FILE"),
-        (["LOG", "--dry-run", "--sentinel", "nothing"], "--sentinel 0.0 or --sentinel null"),
-        (["LOG", "--dry-run", "--sentinel", "nan"], "--sentinel 0.0 or --sentinel null"),
-        (["LOG", "--dry-run", "--with", "mask", "--padding", "left"], "--with mask,normalize"),
-        (["LOG", "--dry-run", "--mask-by", "word"], "word"),
-        (["LOG", "--dry-run", "--report", "jsonl"], "text, json"),
-        (["LOG", "--diff", "--report", "json"], "--report json=FILE"),
-        (["LOG", "-o", "OUT", "--report", "json=OUT"], "is written by this run"),
-        (["LOG", "--dry-run", "--tokenizer", "no-such-folder/x"], "no-such-folder"),
-        (["LOG", "--dry-run", "--select", "LRP501"], "LPR501"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_bad_setting_is_one_message_and_exit_2(
-    log: Path, tmp_path: Path, arguments: list[str], says: str
-) -> None:
-    before = names(tmp_path)
-    out = str(tmp_path / "out.jsonl")
-    code, page, err = run("repair", *(one.replace("LOG", str(log)).replace("OUT", out) for one in arguments))
-    assert code == 2
-    assert says in err
-    assert page == ""
-    assert "Traceback" not in err
-    assert names(tmp_path) == before
-
-
-def test_a_file_that_is_there_is_replaced_only_when_asked(log: Path, tmp_path: Path) -> None:
-    out = tmp_path / "cured.jsonl"
-    out.write_text("of an earlier run", encoding="utf-8")
-    code, page, err = run("repair", log, "-o", out)
-    assert (code, page) == (2, "")
-    assert "--force" in err
-    assert out.read_text(encoding="utf-8") == "of an earlier run"
-    assert run("repair", log, "-o", out, "--force")[0] == 0
-
-
-def test_several_logs_go_into_a_folder_and_all_are_named(log: Path, tmp_path: Path) -> None:
-    other = written(tmp_path / "other.jsonl", [CLEAN])
-    code, page, _ = run("repair", log, other, "-o", tmp_path / "cured")
-    assert code == 0
-    assert names(tmp_path / "cured") == ["other.jsonl", "run.jsonl"]
-    assert "and1morefile→" in "".join(page.split())  # a long path wraps anywhere
-    assert page.count("(unchanged)") == 2
 
 
 def test_the_json_report_holds_both_summaries_and_the_rows(log: Path, tmp_path: Path) -> None:
@@ -283,27 +131,6 @@ def test_the_json_report_holds_both_summaries_and_the_rows(log: Path, tmp_path: 
     assert whole["repairs"] == {"mask": {"rows": 1, "cured": {"LPR504": 1}}}
     assert whole["files"] == [{"log": str(log), "written": str(out)}]
     assert whole["dry_run"] is False
-
-
-def test_quiet_prints_nothing_and_still_writes(log: Path, tmp_path: Path) -> None:
-    assert run("repair", log, "-o", tmp_path / "cured.jsonl", "--quiet") == (0, "", "")
-    assert (tmp_path / "cured.jsonl").is_file()
-
-
-def test_an_empty_log_exits_0_and_says_that_there_was_nothing(tmp_path: Path) -> None:
-    code, page, _ = run("repair", written(tmp_path / "empty.jsonl", []), "--dry-run")
-    assert code == 0
-    assert "nothing to repair: no rollouts" in page
-
-
-@pytest.mark.parametrize("width", [60, 80, 160])
-def test_the_page_keeps_to_the_width_of_the_terminal(
-    log: Path, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(log.parent)
-    monkeypatch.setenv("COLUMNS", str(width))
-    *page, _verdict = run("repair", "run.jsonl", "--diff")[1].splitlines()
-    assert max(len(line) for line in page) <= width
 
 
 def test_the_examples_of_the_page_on_python_are_true() -> None:

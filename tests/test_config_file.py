@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.command import run, written
 from tests.world import BROKEN, CLEAN
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import look_for_config, read_config
+from tito_audit.settings.file import read_config
 from tito_audit.settings.model import Override, Settings
 from tito_audit.settings.options import FLAG_ONLY, KEYS
 
@@ -38,56 +37,6 @@ def says(folder: Path, text: str, name: str = "tito-audit.toml") -> Path:
     return path
 
 
-def test_the_nearest_file_above_holds_and_the_report_says_which_and_what(project: Path) -> None:
-    says(project.parent, 'ignore = ["LPR504"]')
-    code, out, _ = run("scan", "run.jsonl")
-    assert code == 0
-    said = f"Settings from {project.parent / 'tito-audit.toml'}: ignore."
-    assert "".join(said.split()) in "".join(out.split())  # a long path wraps anywhere
-    says(project, 'fail-on = "note"')
-    code, out, _ = run("scan", "run.jsonl")
-    assert code == 1
-    assert "Settings from tito-audit.toml: fail-on." in out
-
-
-def test_a_table_of_pyproject_counts_and_one_without_it_is_passed_over(project: Path) -> None:
-    says(project.parent, '[tool.tito-audit]\nselect = ["TOK"]\n', "pyproject.toml")
-    says(project, '[project]\ndependencies = ["tito-audit"]\n', "pyproject.toml")
-    assert look_for_config(project).file == project.parent / "pyproject.toml"
-    assert run("scan", "run.jsonl")[0] == 0
-    says(project.parent, "", "tito-audit.toml")
-    assert look_for_config(project).file == project.parent / "tito-audit.toml"
-    assert run("scan", "run.jsonl")[0] == 1
-
-
-def test_a_flag_stands_in_place_of_the_value_of_the_file(project: Path) -> None:
-    says(project, 'ignore = ["LPR504"]\nfail-on = "never"\nformat = "slime"')
-    arguments = ("scan", "run.jsonl", "--format", "auto")
-    assert run(*arguments)[0] == 0
-    assert run(*arguments, "--fail-on", "error")[0] == 0
-    code, out, _ = run(*arguments, "--ignore", "TOK", "--fail-on", "error")
-    assert code == 1
-    assert "LPR504" in out
-    assert "Settings from" not in out
-
-
-def test_no_config_reads_none_and_config_reads_that_one(project: Path, tmp_path: Path) -> None:
-    says(project, 'ignore = ["LPR504"]')
-    other = says(tmp_path, 'ignore = ["LPR"]', "other.toml")
-    assert run("scan", "run.jsonl")[0] == 0
-    assert run("scan", "run.jsonl", "--no-config")[0] == 1
-    code, out, _ = run("scan", "run.jsonl", "--config", other)
-    assert code == 0
-    assert f"Settings from {other}: ignore." in " ".join(out.split())
-    for both in (("--config", other, "--no-config"), ("--no-config", "--config", other)):
-        code, _, err = run("scan", "run.jsonl", *both)
-        assert code == 2
-        assert "exclude each other" in err
-    code, _, err = run("scan", "run.jsonl", "--config", "gone.toml")
-    assert code == 2
-    assert "gone.toml: the configuration file cannot be read" in err
-
-
 def test_paths_in_the_file_are_relative_to_the_file(project: Path) -> None:
     folder = os.path.relpath(TOKENIZER, project.parent)
     says(project.parent, f"tokenizer = '{folder}'\nchat-template = 'own.jinja'\ntemplate-args = {{think = false}}")
@@ -108,33 +57,6 @@ def test_a_name_of_a_hub_stays_a_name(tmp_path: Path) -> None:
         tmp_path / "org/model"
     )
     assert read_config(says(tmp_path, 'tokenizer = "./gone"')).values["tokenizer"] == str(tmp_path / "gone")
-
-
-def test_a_mapping_of_the_file_reads_a_log_of_own_columns(project: Path) -> None:
-    rows = [{"seq": CLEAN["token_ids"], "train": CLEAN["loss_mask"], "score": BROKEN["logprobs"]}]
-    written(project / "own.jsonl", rows)
-    assert "no known format has these columns" in " ".join(run("scan", "own.jsonl")[1].split())
-    says(project, '[map]\ntoken_ids = "seq"\nloss_mask = "train"\nlogprobs = "score"')
-    code, out, _ = run("scan", "own.jsonl", "--report", "json")
-    assert code == 1
-    summary = json.loads(out)["summary"]
-    assert list(summary["findings"]) == ["LPR504"]
-    assert summary["taken"]["own.jsonl"]["generic"]["told_by"] == ["token_ids", "loss_mask", "logprobs"]
-
-
-def test_repair_and_show_read_the_file_too(project: Path) -> None:
-    says(project, 'with = ["mask"]\nprovenance = false\nselect = ["LPR504"]\njobs = 2\nlimit = 9')
-    code, _, _ = run("repair", "run.jsonl", "-o", "out.jsonl")
-    assert code == 0
-    row = json.loads((project / "out.jsonl").read_text(encoding="utf-8").splitlines()[3])
-    assert row["loss_mask"] == [0, 0, 0, 1]
-    assert "tito_audit" not in row
-    says(project, 'format = "slimy"')
-    for command in (("show", "run.jsonl", "--row", "3"), ("inspect", "run.jsonl")):
-        code, _, err = run(*command)
-        assert code == 2
-        assert 'Unknown format "slimy": did you mean slime?' in err
-        assert "format may come from tito-audit.toml." in err
 
 
 @pytest.mark.parametrize(
@@ -401,63 +323,6 @@ def test_a_file_to_extend_that_says_nothing_is_one_line_with_both_names(
     assert str(caught.value).splitlines()[0] == f"{path}: {expected}"
 
 
-def test_a_mistake_in_an_extended_file_names_that_file(project: Path) -> None:
-    base = says(project.parent, "limit = 0", "base.toml")
-    says(project, "extend = '../base.toml'")
-    code, _, err = run("scan", "run.jsonl")
-    assert code == 2
-    assert err.startswith(f"tito-audit: {base}: limit is the number 0.")
-    says(project.parent, "ignore = 'NOPE'", "base.toml")
-    assert f"ignore may come from {base}." in run("scan", "run.jsonl")[2]
-
-
-def test_the_report_says_of_each_file_what_it_set(project: Path) -> None:
-    base = says(project.parent, "ignore = 'LPR'\n[[overrides]]\npaths = 'x'\nignore = 'TOK'", "base.toml")
-    says(project, "extend = '../base.toml'\njobs = 1")
-    said = " ".join(run("scan", "run.jsonl")[1].split())
-    assert f"Settings from tito-audit.toml: jobs; from {base}: ignore, overrides." in said
-
-
-def test_a_log_is_scanned_with_the_settings_of_its_path(project: Path) -> None:
-    (project / "legacy").mkdir()
-    written(project / "legacy" / "old.jsonl", [BROKEN])
-    says(project, "[[overrides]]\npaths = 'legacy/**'\nignore = 'LPR504'")
-    assert run("scan", "legacy/old.jsonl")[0] == 0
-    assert run("scan", "run.jsonl")[0] == 1
-    code, out, _ = run("scan", "run.jsonl", "legacy", "--report", "json")
-    assert code == 1
-    assert {finding["file"] for finding in json.loads(out)["findings"]} == {"run.jsonl"}
-    assert run("scan", "legacy/old.jsonl", "--ignore", "TOK")[0] == 1
-
-
-def test_a_mapping_of_an_override_holds_for_every_command(project: Path) -> None:
-    rows = [{"seq": CLEAN["token_ids"], "train": CLEAN["loss_mask"], "score": BROKEN["logprobs"]}]
-    written(project / "own.jsonl", rows)
-    table = 'map = {token_ids = "seq", loss_mask = "train", logprobs = "score"}'
-    says(project, f"[[overrides]]\npaths = 'own.*'\nfail-on = 'warning'\n{table}")
-    code, out, _ = run("scan", "own.jsonl")
-    assert code == 1
-    assert "LPR504" in out
-    assert "LPR504" in run("show", "own.jsonl", "--row", "0")[1]
-    taken = json.loads(run("inspect", "own.jsonl", "-f", "json")[1])["mapping"]
-    assert taken["columns"] == {"token_ids": "seq", "loss_mask": "train", "logprobs": "score"}
-    assert run("convert", "own.jsonl", "--to", "rows", "--dry-run")[0] == 0
-    assert run("repair", "own.jsonl", "-o", "out.jsonl", "--with", "mask")[0] == 0
-    assert json.loads((project / "out.jsonl").read_text(encoding="utf-8"))["train"] == [0, 0, 0, 1]
-
-
-def test_a_flag_wins_over_what_an_override_says_of_the_same(project: Path) -> None:
-    says(project, "format = 'slime'\n[[overrides]]\npaths = '*.jsonl'\nignore = 'LPR504'\nformat = 'generic'")
-    assert run("scan", "run.jsonl")[0] == 0
-    assert run("scan", "run.jsonl", "--ignore", "TOK")[0] == 1
-    assert run("scan", "run.jsonl", "--fail-on", "error")[0] == 0
-
-
-def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
-    says(project, "[[overrides]]\npaths = 'gone/**'\nignore = 'LPR'")
-    assert run("scan", "run.jsonl")[0] == 1
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -523,17 +388,6 @@ def test_a_mistake_in_what_speaks_of_some_logs_or_other_files_is_one_message(
     )
     with pytest.raises(SetupError, match=r"pyproject\.toml: "):
         read_config(project / "pyproject.toml")
-
-
-def test_a_code_that_there_is_not_is_refused_with_the_override_that_has_it(project: Path) -> None:
-    says(project, "[[overrides]]\npaths = ['a', 'b/*']\nignore = 'TOKK'\n")
-    code, _, err = run("scan", "run.jsonl")
-    assert code == 2
-    assert err.startswith('tito-audit: overrides[0] of tito-audit.toml, for a, b/*:\nUnknown rule "TOKK": did')
-    says(project, "[[overrides]]\npaths = '*.jsonl'\nformat = 'slimy'\n")
-    code, _, err = run("scan", "run.jsonl")
-    assert code == 2
-    assert "format may come from overrides[0] of tito-audit.toml." in err
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.command import run
 from tests.toy import ROOT, rollout_of
 from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally
@@ -92,31 +90,6 @@ def test_a_fork_that_leaves_warnings_is_not_forked_again(tmp_path: Path) -> None
     assert again.read_bytes() == (tmp_path / "out.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("written", [True, False])
-@pytest.mark.parametrize(
-    ("rows", "options", "verdict"),
-    [
-        ([TEXT] * 3, TOY, "nothing audited in 3 rollouts without token ids; 1 note → 1"),
-        ([TEXT] * 3, (), "nothing audited in 3 rollouts without token ids"),
-        ([ROW] * 3, (), "nothing compared in 3 rollouts: pass -t NAME; 1 note → 1"),
-        (
-            [ROW, "[1]"],
-            ("--select", "TOK"),
-            "1 row could not be read; nothing compared in 1 rollout: pass -t NAME",
-        ),
-        (["[1]"] * 3, ("--select", "TOK"), "3 rows could not be read"),
-    ],
-)
-def test_what_was_not_audited_is_not_called_in_no_need_of_repair(
-    rows: list[Any], options: tuple[object, ...], verdict: str, written: bool, tmp_path: Path
-) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
-    out = ("-o", tmp_path / "out.jsonl") if written else ("--dry-run",)
-    code, page, _ = run("repair", log, *out, *options)
-    assert (code, page.splitlines()[-1]) == (0, verdict)
-
-
 def test_a_dry_run_fixes_nothing_and_says_what_would_be(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(broken_after_reasoning("")) + "\n")
@@ -162,19 +135,6 @@ def test_rows_that_could_not_be_judged_are_counted_in_the_last_line() -> None:
     assert page_of(alone, replace(alone, findings={})) == "fixed: 1 error → 0; 1 row could not be judged"
 
 
-def test_a_notice_about_both_scans_is_printed_once(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text((ROOT / "fixtures" / "formats" / "openai_chat.jsonl").read_text())
-    page = " ".join(run("repair", log, "-o", tmp_path / "out.jsonl", *TOY)[1].split())
-    assert page.count("6 rows are a single call each") == 1
-
-
-def test_the_page_promises_no_number_of_repaired_warnings(tmp_path: Path) -> None:
-    log = ROOT / "fixtures" / "formats" / "verifiers_v1.jsonl"
-    page = run("repair", log, "--dry-run", *TOY)[1]
-    assert "--fail-on warning   also repairs warnings, where that can be proven" in page
-
-
 def test_errors_that_no_row_has_by_itself_are_explained(tmp_path: Path) -> None:
     logprobs = [None, *(-0.3 - place % 7 / 8 for place in range(1, 400))]
     ids = [300 + place % 40 for place in range(400)]
@@ -183,12 +143,3 @@ def test_errors_that_no_row_has_by_itself_are_explained(tmp_path: Path) -> None:
     assert code == 1
     assert "--with once   takes repeated training out of the loss where it is certain" in page
     assert "tito-audit explain REC009   what it means, and what fixes it" in page
-
-
-def test_a_misfit_of_the_whole_log_is_named_among_what_is_not_repaired(tmp_path: Path) -> None:
-    log = ROOT / "fixtures" / "formats" / "generic.jsonl"
-    metaspace = ("-t", ROOT / "fixtures" / "tokenizers" / "toy_metaspace")
-    code, page, _ = run("repair", log, "--dry-run", "--select", "REC007", *metaspace)
-    assert code == 1
-    assert "REC007: about a log as a whole, which no repair of its rows changes" in page
-    assert "tito-audit explain REC007   what it means, and what fixes it" in page

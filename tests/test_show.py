@@ -236,27 +236,6 @@ def test_a_missing_end_is_marked_behind_the_last_token() -> None:
     assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│c│", "                ^"]
 
 
-def test_only_the_neighbourhood_of_what_is_asked_for_is_shown() -> None:
-    found = sequences(
-        shown(f"{NEMO}:4", "-t", TOY, "--around", "completion:12", "--turn", 1, "--context", 2).splitlines()
-    )
-    assert [one["position"] for one in found.pop("turn 1 completion")] == ["10", "11", "12", "13", "14"]
-    assert found == {}
-    text = shown(f"{NEMO}:4", "-t", TOY, "--around", "prompt:5-7", "--turn", 0, "--context", 1)
-    marks = {one["position"]: one["mark"] for one in sequences(text.splitlines())["turn 0 prompt"]}
-    assert {position: mark[:1] for position, mark in marks.items()} == {"4": "", "5": "*", "6": "*", "7": ""}
-    assert "* asked for" in text
-
-
-def test_a_position_alone_is_shown_in_every_sequence_that_is_so_long() -> None:
-    found = sequences(shown(f"{NEMO}:4", "-t", TOY, "--around", 120, "--context", 0).splitlines())
-    assert {name: [one["position"] for one in tokens] for name, tokens in found.items()} == {
-        "turn 0 prompt": ["120"],
-        "turn 1 prompt": ["120"],
-        "turn 2 prompt": ["120"],
-    }
-
-
 def test_a_code_and_a_fingerprint_show_their_findings_alone() -> None:
     whole = shown(f"{NEMO}:4", "-t", TOY)
     fingerprint = re.search(r"TOK101.*?fingerprint (\w{16})", whole, re.DOTALL)
@@ -268,12 +247,6 @@ def test_a_code_and_a_fingerprint_show_their_findings_alone() -> None:
     assert by_code.count("fingerprint ") == 1
     both = shown(f"{NEMO}:4", "-t", TOY, "--around", "TOK101", "--around", "SEQ")
     assert list(sequences(both.splitlines())) == ["turn 1 completion", "turn 2 prompt"]
-
-
-def test_a_finding_of_a_whole_row_is_found_by_its_code(tmp_path: Path) -> None:
-    log = tmp_path / "torn.jsonl"
-    log.write_text('{"token_ids": [1,\n', encoding="utf-8")
-    assert "REC001" in shown(log, "--around", "REC001")
 
 
 @pytest.mark.parametrize("name", ["nemo_gym", "slime", "sglang", "verifiers_v1", "verl_batch"])
@@ -332,38 +305,6 @@ def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
     assert wanted_place("x" * 5000 + ":3").row == 3
     with pytest.raises(SetupError, match="names row 3, but --row is 4"):
         wanted_place("no-such:3", row=4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["no-such.jsonl:3:1:5-9"], "no-such.jsonl: no such file"),
-        ([NEMO], "no row was named; it holds 12 rows, counted from 0"),
-        ([f"{NEMO}:12"], "there is no row 12; it holds 12 rows, counted from 0"),
-        ([f"{NEMO}:4:9"], "there is no turn 9; it holds 3 turns, 0 to 2"),
-        ([f"{NEMO}:4:9", "--json"], "there is no turn 9"),
-        ([f"{NEMO}:4", "--item", "1"], "--item 1"),
-        ([f"{NEMO}:4", "--around", "9999"], "turn 0 prompt · 129 tokens"),
-        ([f"{NEMO}:4", "--around", "completion:99"], "no tokens at completion:99"),
-        ([f"{NEMO}:4", "--around", "LPR501"], "It has SEQ302 (1)"),
-        ([f"{NEMO}:4", "--around", "0123456789abcdef"], "fingerprint"),
-        ([f"{NEMO}:4", "--around", "half way"], "completion:12"),
-        ([f"{NEMO}:4", "--around", "9-3"], "ends before it begins"),
-        ([f"{NEMO}:4:1:5-9", "-f", "json"], "-f json"),
-        (["fixtures/formats:3"], "logs here; name one"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_is_not_there_is_said_with_what_is(arguments: list[str], says: str) -> None:
-    code, out, err = run("show", *arguments)
-    assert (code, out) == (2, "")
-    assert says in err
-
-
-def test_a_log_of_one_row_needs_no_row(tmp_path: Path) -> None:
-    log = tmp_path / "one.jsonl"
-    log.write_text('{"token_ids": [5, 6, 7]}\n', encoding="utf-8")
-    assert "│5│6│7│" in shown(log)
 
 
 def test_json_holds_every_token_and_finding() -> None:

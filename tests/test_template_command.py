@@ -145,70 +145,12 @@ def test_a_log_that_shows_nothing_is_said_to_show_nothing(tmp_path: Path) -> Non
     assert "No answer in the log is followed by anything, so the log shows nothing." in out
 
 
-def test_a_configuration_file_names_tokenizer_template_and_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template(tmp_path, SWITCHED)
-    settings = (
-        f"tokenizer = '{TOKENIZER}'\nchat-template = 'template.jinja'\ntemplate-args = {{preserve = true}}\n"
-    )
-    (tmp_path / "tito-audit.toml").write_text(settings, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run("template")
-    assert (code, err) == (0, "")
-    assert "Settings from tito-audit.toml: tokenizer, chat-template, template-args." in " ".join(out.split())
-    assert run("template", "--no-config")[0] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "Name a tokenizer, as a folder or a hub name, or pass --chat-template FILE."),
-        (("--chat-template", "no-such.jinja"), "the chat template cannot be read"),
-        ((TOKENIZER, "--chat-template", "no-such.jinja"), "the chat template cannot be read"),
-        ((TOKENIZERS / "toy_metaspace" / "tokenizer.json",), "a tokenizer is a folder"),
-        ((TOKENIZER, "--template-name", "other"), "no chat template is named 'other'"),
-        ((TOKENIZER, "--log", "no-such.jsonl"), "no-such.jsonl"),
-    ],
-)
-def test_a_mistake_is_one_message_and_no_result(arguments: tuple[object, ...], words: str) -> None:
-    code, out, err = run("template", *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert "Traceback" not in err
-
-
-def test_a_file_that_is_no_template_is_one_message(tmp_path: Path) -> None:
-    code, out, err = run("template", "--chat-template", template(tmp_path, "{% for %}"))
-    assert (code, out) == (2, "")
-    assert "line 1" in err
-
-
 @pytest.mark.parametrize("source", ["", "Hello."])
 def test_a_template_that_writes_no_answer_is_not_append_only(tmp_path: Path, source: str) -> None:
     code, out, _ = run("template", "--chat-template", template(tmp_path, source))
     assert code == 1
     words = "leaves out a part of every answer: leaves out text, reasoning and tool calls of them."
     assert out.splitlines()[1] == words
-
-
-def test_a_mistake_in_the_other_template_is_said_of_that_one(tmp_path: Path) -> None:
-    wrong = template(tmp_path, "{% for %}")
-    code, out, err = run("template", TOKENIZER, "--against", wrong)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"tito-audit: {wrong}: the chat template cannot be used (line 1")
-    log = tmp_path / "log.jsonl"
-    log.write_text('{"messages": [{"role": "user", "content": "hi"}], "token_ids": [1, 2]}\n', encoding="utf-8")
-    code, out, err = run("scan", log, "-t", TOKENIZER, "--chat-template", wrong)
-    assert err.startswith(f"tito-audit: {wrong}: the chat template cannot be used (line 1")
-    code, out, err = run("template", TOKENIZER, "--against", tmp_path / "none.jinja")
-    assert (code, out) == (2, "")
-    assert "there is no such file" in err
-
-
-def test_a_refusal_that_ends_a_sentence_gets_no_second_full_stop(tmp_path: Path) -> None:
-    _, out, _ = run("template", "--chat-template", template(tmp_path, "{{ raise_exception('No.') }}"))
-    assert out.splitlines()[1] == "refuses every conversation: chat template, line 1: No."
 
 
 HOSTILE = "\x1b[31m‮::error::{{ '\x1b[2J::warning::' }}"

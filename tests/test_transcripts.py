@@ -1,0 +1,117 @@
+"""Commands as their users see them: a line, what it prints, how it exits, and which files it writes.
+
+`tests/transcripts/*.txt` hold scenes. A scene has a title, `# …`, and works in a folder of its own with the logs
+of `tests/transcripts/logs` and a link to `fixtures`:
+
+    + name                  a file to write first, its lines indented by two
+    $ tito-audit …          a command; variables may stand before it
+    $ cat name              a file to show
+    $ cd name               a folder to go on in
+
+Beneath a command stands, indented by two, what it prints, with `! ` before a line of stderr; then `[1]` for an
+exit code other than 0, and `> name` for a file that it wrote, `< name` for one that it removed. For a time stands
+`0.00 s`, for the folder `$HERE`, for the version `$VERSION`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.command import run
+from tests.world import ROOT
+from tito_audit.version import VERSION
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
+PLAYS = sorted((ROOT / "tests" / "transcripts").glob("*.txt"))
+LOGS = ROOT / "tests" / "transcripts" / "logs"
+CLOCKS = re.compile(r"\b[0-9.]+ s\b(, [0-9,]+ tokens/s)?")
+
+
+def scenes(play: Path) -> list[str]:
+    return re.split(r"\n(?=# )", play.read_text(encoding="utf-8").rstrip("\n"))
+
+
+def indented(text: str, before: str = "  ") -> list[str]:
+    return [(before + line).rstrip() for line in text.splitlines()]
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def performed(line: str, folder: Path) -> list[str]:
+    """The lines beneath a command, once it has run."""
+    words = shlex.split(line)
+    if words[0] == "cat":
+        return indented(Path(words[1]).read_text(encoding="utf-8").replace(VERSION, "$VERSION"))
+    if words[0] == "cd":
+        os.chdir(folder / words[1])
+        return []
+    env: dict[str, str | None] = {"COLUMNS": "100", "NO_COLOR": None, "FORCE_COLOR": None}
+    while "=" in words[0]:
+        name, _, env[name] = words.pop(0).partition("=")
+    assert words[0] == "tito-audit", line
+    before = files_in(folder)
+    code, out, err = run(*words[1:], env=env)
+    after = files_in(folder)
+    out, err = (CLOCKS.sub("0.00 s", text.replace(str(folder), "$HERE")) for text in (out, err))
+    lines = indented(out) + indented(err, "  ! ") + [f"[{code}]"] * bool(code)
+    lines += [f"> {name}" for name in after if after[name] != before.get(name)]
+    return lines + [f"< {name}" for name in before if name not in after]
+
+
+def played(scene: str, folder: Path) -> str:
+    """The scene with what its commands do today."""
+    lines: list[str] = []
+    given = iter([*scene.split("\n"), ""])
+    line = next(given)
+    for following in given:
+        if line.startswith("+ "):
+            lines.append(line)
+            content = []
+            while following.startswith("  "):
+                content.append(following[2:])
+                following = next(given)
+            file = folder / line[2:]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(f"{row}\n" for row in content), encoding="utf-8")
+            lines += [f"  {row}" for row in content]
+        elif line.startswith("$ "):
+            lines += [line, *performed(line[2:], folder)]
+        elif line.startswith("# "):
+            lines.append(line)
+        line = following
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("play", "scene"),
+    [
+        pytest.param(play, scene, id=f"{play.stem}: {scene.partition(chr(10))[0][2:]}")
+        for play in PLAYS
+        for scene in scenes(play)
+    ],
+)
+def test_a_scene_goes_as_it_is_written(
+    play: Path, scene: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(LOGS, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    monkeypatch.chdir(tmp_path)
+    today = played(scene, tmp_path)
+    if os.environ.get("UPDATE_GOLDENS"):
+        text = play.read_text(encoding="utf-8")
+        play.write_text(text.replace(scene.rstrip("\n"), today.rstrip("\n"), 1), encoding="utf-8")
+        return
+    expected = scene.rstrip("\n").splitlines()
+    assert today.rstrip("\n").splitlines() == expected, (
+        "UPDATE_GOLDENS=1 pytest tests/test_transcripts.py renews it"
+    )
