@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -249,28 +248,6 @@ def test_a_limit_is_a_number(tmp_path: Path, limit: float) -> None:
         gate_rollouts(log, None, GateSettings(max_rates=(MaxRate("LPR", limit),)))
 
 
-def test_the_page_says_rates_and_limits_and_why_the_gate_is_red(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [CLEAN] * 8 + [BROKEN] * 2)
-    code, out, err = run("scan", log, "--max-rate", "LPR=0.01", "--max-rate", "TOK=0.5/rollout")
-    assert (code, err) == (1, "")
-    assert "Limits\n  LPR=0.01: 2 findings in 20 generated tokens, 10 %: too many\n" in out
-    assert "\n  TOK=0.5/rollout: 0 findings in 10 rollouts, 0: passed\n" in out
-    reason = "LPR: 2 findings, 10 % of 20 generated tokens (limit 1 %)"
-    assert out.splitlines()[-1].startswith(f"failed: {reason}; 2 errors in 2 of 10 rollouts (20 %); ")
-    assert run("scan", log, "--max-rate", "LPR=10%")[0] == 0
-
-
-def test_a_scan_ends_with_its_verdict(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
-    code, page, _ = run("scan", log)
-    assert (code, page.splitlines()[-1].partition(";")[0]) == (1, "failed: 1 error in 1 of 2 rollouts (50 %)")
-    code, page, _ = run("scan", log, "-t", TOY, "--fail-on", "never")
-    verdict = "passed: nothing fails with --fail-on never; 1 error in 1 of 2 rollouts (50 %); 2 notes in 2 (100 %)"
-    assert (code, page.splitlines()[-1]) == (0, verdict)
-    last = run("scan", written(tmp_path / "clean.jsonl", [CLEAN]), "-t", TOY)[1].splitlines()[-1]
-    assert last == "passed: no errors; 1 note in 1 of 1 rollout (100 %)"
-
-
 def test_python_users_gate_a_log_and_see_what_fails(tmp_path: Path) -> None:
     log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
     scan = tito_audit.gate_rollouts(log)
@@ -323,34 +300,6 @@ def test_a_flag_for_stdout_stands_in_place_of_what_the_file_has_for_it(
     code, out, err = run("scan", "run.jsonl")
     assert (code, out) == (2, "")
     assert "--report json goes to stdout too" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--output-format", "json", "--report", "text"), "--report text goes to stdout too"),
-        (("--output-format", "json=x"), "--report NAME=FILE"),
-        (("--output-format", "nothing"), 'Unknown report "nothing". (concise, github'),
-        (("--update-baseline",), "--baseline FILE"),
-        (("--report", "json=LOGS/run.jsonl"), "one of the logs"),
-        (("--baseline", "LOGS/run.jsonl"), "is one of the logs"),
-        (("--baseline", "LOGS/b.json", "--report", "json=LOGS/b.json"), "is its baseline"),
-        (("--baseline", "LOGS/none.json"), "Create it with --update-baseline"),
-        (("--baseline", "LOGS/none/b.json", "--update-baseline"), "there is no folder"),
-        (("--baseline", "LOGS/..", "--update-baseline"), "this is a folder"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_said_in_words(tmp_path: Path, arguments: Sequence[str], says: str) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    log = written(logs / "run.jsonl", [BROKEN])
-    named = "--baseline" in arguments and "LOGS/run.jsonl" in arguments
-    given = [one.replace("LOGS", str(logs)) for one in arguments]
-    code, out, err = run("scan", log if named else logs, *given)
-    assert (code, out) == (2, "")
-    assert says in " ".join(err.split())
-    assert [path.name for path in logs.iterdir()] == ["run.jsonl"]
-    assert log.read_text(encoding="utf-8") == json.dumps(BROKEN) + "\n"
 
 
 def test_reports_and_baselines_in_a_folder_of_logs_are_no_logs(
