@@ -106,6 +106,12 @@ def test_machines_get_all_of_it(project: Path) -> None:
     }
 
 
+def test_without_a_file_machines_get_what_was_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(tmp_path / "pyproject.toml", "[project]\nname = 'x'\n")
+    monkeypatch.chdir(tmp_path)
+    assert told()["passed_over"] == ["pyproject.toml"]
+
+
 def test_config_and_no_config_choose_the_file(project: Path) -> None:
     assert told("--no-config")["file"] is None
     assert told("--config", "../base.toml")["settings"]["tokenizer"]["value"] == "org/model"

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from tests.command import written
 from tests.ready import program
-from tests.tiers import examples, some
+from tests.tiers import some
 from tests.world import BROKEN, CLEAN, zstd
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.record.arrays import Ids
@@ -34,7 +34,7 @@ from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
-from tito_audit.terminal.terminal import RunProgress, _counted, _paced, compute_first, with_progress
+from tito_audit.terminal.terminal import RunProgress, _paced, compute_first, with_progress
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 
@@ -370,31 +370,6 @@ def scanned(
     return results, scan.summary, error
 
 
-def assert_same_for_all(log: Path, place: Path) -> None:
-    """The log, and its rows as a packed array, give the same whatever the number of processes and the chunks."""
-    expected = scanned(log, tokenizer=TOKENIZER)
-    assert expected[0]
-    assert not expected[2]
-    for jobs, chunk in some(((2, 997), (1, None), (2, 1 << 20), (3, 20_011)), 2):
-        assert scanned(log, jobs, chunk, tokenizer=TOKENIZER) == expected
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-    array = place / "array.json.gz"
-    array.write_bytes(gzip.compress(json.dumps(rows).encode()))
-    assert scanned(array, 2, 5_000, tokenizer=TOKENIZER) == scanned(array, tokenizer=TOKENIZER)
-
-
-@pytest.mark.parametrize("log", some(FORMATS, 2), ids=lambda path: path.stem)
-def test_results_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
-    assert_same_for_all(log, tmp_path)
-
-
-def test_results_of_all_formats_in_one_log_are_the_same_too(tmp_path: Path) -> None:
-    log = tmp_path / "all.jsonl"
-    lines = (line for one in FORMATS for line in one.read_bytes().splitlines(keepends=True)[: examples(1, 99)])
-    log.write_bytes(b"".join(lines))
-    assert_same_for_all(log, tmp_path)
-
-
 def test_a_fast_encoder_that_one_process_gave_up_is_not_named_in_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,47 +392,6 @@ def test_a_fast_encoder_that_one_process_gave_up_is_not_named_in_the_summary(
         assert any("fastokens disagreed with tokenizers at" in notice for notice in summary.notices)
     results, summary, _ = scanned(log, 2, 200, tokenizer=TOKENIZER, encoder="fastokens", limit=20)
     assert summary.encoder == "fastokens, proved by tokenizers"
-
-
-@pytest.mark.parametrize("limit", some([None, 1, 12, 13, 4, 10, 25, 100], 2))
-def test_a_limit_stops_at_the_same_row(tmp_path: Path, limit: int | None) -> None:
-    logs = [written(tmp_path / "a.jsonl", [CLEAN, BROKEN, CLEAN] * 4), FORMATS[0]]
-    logs.append(written(tmp_path / "c.jsonl", [BROKEN, {"no": 1}] * 4))
-    expected = scanned(logs, limit=limit)
-    for jobs, chunk in some(((2, 150), (3, 500), (2, 1 << 20)), 2):
-        assert scanned(logs, jobs, chunk, limit=limit) == expected
-
-
-def test_a_table_gives_the_same_results(tmp_path: Path) -> None:
-    path = tmp_path / "log.parquet"
-    pq.write_table(pa.Table.from_pylist([CLEAN, BROKEN, CLEAN] * 20), path, row_group_size=25)
-    expected = scanned(path, tokenizer=TOKENIZER)
-    assert {finding.code for result in expected[0] for finding in result.findings} >= {"LPR504"}
-    for jobs, chunk in ((2, 50), (3, 500), (2, 1 << 20)):
-        assert scanned(path, jobs, chunk, tokenizer=TOKENIZER) == expected
-
-
-def test_a_file_that_cannot_be_read_ends_the_run_behind_the_results_before_it(tmp_path: Path) -> None:
-    first = written(tmp_path / "a.jsonl", [CLEAN, BROKEN] * 5)
-    second = tmp_path / "b.jsonl"
-    third = written(tmp_path / "c.jsonl", [CLEAN])
-    for data in (b"\x80\x04pickle", gzip.compress(b'{"a": 1}\n' * 9)[:12], b"PAR1 no table", b"\xff\xfeU"):
-        second.write_bytes(data)
-        expected = scanned([first, second, third])
-        assert "b.jsonl" in expected[2]
-        assert len(expected[0]) == 10
-        assert scanned([first, second, third], 2, 100) == expected
-
-
-def test_a_file_that_breaks_does_not_end_the_others(tmp_path: Path) -> None:
-    text = b"".join(json.dumps({**CLEAN, "n": i}).encode() + b"\n" for i in range(examples(600, 3000)))
-    broken = tmp_path / "a.jsonl.gz"
-    packed = gzip.compress(text)
-    broken.write_bytes(packed[: len(packed) // 2])
-    after = written(tmp_path / "b.jsonl", [CLEAN, BROKEN])
-    expected = scanned([broken, after], select=("REC", "LPR"))
-    assert expected[1].rows_unreadable == 1
-    assert scanned([broken, after], 3, 10_000, select=("REC", "LPR")) == expected
 
 
 def test_a_pipe_is_read_by_one_and_audited_by_several(tmp_path: Path) -> None:
@@ -655,6 +589,5 @@ def test_the_pace_leaves_out_what_went_before_the_first_rows(monkeypatch: pytest
         "total": 9000,
         "words": " 33% · 50 rows · 10 rows/s · 0.0 MB/s · 0:12 left",
     }
-    assert _counted(70, "rows", 10.0) == "70 rows · 7/s"
     pace.enter("scanning the result")
     assert _paced(pace, 105.0) == {"completed": 0, "total": None, "words": "scanning the result · 0 rows"}

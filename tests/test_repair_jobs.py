@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import pickle
@@ -16,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.command import written
-from tests.elsewhere import Elsewhere
 from tests.ready import program
 from tests.test_jobs import BROKEN, CLEAN, FORMATS, LONG, ROOT, TOKENIZER, alive, children, held, workers_of
-from tests.test_join import captured
 from tests.test_log_findings import LATE, faulty, right
 from tests.tiers import some
-from tito_audit import Outcome, RepairSettings, Result, Settings, repair_rollouts, scan_rollouts
+from tito_audit import Outcome, RepairSettings, Settings, repair_rollouts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.testimony import Witness
@@ -91,67 +86,12 @@ def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
     return expected
 
 
-@pytest.mark.parametrize("log", some(FORMATS, 2), ids=lambda path: path.stem)
-def test_files_and_words_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
-    expected = repaired(log, tmp_path / "1", out="out.jsonl", tokenizer=TOKENIZER)
-    assert expected[0]
-    for jobs, batch in some(((2, 997), (3, 20_011)), 1):
-        several = repaired(log, tmp_path / f"{jobs}", jobs, batch, out="out.jsonl", tokenizer=TOKENIZER)
-        assert several == expected
-    dry = repaired(log, tmp_path / "dry", dry=True, tokenizer=TOKENIZER)
-    assert repaired(log, tmp_path / "dry", 2, 997, dry=True, tokenizer=TOKENIZER) == dry
-
-
 CURED = json.loads((ROOT / "fixtures" / "formats" / "generic.jsonl").read_text(encoding="utf-8").splitlines()[3])
 
 
 def rows(count: int) -> list[dict[str, Any]]:
     """Rows that are well, that two repairs cure, and that cannot be read."""
     return [{**(CLEAN, CURED, BROKEN, {"no": "ids"})[n % 4], "n": n} for n in range(count)]
-
-
-def test_several_files_come_out_one_by_one(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    written(folder / "a.jsonl", rows(9))
-    written(folder / "b.jsonl", [])
-    packed = written(folder / "c.jsonl", rows(40)).read_bytes()
-    (folder / "d.jsonl.gz").write_bytes(gzip.compress(packed))
-    (folder / "e.json").write_text(json.dumps(rows(7), indent=1))
-    outcomes, (before, *_), files = the_same(str(folder), tmp_path, tokenizer=TOKENIZER)
-    assert len(before.files) == 5
-    assert {Path(name).name for name in files} == {*(path.name for path in folder.iterdir()), "aside"}
-    assert sum(outcome.repaired for outcome in outcomes) == 4 + 0 + 20 + 20 + 4
-    assert files["aside"].count(b"\n") == 2 + 0 + 10 + 10 + 1
-
-
-@pytest.mark.parametrize("group", [3, 100])
-def test_a_table_of_any_row_groups_comes_out_the_same(tmp_path: Path, group: int) -> None:
-    log = tmp_path / "log.parquet"
-    pq.write_table(pa.Table.from_pylist([row for row in rows(40) if "no" not in row]), log, row_group_size=group)
-    outcomes, _, files = the_same(log, tmp_path, out="out.parquet", tokenizer=TOKENIZER)
-    assert sum(outcome.repaired for outcome in outcomes) == 20
-    assert pq.read_table(pa.BufferReader(files["out.parquet"])).num_rows == 30
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_rows_inside_others_and_under_other_names_come_out_the_same(tmp_path: Path, mapped: bool) -> None:
-    named = [{("ids" if mapped and k == "token_ids" else k): v for k, v in row.items()} for row in rows(12)]
-    log = written(tmp_path / "log.jsonl", [{"data": {"rollouts": named[n : n + 4]}, "n": n} for n in (0, 4, 8)])
-    options: dict[str, Any] = {"columns": {"token_ids": "ids"}} if mapped else {}
-    options |= {"rows_at": "data.rollouts", "tokenizer": TOKENIZER}
-    outcomes, _, _ = the_same(log, tmp_path, out="out.jsonl", **options)
-    assert sum(outcome.repaired for outcome in outcomes) == 6
-
-
-def test_calls_gathered_from_lines_come_out_the_same(tmp_path: Path) -> None:
-    _, lines, rollouts = captured()
-    said = written(tmp_path / "rollouts.jsonl", rollouts)
-    for name in ("a", "b"):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        written(tmp_path / "in" / f"{name}.tokens.jsonl", lines)
-    how = {"unsafe": True, "strategies": ("splice", "mask")}
-    the_same(str(tmp_path / "in"), tmp_path, tokenizer=TOKENIZER, messages=str(said), with_=how)
 
 
 def told_by_the_first_token(evidence: Evidence) -> Witness | None:
@@ -238,23 +178,6 @@ def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pyte
 # Executors
 
 
-@pytest.mark.parametrize("name", some(["verifiers_v1", "atropos_group", "generic"], 1))
-def test_work_needs_nothing_but_what_is_pickled(name: str, tmp_path: Path) -> None:
-    log = ROOT / "fixtures" / "formats" / f"{name}.jsonl"
-    options: dict[str, Any] = {"tokenizer": TOKENIZER, "encoder": "fastokens"}
-    expected = repaired(log, tmp_path / "1", out="o.jsonl", **options)
-    assert repaired(log, tmp_path / "2", 1, 5_000, Elsewhere(), out="o.jsonl", **options) == expected
-
-    def scanned(executor: Executor | None) -> tuple[list[Result], Any]:
-        scan = scan_rollouts(log, Settings(**options))
-        scan.executor, scan.chunk_bytes = executor, 5_000
-        results = [bare(result) for result in scan]
-        scan.summary.seconds = 0.0
-        return results, scan.summary
-
-    assert scanned(Elsewhere()) == scanned(None)
-
-
 def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", rows(8))
     flow = RowFlow([log], Settings())
@@ -326,21 +249,6 @@ def test_processes_end_with_the_outcomes(tmp_path: Path) -> None:
     outcomes.close()  # type: ignore[attr-defined]
     assert children() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl"]
-
-
-def test_what_cannot_be_read_ends_a_repair_behind_the_rows_before_it(tmp_path: Path) -> None:
-    first = written(tmp_path / "a.jsonl", rows(20))
-    (tmp_path / "b.jsonl").write_bytes(b"PAR1 no table")
-    said = []
-    for jobs, batch in ((1, None), (2, 200)):
-        run = repair_rollouts([first, tmp_path / "b.jsonl"], None, Settings(jobs=jobs))
-        run.batch_bytes = batch
-        seen = []
-        with pytest.raises(Exception, match=r"b\.jsonl") as caught:
-            seen.extend(plain(outcome) for outcome in run)
-        said.append((seen, str(caught.value), run.before.files))
-    assert said[0] == said[1]
-    assert len(said[0][0]) == 20
 
 
 def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,257 @@
+"""However it is run, it says and writes the same: each log through each way of running, as scan and as repair."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.command import written
+from tests.elsewhere import Elsewhere
+from tests.test_join import captured
+from tests.tiers import DEEP, crossed, examples, some
+from tests.world import BROKEN, CLEAN, FORMATS, TOY, json_lines, lines_of
+from tito_audit import Outcome, RepairSettings, Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
+from tito_audit.run.tasks import bare
+from tito_audit.run.workers import Executor, can_fork
+
+pytestmark = [
+    pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
+    pytest.mark.usefixtures("loaded_once"),
+]
+
+TOKENIZER = str(TOY)
+LOGS = sorted(FORMATS.glob("*.jsonl"))
+CURED = lines_of(FORMATS / "generic.jsonl")[3]
+Options = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is cut, and who works on it."""
+
+    jobs: int = 1
+    size: int | None = None
+    """Bytes of a chunk or batch; None is what a run of this size takes."""
+    pickled: bool = False
+    """The work is done by a process that shares nothing with this one."""
+    resumed: bool = False
+    """All of it was done by a run before."""
+
+    def executor(self) -> Executor | None:
+        return Elsewhere() if self.pickled else None  # type: ignore[return-value]
+
+
+PLAIN = Way()
+WAYS = {
+    "two processes, small chunks": Way(2, 997),
+    "two processes, a row or two each": Way(2, 150),
+    "three processes, large chunks": Way(3, 20_011),
+    "two processes, one chunk": Way(2, 1 << 20),
+    "a process that got pickles alone": Way(1, 5_000, pickled=True),
+    "resumed": Way(resumed=True),
+}
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Logs, settings, and what a run of them has to find for equal answers to say something."""
+
+    logs: Any
+    options: Options = field(default_factory=dict)
+    repairs: Options = field(default_factory=dict)
+    repaired: int | None = None
+    ends: str = ""
+    """What the error says that ends the run."""
+
+
+def mixed(count: int) -> list[Options]:
+    """Rows that are well, that two repairs cure, and that cannot be read."""
+    return [{**(CLEAN, CURED, BROKEN, {"no": "ids"})[n % 4], "n": n} for n in range(count)]
+
+
+def of_all_formats(folder: Path) -> Logged:
+    log = folder / "all.jsonl"
+    log.write_bytes(
+        b"".join(line for one in LOGS for line in one.read_bytes().splitlines(keepends=True)[: examples(1, 99)])
+    )
+    return Logged(log)
+
+
+def packed_array(folder: Path) -> Logged:
+    (folder / "array.json.gz").write_bytes(gzip.compress(json.dumps(mixed(40)).encode()))
+    return Logged(folder / "array.json.gz", repaired=20)
+
+
+def files(folder: Path) -> Logged:
+    written(folder / "a.jsonl", mixed(9))
+    written(folder / "b.jsonl", [])
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(json_lines(mixed(40))))
+    (folder / "d.json").write_text(json.dumps(mixed(7), indent=1), encoding="utf-8")
+    return Logged(str(folder), repaired=4 + 0 + 20 + 4)
+
+
+def row_groups(folder: Path) -> Logged:
+    rows = [row for row in mixed(40) if "no" not in row]
+    for group in (3, 100):
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{group}.parquet", row_group_size=group)  # type: ignore[no-untyped-call]
+    return Logged(str(folder), repaired=40)
+
+
+def wrapped(folder: Path, *, mapped: bool = False) -> Logged:
+    named = [{("ids" if mapped and k == "token_ids" else k): v for k, v in row.items()} for row in mixed(12)]
+    log = written(folder / "log.jsonl", [{"data": {"rollouts": named[n : n + 4]}, "n": n} for n in (0, 4, 8)])
+    columns = {"columns": {"token_ids": "ids"}} if mapped else {}
+    return Logged(log, {"rows_at": "data.rollouts", **columns}, repaired=6)
+
+
+def mapped(folder: Path) -> Logged:
+    return wrapped(folder, mapped=True)
+
+
+def gathered(folder: Path) -> Logged:
+    """Calls in lines of two files, and the messages of their rollouts in another place."""
+    _, lines, rollouts = captured()
+    messages = written(folder.parent / "rollouts.jsonl", rollouts)
+    for name in ("a", "b"):
+        written(folder / f"{name}.tokens.jsonl", lines)
+    how = {"unsafe": True, "strategies": ("splice", "mask")}
+    return Logged(str(folder), {"messages": str(messages)}, how)
+
+
+def limited(folder: Path, *, limit: int = 13, **more: Any) -> Logged:
+    """A limit that ends in the second of three logs."""
+    first = written(folder / "a.jsonl", [CLEAN, BROKEN, CLEAN] * 4)
+    last = written(folder / "c.jsonl", [BROKEN, {"no": 1}] * 4)
+    return Logged(str(folder) if more else [first, LOGS[0], last], {"limit": limit, **more})
+
+
+def at_an_end(folder: Path) -> Logged:
+    """A limit that ends with the first log."""
+    return limited(folder, limit=12)
+
+
+def sampled(folder: Path) -> Logged:
+    return limited(folder, limit=5, sample=0.5)
+
+
+def broken(folder: Path) -> Logged:
+    """A packed log that is cut off, and one after it."""
+    data = gzip.compress(json_lines({**CLEAN, "n": n} for n in range(examples(600, 3000))))
+    (folder / "a.jsonl.gz").write_bytes(data[: len(data) // 2])
+    after = written(folder / "b.jsonl", [CLEAN, BROKEN])
+    return Logged([folder / "a.jsonl.gz", after], {"select": ("REC", "LPR"), "tokenizer": None})
+
+
+def no_log(folder: Path, data: bytes = b"PAR1 no table") -> Logged:
+    """A file that is no log, between two that are."""
+    first, third = (written(folder / f"{name}.jsonl", [CLEAN, BROKEN] * 5) for name in "ac")
+    (folder / "b.jsonl").write_bytes(data)
+    return Logged([first, folder / "b.jsonl", third], ends="b.jsonl")
+
+
+def a_pickle(folder: Path) -> Logged:
+    return no_log(folder, b"\x80\x04pickle")
+
+
+def no_gzip(folder: Path) -> Logged:
+    return no_log(folder, gzip.compress(b'{"a": 1}\n' * 9)[:12])
+
+
+def no_unicode(folder: Path) -> Logged:
+    return no_log(folder, b"\xff\xfeU")
+
+
+CASES: dict[str, Callable[[Path], Logged]] = {
+    **{log.stem: lambda folder, log=log: Logged(log) for log in some(LOGS, 2)},  # type: ignore[misc]
+    **{
+        made.__name__.replace("_", " "): made
+        for made in (
+            of_all_formats, packed_array, files, row_groups, wrapped, mapped, gathered, limited, at_an_end,
+            sampled, broken, no_log, a_pickle, no_gzip, no_unicode,
+        )
+    },
+}  # fmt: skip
+
+
+def scanned(case: Logged, way: Way, folder: Path) -> tuple[Any, ...]:
+    """Results without what only one process holds, the summary without its clock, and the error at the end."""
+    for _ in range(1 + way.resumed):
+        settings = Settings(**{"tokenizer": TOKENIZER, "jobs": way.jobs, **case.options})
+        run = scan_rollouts(case.logs, settings, resume=folder / "journal" if way.resumed else None)
+        run.chunk_bytes, run.executor = way.size, way.executor()
+        results, error = read(run)
+    run.summary.seconds = 0.0
+    return [bare(result) for result in results], run.summary, error
+
+
+def repaired(case: Logged, way: Way, folder: Path, *, dry: bool = False) -> tuple[Any, ...]:
+    """Everything that a repair says and writes, but for clocks and the name of the folder."""
+    several = isinstance(case.logs, list) or Path(case.logs).is_dir()
+    out = folder / ("out" if several else f"out{''.join(Path(case.logs).suffixes)}")
+    how = {} if dry else {"unsafe": True, "quarantine": str(folder / "aside")}
+    for _ in range(1 + way.resumed):
+        settings = Settings(**{"tokenizer": TOKENIZER, "jobs": way.jobs, **case.options})
+        repairs = RepairSettings(force=True, **(case.repairs or how))
+        journal = folder.parent / f"{folder.name}.journal" if way.resumed else None
+        run = repair_rollouts(case.logs, None if dry else out, settings, repairs, resume=journal)
+        run.batch_bytes, run.executor = way.size, way.executor()
+        outcomes, error = read(run)
+    for summary in (run.before, run.after):
+        summary.seconds = 0.0
+        summary.files = [Path(file).name for file in summary.files]
+        summary.taken = {Path(file).name: formats for file, formats in summary.taken.items()}
+        for notices in (summary.notices, summary.joined):
+            notices[:] = [notice.replace(str(folder), "") for notice in notices]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    places = [(log, target.name) for log, target in run.written]
+    said = [run.before, run.after, run.failing, places, error.replace(str(folder), "")]
+    return [plain(outcome) for outcome in outcomes], said, files
+
+
+def plain(outcome: Outcome) -> Outcome:
+    """The outcome without what only one process holds."""
+    return replace(outcome, before=tuple(map(bare, outcome.before)), after=tuple(map(bare, outcome.after)))
+
+
+def read(run: Iterable[T]) -> tuple[list[T], str]:
+    """What came out of a run, and the error that ended it."""
+    came: list[T] = []
+    try:
+        came.extend(run)
+    except (StorageError, SetupError) as error:
+        return came, str(error)
+    return came, ""
+
+
+@pytest.mark.parametrize(("case", "way"), crossed(list(CASES), list(WAYS)))
+def test_a_scan_says_the_same(case: str, way: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    logged = CASES[case](tmp_path / "in")
+    results, _, error = expected = scanned(logged, PLAIN, tmp_path)
+    assert results
+    assert logged.ends in error
+    assert bool(logged.ends) == bool(error)
+    assert scanned(logged, WAYS[way], tmp_path) == expected
+
+
+@pytest.mark.parametrize(("case", "way"), crossed(list(CASES), list(WAYS)[::-1]))
+def test_a_repair_says_and_writes_the_same(case: str, way: str, tmp_path: Path) -> None:
+    for folder in ("in", "plain", "way", "dry"):
+        (tmp_path / folder).mkdir()
+    logged = CASES[case](tmp_path / "in")
+    outcomes, *_ = expected = repaired(logged, PLAIN, tmp_path / "plain")
+    assert logged.repaired in (None, sum(outcome.repaired for outcome in outcomes))
+    assert repaired(logged, WAYS[way], tmp_path / "way") == expected
+    if DEEP or logged.logs in LOGS:
+        *_, files = dry = repaired(logged, PLAIN, tmp_path / "dry", dry=True)
+        assert not files
+        assert repaired(logged, WAYS[way], tmp_path / "dry", dry=True) == dry
