@@ -83,8 +83,10 @@ def rebuilt_row(
                 at = np.flatnonzero(target.turn == number)
                 called[at], silent[at] = values[target.offset[at]], False
                 # Values near the calls' count as rounded if all of a turn do: a shifted column has some by chance.
-                near = not (np.abs(old[at] - called[at]) > ROUNDING).any()
-                rounded[at] = near & np.isfinite(old[at] + called[at]) & ~placeholder_zeros(old[at], called[at])
+                own, theirs = old[at], called[at]
+                differing = (own != theirs) & ~np.isnan(own) & ~np.isnan(theirs)
+                near = bool((np.abs(own[differing] - theirs[differing]) <= ROUNDING).all())
+                rounded[at] = near & np.isfinite(own) & np.isfinite(theirs) & ~placeholder_zeros(own, theirs)
                 certain[at] = not (called[at] < -2 * ROUNDING).any()
                 off |= not near
         if off:
