@@ -86,7 +86,10 @@ def rebuilt_row(
                 own, theirs = old[at], called[at]
                 differing = (own != theirs) & ~np.isnan(own) & ~np.isnan(theirs)
                 near = bool((np.abs(own[differing] - theirs[differing]) <= ROUNDING).all())
-                rounded[at] = near & np.isfinite(own) & np.isfinite(theirs) & ~placeholder_zeros(own, theirs)
+                placeholders = (own == 0) & placeholder_zeros(
+                    own, theirs
+                ).any()  # where one is, each 0.0 may be one
+                rounded[at] = near & np.isfinite(own) & np.isfinite(theirs) & ~placeholders
                 certain[at] = not (called[at] < -2 * ROUNDING).any()
                 off |= not near
         if off:
