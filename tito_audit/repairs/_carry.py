@@ -84,12 +84,12 @@ def rebuilt_row(
                 called[at], silent[at] = values[target.offset[at]], False
                 # Values near the calls' count as rounded if all of a turn do: a shifted column has some by chance.
                 own, theirs = old[at], called[at]
-                differing = (own != theirs) & ~np.isnan(own) & ~np.isnan(theirs)
-                near = bool((np.abs(own[differing] - theirs[differing]) <= ROUNDING).all())
+                both = ~np.isnan(own) & ~np.isnan(theirs)
+                near = bool(np.isclose(own[both], theirs[both], rtol=0, atol=ROUNDING).all())
                 placeholders = (own == 0) & placeholder_zeros(
                     own, theirs
                 ).any()  # where one is, each 0.0 may be one
-                rounded[at] = near & np.isfinite(own) & np.isfinite(theirs) & ~placeholders
+                rounded[at] = near & both & ~placeholders
                 certain[at] = not (called[at] < -2 * ROUNDING).any()
                 off |= not near
         if off:

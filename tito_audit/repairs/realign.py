@@ -53,12 +53,10 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     if not shifted[0].by_calls and judged is not None:
         logprobs, lost = restored_logprobs(row, judged)
         return MovedBack(logprobs, lost, offset, by_calls=False)
-    source = np.arange(len(row.logprobs)) + offset
-    inside = (
-        (source >= first_covered(row)) & (np.arange(len(source)) >= first_covered(row)) & (source < len(source))
-    )
-    source = np.where(inside, source, 0)
     fill, first = _filler(evidence, row), first_covered(row)
+    source = np.arange(len(row.logprobs)) + offset
+    inside = (source >= first) & (source - offset >= first) & (source < len(source))
+    source = np.where(inside, source, 0)
     whole = np.where(inside, row.logprobs[source], fill)
     whole[:first] = row.logprobs[:first]
     assert view is not None
@@ -66,7 +64,6 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     expected = view.expected_logprobs
     right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
     # Whether all turns, and so the whole column, are shifted by the same offset.
-    assert view.expected_logprobs is not None
     together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
     together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
     if not (together & np.isfinite(view.expected_logprobs) & ~right & ~view.drifted).any():
