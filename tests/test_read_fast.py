@@ -238,10 +238,13 @@ def test_a_mask_that_trains_all_of_a_response_is_seen(values: list[Any], prompt:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), max_size=4))
 def test_a_prompt_is_found_in_front_whether_columns_are_lists_or_arrays(ids: list[int], prompt: list[int]):
+    prompts, full = _flat.PROMPT_IDS[0], len(ids)
+    length = len(prompt) if prompt and ids[: len(prompt)] == prompt else None
     for one, other in itertools.product((list, np.array), repeat=2):
-        assert _flat._starts_with({"token_ids": one(ids)}, other(prompt)) is (ids[: len(prompt)] == prompt)
-    assert not _flat._starts_with({"token_ids": np.array(ids)}, [np.array(ids), np.array(ids)])
-    assert not _flat._starts_with({"token_ids": ids}, ["a", None])
+        row = {"token_ids": one(ids), prompts: other(prompt)}
+        assert _flat._prompt_length(row, full) == (length, False)
+    for ids_column, nested in ((np.array(ids), [np.array(ids)]), (ids, ["a", None][:full])):
+        assert _flat._prompt_length({"token_ids": ids_column, prompts: nested}, full) == (None, False)
 
 
 @given(
