@@ -28,7 +28,6 @@ from tito_audit.formats._columns import (
     holds_ids,
     is_list,
     is_messages,
-    lists_or_null,
     parsed,
 )
 from tito_audit.formats._flat import flat_row, split_row
@@ -46,7 +45,8 @@ _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
 def _matches(row: Row) -> bool:
-    if any(lists_or_null(row, name) for name in (*FLAT_IDS, *COMPLETION_IDS)) or _calls_name(row) is not None:
+    columns = [row[name] for name in (*FLAT_IDS, *COMPLETION_IDS) if name in row]
+    if any(value is None or is_list(value) for value in columns) or _calls_name(row) is not None:
         return True
     # Next to messages, lists of whole numbers may be ids under an unknown name.
     unknown = (value for name, value in row.items() if name not in ("messages", "tools"))
