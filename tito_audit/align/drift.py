@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, groupby, pairwise
 from operator import eq
@@ -75,6 +75,10 @@ def _joined(matches: list[Match]) -> Iterator[Match]:
 
 def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) -> list[Match]:
     """The equal runs of two sequences."""
+    start = _longest_start(left, right) if len(left) ** 2 * (len(right) + 1) <= steps else 0
+    if start:
+        rest, _ = _longest_first(left[start:], right[start:], steps)
+        return [(0, 0, start), *[(start + i, start + j, size) for i, j, size in rest or ()]]
     matched, _ = _longest_first(left, right, steps)
     if matched is not None:
         return matched
@@ -87,6 +91,25 @@ def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) ->
         matches += [(a + 1 + i, b + 1 + j, size) for i, j, size in inner]
         matches += [(next_a, next_b, 1)] if next_a < len(left) else []
     return matches
+
+
+def _longest_start(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
+    """How many units two sequences start with in common, if that is certainly their longest equal run; else 0.
+
+    A run at other places on the two sides holds no unit that each side has once, at one place: it lies between two
+    of these, or behind the last. So `difflib` pairs the start first, and the rest as if it stood alone.
+    """
+    shorter = min(len(left), len(right))
+    start = next((at for at in range(shorter) if left[at] != right[at]), shorter)
+    behind = max(len(left), len(right)) - start
+    if start <= behind:
+        return 0
+    many, others = Counter(left), Counter(right)
+    last, longest = -1, 0
+    for at in range(start):
+        if many[left[at]] == others[left[at]] == 1:
+            last, longest = at, max(longest, at - last - 1)
+    return start if start > max(longest, start - 1 - last + behind) else 0
 
 
 def _longest_first(
@@ -191,8 +214,24 @@ _REFINE_RUN = 12
 """Equal tokens in a row that split a drifted gap; fewer would pair by chance."""
 
 
-def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blocks:
+Pair: TypeAlias = tuple[int, int, int, int, int, int]
+"""Pieces of both sides that an alignment pairs: their numbers on the recorded side, where they start and end in
+recorded tokens, and in canonical ones."""
+
+
+def align(
+    recorded: Pieces,
+    canonical: Pieces,
+    *,
+    open_end: bool = False,
+    after: int = 0,
+    known: Collection[Pair] = (),
+    pairs: list[Pair] | None = None,
+) -> Blocks:
     """The blocks of two token sequences, a partition of both.
+
+    Pairs of pieces that end before the recorded token `after`, or that are `known`, are not looked into: each is
+    one block. All pairs are added to `pairs`.
 
     `open_end` says that the canonical side continues past the end of the recorded side (a later prompt against
     what was seen before it), so drift at the end must not extend over the continuation.
@@ -217,6 +256,12 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
     for tag, i1, i2, j1, j2 in opcodes(recorded.keys(left), canonical.keys(right)):
         place = left[i1][0] if i2 > i1 else 0, left[i2 - 1][1] if i2 > i1 else 0
         other = right[j1][0] if j2 > j1 else 0, right[j2 - 1][1] if j2 > j1 else 0
+        pair = (i1, i2, *place, *other)
+        if pairs is not None:
+            pairs.append(pair)
+        if tag != "insert" and (place[1] < after or pair in known):
+            out.block(BlockKind.SAME, place[1] - place[0], other[1] - other[0])
+            continue
         if tag == "equal":
             _add_equal(out, recorded, place, canonical, other)
             continue

@@ -76,12 +76,18 @@ class TextSide:
     @property
     def before(self) -> bytes:
         """What precedes it on this side, back to the nearest control token (included), up to a limit."""
-        return self.pieces.before(self.start)
+        return _around(self)[0]
 
     @property
     def after(self) -> bytes:
         """What follows it on this side, through the next control token, up to a limit."""
-        return self.pieces.after(self.end)
+        return _around(self)[1]
+
+
+@lru_cache(maxsize=4)
+def _around(side: TextSide) -> tuple[bytes, bytes]:
+    """The text before and after a side: several rules look at it, one difference after the other."""
+    return side.pieces.before(side.start), side.pieces.after(side.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ A conversation of T calls holds O(T²) tokens of prompts, of which O(T) are new.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.align.drift import Pair, align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.stretches import Stretch, equal_around, stretches
@@ -104,16 +104,31 @@ class Comparison:
         return shared if same_ids(self.recorded.ids[:first], recorded[:first]) else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Recorded ids with those of a text of other bytes, and the pieces of both that were paired."""
+
+    recorded: Ids
+    canonical: Ids
+    pairs: Sequence[Pair]
+
+    def known(self, recorded: Ids, canonical: Ids) -> frozenset[Pair]:
+        """The pairs that lie in what other ids of both sides begin with, so that they differ as they do here."""
+        size, other_size = common_prefix(recorded, self.recorded), common_prefix(canonical, self.canonical)
+        return frozenset([pair for pair in self.pairs if pair[3] < size and pair[5] < other_size])
+
+
 def compare_text(
-    text: str, recorded: Ids, before: Comparison | None, reference: Reference, pieces: PiecesCache
-) -> tuple[Sequence[Stretch], Comparison | None]:
+    text: str, recorded: Ids, before: Comparison | Alignment | None, reference: Reference, pieces: PiecesCache
+) -> tuple[Sequence[Stretch], Comparison | Alignment | None]:
     """Where recorded ids differ from those of a text, after the part compared `before`, and the new comparison.
 
     Ids with equal bytes are paired by where their tokens end, so nothing before a shared control token affects
-    what follows it. If bytes differ, or nothing is shared, the whole text is compared.
+    what follows it. If bytes differ, or nothing is shared, the whole text is compared: pieces that were paired
+    before are paired again, and not looked into.
     """
-    shared = before.shared(text, recorded, reference) if before is not None else 0
-    if before is not None and shared:
+    shared = before.shared(text, recorded, reference) if isinstance(before, Comparison) else 0
+    if isinstance(before, Comparison) and shared:
         differing = _compare_rest(text, recorded, before, shared, reference)
         if differing is not None:
             return differing
@@ -121,9 +136,11 @@ def compare_text(
     if same_ids(encoded, recorded):
         return [], comparison_of_equal(text, recorded, reference)
     pieces_recorded, canonical = pieces.of(recorded), pieces.of(encoded)
-    found_all = stretches(pieces_recorded, canonical, align(pieces_recorded, canonical))
+    pairs: list[Pair] = []
+    known = before.known(recorded, encoded) if isinstance(before, Alignment) else ()
+    found_all = stretches(pieces_recorded, canonical, align(pieces_recorded, canonical, known=known, pairs=pairs))
     if pieces_recorded.data != canonical.data:
-        return found_all, None
+        return found_all, Alignment(recorded, encoded, pairs)
     cuts = reference.tokenizer.cuts
     own, theirs = KnownText(cuts, text, recorded), KnownText(cuts, text, encoded)
     own.read()

@@ -17,6 +17,7 @@ from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import difference, region_of
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prefix_reuse import (
+    Alignment,
     Comparison,
     PiecesCache,
     SpelledTexts,
@@ -242,7 +243,7 @@ def rendered_differences(
     """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
     out: list[Difference] = []
     reported: dict[int, set[tuple[int, int, bytes]]] = {}
-    comparisons: dict[int, Comparison | None] = {}
+    comparisons: dict[int, Comparison | Alignment | None] = {}
     pieces = PiecesCache(reference)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
@@ -278,7 +279,7 @@ def rendered_differences(
                 turns=rollout.turns,
             )
             out.append(replace(new, construction=PREFILL) if prefill else new)
-    out.extend(_last_answer(rollout, chains, texts, reference, reported))
+    out.extend(_last_answer(rollout, chains, texts, reference, pieces, reported))
     return out
 
 
@@ -315,10 +316,10 @@ def _comparison(
     rollout: Rollout,
     turn: int,
     texts: RenderedTexts,
-    compared: dict[int, Comparison | None],
+    compared: dict[int, Comparison | Alignment | None],
     reference: Reference,
-) -> Comparison | None:
-    """How the prompt of an earlier turn compares with its text; None if their bytes differ."""
+) -> Comparison | Alignment | None:
+    """How the prompt of an earlier turn compares with its text; None if that is not known."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
         compared[turn] = comparison_of_equal(rendered.text, ids, reference)
@@ -330,6 +331,7 @@ def _last_answer(
     chains: Chains,
     texts: RenderedTexts,
     reference: Reference,
+    pieces: PiecesCache,
     reported: dict[int, set[tuple[int, int, bytes]]],
 ) -> Iterable[Difference]:
     """Where the template would write the last answer differently; its missing end is not a difference."""
@@ -341,7 +343,7 @@ def _last_answer(
     encoded = reference.encode_as(rendered.text, seen)
     if same_ids(encoded[: len(seen)], seen):
         return []
-    recorded, canonical = reference.pieces(seen), reference.pieces(encoded)
+    recorded, canonical = pieces.of(seen), pieces.of(encoded)
     own = chains.regions[last][-1]
     return (
         difference(
@@ -353,7 +355,7 @@ def _last_answer(
             turn=last,
             turns=rollout.turns,
         )
-        for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True))
+        for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True, after=own.start))
         if own.start <= stretch.start < len(recorded)
         and (stretch.kind not in _SAME_BYTES and stretch.key not in reported[last])
     )

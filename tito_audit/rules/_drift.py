@@ -63,8 +63,8 @@ def in_answer(difference: Difference) -> bool:
 
 def control_ids(side: TextSide, evidence: Evidence) -> list[int]:
     """The control tokens of a side, in order."""
-    special = evidence.vocabulary.special_ids if evidence.vocabulary else frozenset()
-    return [int(i) for i in side.ids if int(i) in special]
+    vocabulary = evidence.vocabulary
+    return [] if vocabulary is None else side.ids[vocabulary.control(side.ids)].tolist()
 
 
 def end_only(side: TextSide, evidence: Evidence) -> bool:

@@ -95,8 +95,11 @@ def _decodings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Dec
     every = np.arange(len(ids))
     special = vocabulary.control(ids)
     ends = len(ids) > 0 and (int(ids[-1]) in evidence.end_ids or bool(special[-1]))
-    parts = [every, every[:-1] if ends else every, every[~special]]
-    distinct = {part.tobytes(): part for part in parts}.values()
+    if np.count_nonzero(special) > int(ends) or (len(ids) and ends != special[-1]):
+        parts = [every, every[:-1] if ends else every, every[~special]]
+        distinct = list({part.tobytes(): part for part in parts}.values())
+    else:
+        distinct = [every, every[:-1]] if ends else [every]
     return [Decoding(partial(vocabulary.text, ids[part]), part) for part in distinct]
 
 

@@ -52,12 +52,13 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
     None for this log: put the system prompt that was used into the messages, or pass the template that was used
     (`--chat-template`).
     """
+    if difference.where is Where.COMPLETION or difference.start > 4:
+        return None
     recorded, canonical = (
         (re.search(rb"(^|[>\n|])[^\S\n]*(system|developer)\b", side) is not None or b"<<SYS>>" in side)
         for side in (difference.recorded.data, difference.canonical.data)
     )
-    near_start = difference.where is not Where.COMPLETION and difference.start <= 4
-    if recorded == canonical or not near_start:
+    if recorded == canonical:
         return None
     later = difference.against in (Against.ROW, Against.NEXT_PROMPT)
     word = ("inserted" if later else "missing") if canonical else "dropped" if later else "not in the messages"

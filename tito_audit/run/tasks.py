@@ -5,13 +5,15 @@ A scan sends chunks, which the processes read; a repair sends rows, since their 
 
 from __future__ import annotations
 
+import copyreg
 import gc
 import pickle
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,10 +21,12 @@ import numpy as np
 
 from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
-from tito_audit.record.finding import Result, Skip
+from tito_audit.record.finding import Finding, Folded, Hit, Result, Side, Skip
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
+from tito_audit.record.testimony import Witness
+from tito_audit.record.trainings import Trainings
 from tito_audit.run.encoders import Encoded
 from tito_audit.run.log_findings import Once
 from tito_audit.run.log_groups import Garbage, RowFlow
@@ -66,13 +70,24 @@ def engine_of(settings: Settings) -> Iterator[Executor | None]:
         yield executor
 
 
-def bare(result: Result) -> Result:
-    """The result with only place, format and notice of its rollout, which is cheap to pickle."""
-    rollout = result.rollout
+def bare(result: Result, skips: tuple[Skip, ...] | None = None) -> Result:
+    """The result with only place, format and notice of its rollout, which is cheap to pickle; with these skips, if
+    given."""
+    rollout, skips = result.rollout, result.skips if skips is None else skips
     if rollout is None:
-        return result
+        return replace(result, skips=skips)
     stated = Stated(notice=rollout.stated.notice)
-    return replace(result, rollout=Rollout(rollout.place, rollout.format, stated=stated))
+    return replace(result, rollout=Rollout(rollout.place, rollout.format, stated=stated), skips=skips)
+
+
+def _pickle_as_arguments(kind: type[Any]) -> None:
+    """Pickle objects of a frozen dataclass as the arguments that make them: five times as fast as its own way."""
+    values = attrgetter(*[each.name for each in fields(kind)])
+    copyreg.pickle(kind, lambda value: (kind, values(value)))
+
+
+for _sent in (Finding, Folded, Hit, Place, Result, Rollout, Side, Skip, Stated, Trainings, Witness):
+    _pickle_as_arguments(_sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +203,9 @@ class _AuditChunk:
             if limit is not None and len(answer.rows) == limit:
                 answer.rows.append((raw.index, ()))
                 return
-            results = map(bare, self.flow.audit(raw, Place(str(file), raw.index), detection, viewed))
+            results = self.flow.audit(raw, Place(str(file), raw.index), detection, viewed)
             # Most rollouts skip the same rules: one tuple shared by all is pickled once.
-            shared = (replace(result, skips=skips.setdefault(result.skips, result.skips)) for result in results)
+            shared = (bare(result, skips.setdefault(result.skips, result.skips)) for result in results)
             passed = answer.add(raw.index, shared, passed)
             if reading.sample is not None:
                 answer.left_out.append(reading.sample.left_out)
@@ -338,9 +353,11 @@ def _moved(result: Result, rows: int) -> Result:
     """The result with its row number raised by `rows`."""
     if not rows:
         return result
-    place = replace(result.place, row=result.place.row + rows)
-    findings = tuple(replace(finding, place=place) for finding in result.findings)
-    rollout = replace(result.rollout, place=place) if result.rollout is not None else None
+    place = Place(result.place.file, result.place.row + rows, result.place.item)
+    findings = tuple([replace(finding, place=place) for finding in result.findings])
+    rollout = result.rollout
+    if rollout is not None:
+        rollout = Rollout(place, rollout.format, stated=rollout.stated)
     return replace(result, place=place, rollout=rollout, findings=findings)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
-from tito_audit.record.prefix import same_ids
+from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, Tables, definition_of
 from tito_audit.tokens.encoders import (
     Building,
@@ -26,7 +26,7 @@ from tito_audit.tokens.encoders import (
     shown,
 )
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
-from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
+from tito_audit.tokens.segments import Cuts, SegmentEncoder, Stretch, find_cuts
 from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
 from tito_audit.tokens.vocab import Vocabulary, normal_form
 
@@ -42,6 +42,12 @@ Piece = tuple[str, Ids]
 """A piece of a text and the ids that a fast encoder gave it."""
 """How many pieces are looked up at a time."""
 
+_LIKEWISE = 4 * 4
+"""How many bytes of ids two segments must end with in common to be compared: four ids."""
+_WORTH = 128
+"""From so many tokens on, finding the pieces takes less than encoding the segment."""
+_TRIED = 8
+"""With how many recorded segments a segment is compared."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIXED = np.array((0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x165667B19E3779F9), np.uint64)
 """Factors for the ids at both ends of a segment, to pick segments at random but always the same ones."""
@@ -94,6 +100,30 @@ def pieces_to_prove(
         tokens_asked = differing[stretch_of == number] - start
         pieces.append(_cells(stretch, fast[start:stop], ends[start:stop] - first, tokens_asked, safe))
     return chain.from_iterable(pieces)
+
+
+def first_pieces(
+    parts: Iterable[tuple[str, Stretch]], recorded: Iterable[Stretch], vocabulary: Vocabulary, safe: SafeCuts
+) -> list[Piece]:
+    """Pieces of segments that cover every token but those with which a recorded segment ends likewise.
+
+    Text that is inserted before an answer, or taken from it, leaves most of the answer's tokens as they were. A
+    short segment, and one that shares less than half of its tokens, is one piece.
+    """
+    ends_with: dict[bytes, list[Ids]] = {}
+    for *_, data in recorded:
+        ends_with.setdefault(data[-_LIKEWISE:], []).append(np.frombuffer(data, np.int32))
+    pieces: list[Piece] = []
+    for segment, (*_, data) in parts:
+        ids = np.frombuffer(data, np.int32)
+        others = ends_with.get(data[-_LIKEWISE:], ())[-_TRIED:] if len(ids) >= _WORTH else ()
+        same = max([common_prefix(ids[::-1], other[::-1]) for other in others], default=0)
+        ends = _ends(ids, vocabulary) if 2 * same > len(ids) and segment.isascii() else None
+        if ends is None or vocabulary.data(ids) != segment.encode():
+            pieces.append((segment, ids))
+        else:
+            pieces += _cells(segment.encode(), ids, ends, np.arange(max(len(ids) - same, 1)), safe)
+    return pieces
 
 
 def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
@@ -360,8 +390,14 @@ class Tokenizer:
                 self._give_up(text)
             return ids
         recorded = set(self.cuts.divide(recorded_ids))
-        doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
-        return fast_ids if self._confirmed(doubtful) else self.encode(text)
+        doubtful = [part for part in parts if part[1] not in recorded]
+        if self._safe_cuts is not None:
+            pieces = first_pieces(doubtful, recorded, self.vocabulary, self._safe_cuts)
+            if self._agreed(pieces):
+                return fast_ids
+        return (
+            fast_ids if self._confirmed([(segment, ids) for segment, (*_, ids) in doubtful]) else self.encode(text)
+        )
 
     def leads_to(self, text: str, recorded_ids: Ids, one_in: int = _ONE_IN, *, goes_on: bool = False) -> bool:
         """Whether `encode_fast_batch` gives these ids for a text, or begins with them if it `goes_on`.
