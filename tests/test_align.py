@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
-from tito_audit.align.drift import _cut, align, align_cuts, opcodes
+from tito_audit.align.drift import Pair, _cut, align, align_cuts, opcodes
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer
@@ -376,6 +376,38 @@ def test_units_pair_as_difflib_pairs_them(data: st.DataObject, left: list[str]) 
     right += data.draw(st.lists(st.sampled_from("ab"), max_size=1))
     wanted = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
     assert list(opcodes(left, right)) == wanted
+
+
+@few
+@given(
+    left=st.lists(st.sampled_from("aabcde") | st.integers(0, 99).map(str), min_size=6, max_size=24),
+    tail=st.lists(st.sampled_from("abXY"), max_size=4),
+    data=st.data(),
+)
+def test_sequences_that_begin_alike_pair_as_difflib_pairs_them(
+    left: list[str], tail: list[str], data: st.DataObject
+) -> None:
+    right = left[: len(left) - data.draw(st.integers(0, 4))] + tail
+    for pair in ((left, right), (right, left), ("aaaab", "aaaaab"), ("xaaaabc", "xaaaaabc")):
+        assert list(opcodes(*pair)) == SequenceMatcher(None, *pair, autojunk=False).get_opcodes()
+
+
+@few
+@given(TOKENS, TOKENS, TOKENS, TOKENS, st.integers(0, 12))
+def test_pairs_that_are_not_looked_into_change_nothing_behind_them(
+    left: list[bytes], right: list[bytes], more: list[bytes], others: list[bytes], after: int
+) -> None:
+    pairs: list[Pair] = []
+    align(pieces(left), pieces(right), pairs=pairs)
+    a, b = pieces([*left, CONTROL, *more]), pieces([*right, CONTROL, *others])
+    known = [pair for pair in pairs if pair[3] < len(left) and pair[5] < len(right)]
+    whole, part = align(a, b).differing(), align(a, b, known=known).differing()
+    skipped = {(pair[2], pair[3]) for pair in known}
+    inside = {row for row in whole if any(start <= row[1] <= row[2] <= end for start, end in skipped)}
+    assert set(whole) - inside <= set(part)
+    assert [row for row in align(a, b, after=after).differing() if row[1] >= after] == [
+        row for row in whole if row[1] >= after
+    ]
 
 
 def test_long_chats_of_equal_units_pair_without_comparing_every_unit_with_every_other() -> None:

@@ -291,3 +291,41 @@ def test_a_segment_that_lost_all_its_tokens_is_in_the_sample_of_its_text() -> No
     at = np.flatnonzero(tokenizer.vocabulary.control(right))
     lost = np.concatenate((right[: at[0] + 1], right[at[1] :]))
     assert not tokenizer.sampled_check([CHAT], [lost], one_in=1)
+
+
+def changed_start(text: str) -> str:
+    """A chat whose answer has, in place of its start, this text."""
+    answer = " ".join(f"word {number} of it;" for number in range(200))
+    return f"<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n{text}{answer}<|im_end|>\n"
+
+
+def test_of_a_long_answer_whose_start_changed_the_reference_encodes_the_start() -> None:
+    tokenizer = believed(kind("toy_bpe"))
+    asked: list[str] = []
+    encode = tokenizer._reference.encode_batch
+    tokenizer._reference.encode_batch = lambda texts: (asked.extend(texts), encode(texts))[1]  # type: ignore[method-assign]
+    recorded = encode([changed_start("Thoughts first. ")])[0]
+    for start in ("", "Other thoughts before it. "):
+        text = changed_start(start)
+        right = encode([text])[0]
+        assert tokenizer.proved(text, right, recorded).tolist() == right.tolist()
+        assert 0 < sum(map(len, asked)) < len(text) / 10
+        asked.clear()
+        tokenizer.proved(text, right, recorded)  # as a later prompt holds both
+        assert sum(map(len, asked)) <= len("\n")
+
+
+def test_what_was_accepted_beside_one_record_is_not_beside_another() -> None:
+    tokenizer, rng = believed(kind("toy_bpe")), np.random.default_rng(6)
+    encoder, text = tokenizer._fast, changed_start("")
+    right = kind("toy_bpe").encode(text)
+    lie = respelled("toy_bpe", right, rng, 1.0, np.arange(len(right) - 40, len(right)))
+    longer = kind("toy_bpe").encode(changed_start("Thoughts first. "))
+    recorded = np.concatenate((longer[: len(longer) - 40], lie[len(right) - 40 :]))
+    assert lie.tolist() != right.tolist()
+    assert tokenizer.proved(text, lie, recorded) is lie, "the log says the same at these places"
+    assert tokenizer.proved(text, lie, longer).tolist() == right.tolist()
+    assert tokenizer._fast is None
+    tokenizer._fast = encoder
+    head = respelled("toy_bpe", right, rng, 1.0, np.arange(8, 16))
+    assert tokenizer.proved(text, head, longer).tolist() == right.tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -26,7 +26,7 @@ from tito_audit.tokens.encoders import (
     shown,
 )
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
-from tito_audit.tokens.segments import Cuts, SegmentEncoder, Stretch, find_cuts
+from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
 from tito_audit.tokens.vocab import Vocabulary, normal_form
 
@@ -46,6 +46,8 @@ _LIKEWISE = 4 * 4
 """How many bytes of ids two segments must end with in common to be compared: four ids."""
 _WORTH = 128
 """From so many tokens on, finding the pieces takes less than encoding the segment."""
+_REMEMBERED, _SHORT = 256, 1 << 16
+"""How many of these segments are remembered, and of how many bytes of ids at most."""
 _TRIED = 8
 """With how many recorded segments a segment is compared."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -102,28 +104,24 @@ def pieces_to_prove(
     return chain.from_iterable(pieces)
 
 
-def first_pieces(
-    parts: Iterable[tuple[str, Stretch]], recorded: Iterable[Stretch], vocabulary: Vocabulary, safe: SafeCuts
-) -> list[Piece]:
-    """Pieces of segments that cover every token but those with which a recorded segment ends likewise.
+def pieces_before(
+    segment: str, data: bytes, recorded: Iterable[bytes], vocabulary: Vocabulary, safe: SafeCuts | None
+) -> tuple[Iterable[Piece], bytes | None]:
+    """Pieces of a segment that cover every token but those with which a recorded segment ends too, and the ids of
+    that one; None and the whole segment if none ends so, or the segment is short.
 
-    Text that is inserted before an answer, or taken from it, leaves most of the answer's tokens as they were. A
-    short segment, and one that shares less than half of its tokens, is one piece.
+    Text that is inserted before an answer, or taken from it, leaves most of the answer's tokens as they were.
+    `data` and `recorded` are ids as bytes.
     """
-    ends_with: dict[bytes, list[Ids]] = {}
-    for *_, data in recorded:
-        ends_with.setdefault(data[-_LIKEWISE:], []).append(np.frombuffer(data, np.int32))
-    pieces: list[Piece] = []
-    for segment, (*_, data) in parts:
-        ids = np.frombuffer(data, np.int32)
-        others = ends_with.get(data[-_LIKEWISE:], ())[-_TRIED:] if len(ids) >= _WORTH else ()
-        same = max([common_prefix(ids[::-1], other[::-1]) for other in others], default=0)
-        ends = _ends(ids, vocabulary) if 2 * same > len(ids) and segment.isascii() else None
-        if ends is None or vocabulary.data(ids) != segment.encode():
-            pieces.append((segment, ids))
-        else:
-            pieces += _cells(segment.encode(), ids, ends, np.arange(max(len(ids) - same, 1)), safe)
-    return pieces
+    ids, same, end = np.frombuffer(data, np.int32), 0, None
+    if safe is not None and len(ids) >= _WORTH and segment.isascii():
+        for other in islice((each for each in recorded if each.endswith(data[-_LIKEWISE:])), _TRIED):
+            size = common_prefix(ids[::-1], np.frombuffer(other, np.int32)[::-1])
+            same, end = (size, other) if size > same else (same, end)
+    ends = _ends(ids, vocabulary) if 2 * same > len(ids) else None
+    if safe is None or ends is None or vocabulary.data(ids) != segment.encode():
+        return [(segment, ids)], None
+    return _cells(segment.encode(), ids, ends, np.arange(max(len(ids) - same, 1)), safe), end
 
 
 def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
@@ -239,6 +237,9 @@ class Tokenizer:
         self._fast: PrefixEncoder | None = None
         self._fast_name = ""
         self._building: Building | None = None
+        self._agreed_with: dict[tuple[str, bytes], bytes] = {}
+        """By segment with its ids, what a recorded segment has to be for the reference to have given them: later
+        prompts hold both again."""
         self._checked: str | None = None
         """The note that says whether the fast encoder has passed the self-check."""
 
@@ -389,15 +390,13 @@ class Tokenizer:
             if not np.array_equal(ids, fast_ids):
                 self._give_up(text)
             return ids
-        recorded = set(self.cuts.divide(recorded_ids))
-        doubtful = [part for part in parts if part[1] not in recorded]
-        if self._safe_cuts is not None:
-            pieces = first_pieces(doubtful, recorded, self.vocabulary, self._safe_cuts)
-            if self._agreed(pieces):
-                return fast_ids
-        return (
-            fast_ids if self._confirmed([(segment, ids) for segment, (*_, ids) in doubtful]) else self.encode(text)
-        )
+        recorded = dict.fromkeys(self.cuts.divide(recorded_ids))
+        doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
+        if self._agreed_before(doubtful, dict.fromkeys(stretch[2] for stretch in recorded)) or self._confirmed(
+            doubtful
+        ):
+            return fast_ids
+        return self.encode(text)
 
     def leads_to(self, text: str, recorded_ids: Ids, one_in: int = _ONE_IN, *, goes_on: bool = False) -> bool:
         """Whether `encode_fast_batch` gives these ids for a text, or begins with them if it `goes_on`.
@@ -487,6 +486,23 @@ class Tokenizer:
             if ids.tobytes() != data:
                 self._give_up(segment)
                 return False
+        return True
+
+    def _agreed_before(self, segments: Sequence[tuple[str, bytes]], recorded: Collection[bytes]) -> bool:
+        """Whether the reference gives segments these ids, up to those that a recorded segment ends with too."""
+        every: list[Piece] = []
+        ends: dict[tuple[str, bytes], bytes] = {}
+        for segment, data in segments:
+            if self._agreed_with.get((segment, data)) not in recorded:
+                pieces, end = pieces_before(segment, data, recorded, self.vocabulary, self._safe_cuts)
+                every += pieces
+                if end is not None and len(data) <= _SHORT:
+                    ends[segment, data] = end
+        if not self._agreed(every):
+            return False
+        if len(self._agreed_with) > _REMEMBERED:
+            self._agreed_with.clear()
+        self._agreed_with |= ends
         return True
 
     def _agreed(self, pieces: Iterable[Piece]) -> bool:
