@@ -393,7 +393,7 @@ def test_an_empty_batch_is_never_called_clean() -> None:
 def test_an_audit_says_its_verdict_with_its_causes_and_its_numbers() -> None:
     audit = audit_batch(**faulty(rows()))
     first, *causes = str(audit).splitlines()
-    assert first.startswith("findings: 3 errors in 3 of 6 rollouts (50 %)")
+    assert first.startswith("findings: errors in 3 of 6 rollouts (50 %): 1 rollout with logprobs above zero, ")
     assert any("above zero" in cause and cause.endswith("LPR504") for cause in causes)
     numbers = audit.metrics()
     assert numbers["tito_audit/share_with_errors"] == 0.5
@@ -402,7 +402,7 @@ def test_an_audit_says_its_verdict_with_its_causes_and_its_numbers() -> None:
     assert table.num_rows == len(audit.findings)
     assert set(table["file"].to_pylist()) == {"batch"}
     assert "LPR504" in audit._repr_html_()
-    assert repr(audit).startswith("<BatchAudit: findings: 3 errors")
+    assert repr(audit).startswith("<BatchAudit: findings: errors in 3 of 6")
 
 
 def test_an_auditor_is_made_once_and_keeps_nothing_of_a_batch() -> None:

@@ -526,7 +526,7 @@ def test_a_new_finding_stands_out_among_known_ones(folder: Folder) -> None:
     for report in ("text", "markdown", "junit", "concise", "html"):
         code, out, _ = run(*asked, report)
         assert code == 1
-        assert "2 new errors in 2 of 5 rollouts (40 %) (3 known)" in out, report
+        assert "ew errors in 2 of 5 rollouts (40 %) (3 known): logprobs above zero" in out, report
     page = run(*asked, "html")[1]
     assert '<td class="n error">2</td>' in page
     told = json.loads(run(*asked, "json")[1])["summary"]

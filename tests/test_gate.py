@@ -132,7 +132,7 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     assert code == 1
     assert "TOK101 logs/train.jsonl:2 turn 0" in out
     assert "logs/train.jsonl:1 " not in out
-    assert out.splitlines()[-1] == "failed: 2 new errors in 1 of 4 rollouts (25 %) (2 known)"
+    assert out.splitlines()[-1] == "failed: new errors in 1 of 4 rollouts (25 %) (2 known): 1 prompt re-tokenized"
     new, known, _ = repository.finds(*BASELINE)
     assert new == {(code, 2) for code in MERGE}
     assert known == {(code, 1) for code in MERGE}

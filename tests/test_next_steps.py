@@ -59,7 +59,8 @@ def test_a_log_without_ids_is_not_shown_token_by_token(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     turns = [("user", "2+2?"), ("assistant", "<think>\n4\n</think>\n\n4"), ("user", "3+3?"), ("assistant", "6")]
     log.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
-    suggested = steps(log)
+    assert steps(log) == ""
+    suggested = steps(log, "--notes")
     assert "tito-audit explain TPL213" in suggested
     assert "token by token" not in suggested
     page = run("show", log, "--row", 0, *TOY)[1]

@@ -84,8 +84,8 @@ def test_a_display_has_the_verdict_the_causes_the_rules_and_the_worst_findings()
 
 def test_a_gate_s_verdict_is_displayed() -> None:
     gated = gate_rollouts(LOG, Settings(tokenizer=str(TOY)), GateSettings())
-    assert "tito-audit: failed: 4 errors" in Seen(gated._repr_html_()).text
-    assert repr(gated).startswith("<GatedScan: failed: 4 errors")
+    assert "tito-audit: failed: errors in 2 of 5" in Seen(gated._repr_html_()).text
+    assert repr(gated).startswith("<GatedScan: failed: errors in 2 of 5")
 
 
 def test_what_cannot_run_is_displayed_as_one_message() -> None:
@@ -97,7 +97,7 @@ def test_what_cannot_run_is_displayed_as_one_message() -> None:
     scan = scan_rollouts(LOG, Settings(tokenizer=str(TOY)))
     shown = scan._repr_mimebundle_(include=None, exclude=None)
     assert shown == {"text/html": scan._repr_html_(), "text/plain": repr(scan)}
-    assert "4 errors" in shown["text/plain"]
+    assert "errors in 2 of 5" in shown["text/plain"]
 
 
 def test_a_scan_that_was_iterated_is_displayed_without_a_second_audit() -> None:
@@ -153,6 +153,6 @@ def test_a_notebook_displays_a_scan() -> None:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
     display, counts, refused = (cell.outputs[0].data for cell in book.cells[1:])
     assert "│·Skin│ny │" in Seen(display["text/html"]).text
-    assert display["text/plain"].startswith("<Scan: findings: 4 errors")
+    assert display["text/plain"].startswith("<Scan: findings: errors in 2 of 5")
     assert "'TOK101': " in counts["text/plain"]
     assert "Scan: not run" in Seen(refused["text/html"]).text

@@ -20,6 +20,10 @@ class ReportOptions:
     width: int = 100
     worst: int = 10
     """How many findings the reports for people show in full."""
+    notes: bool = False
+    """Whether the page for a terminal shows notes; otherwise it counts them."""
+    not_checked: bool = False
+    """Whether it lists everything that was not checked; otherwise the most common reasons."""
     titles: Mapping[str, str] = field(default_factory=dict)
     """What each rule finds, by code; reports do not know the rules."""
     docs: Mapping[str, str] = field(default_factory=dict)

@@ -62,6 +62,8 @@ class Headline:
     rollouts: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     """Its findings by code; here and above, findings in the baseline are left out."""
+    places: Counter[tuple[int | None, int | None]] = field(default_factory=Counter)
+    """How often it is at a turn, with the later turn whose prompt shows it."""
 
     @property
     def times(self) -> int:
@@ -77,6 +79,15 @@ class Headline:
     def severity(self) -> Severity:
         """Its worst severity anywhere."""
         return Severity.ERROR if self.error else Severity.WARNING if self.warning else Severity.NOTE
+
+    @property
+    def place(self) -> tuple[int, int | None] | None:
+        """The turn, and the later turn, at which each of several rollouts shows it once; None if they differ."""
+        places = [place for place, number in self.places.items() if number]
+        if len(places) != 1 or not 1 < self.rollouts == self.times:
+            return None
+        turn, later = places[0]
+        return None if turn is None else (turn, later)
 
 
 @dataclass(slots=True)
@@ -332,7 +343,7 @@ class Summary:
     def _count_headlines(self, result: Result, new: list[Finding], by: int) -> None:
         prints = {id(each): each.fingerprint for each in result.findings if each.because_of is None}
         roots = {prints[id(each)]: each for each in result.findings if each.because_of is None}
-        worst: dict[str, tuple[Severity, Headline, int]] = {}
+        worst: dict[str, tuple[Severity, Headline, Finding]] = {}
         for finding in new:
             own = finding.because_of or prints[id(finding)]
             root = roots.get(own, finding)
@@ -342,9 +353,10 @@ class Summary:
             headline = self.headlines[key]
             headline.codes[finding.code] += by * finding.times
             severity = max(finding.severity, worst[own][0]) if own in worst else finding.severity
-            worst[own] = severity, headline, root.units
-        for severity, headline, units in worst.values():
-            setattr(headline, severity.word, getattr(headline, severity.word) + by * units)
+            worst[own] = severity, headline, root
+        for severity, headline, root in worst.values():
+            setattr(headline, severity.word, getattr(headline, severity.word) + by * root.units)
+            headline.places[root.hit.turn, root.hit.later_turn] += by * root.units
         for headline in {id(headline): headline for _, headline, _ in worst.values()}.values():
             headline.rollouts += by * (not result.of_log or result.between_rows)
 

@@ -37,7 +37,7 @@ SCAN = "scan fixtures/docs/first_scan.jsonl -t fixtures/tokenizers/toy_bpe"
 """The command of the README, whose log has one merge and one tool call rewritten by the template."""
 WIDTH = 100
 """Terminal columns of the picture."""
-LEFT_OUT = ("code ", "Not checked", "Next")
+LEFT_OUT = ("Not checked", "Next")
 """How sections begin that the picture leaves out."""
 FINDING = "TOK101"
 """The finding that the viewer is opened on."""
@@ -78,7 +78,8 @@ def shortened(lines: Iterable[str]) -> Iterator[Text]:
     for out, group in groupby(sections, key=lambda section: _CODES.sub("", section[0]).startswith(LEFT_OUT)):
         for section in [["\x1b[2m…\x1b[0m"]] if out else group:
             yield Text()
-            yield from (Text.from_ansi(_PACE.sub("", line)) for line in section)
+            for line in section:
+                yield from Text.from_ansi(_PACE.sub("", line)).wrap(_PLAIN, WIDTH)
 
 
 def svg(lines: list[Text], title: str) -> str:

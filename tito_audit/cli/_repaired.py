@@ -234,13 +234,19 @@ def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
         if run.tally.done:
             console.print()
             console.print(_done_table(run.tally))
-        if run.before.findings or run.after.findings:
+        least = Severity.NOTE if options.notes or run.tally.threshold is Severity.NOTE else Severity.WARNING
+        shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
+        before, after = _totals(run.before), _totals(run.after)
+        # What was fixed is counted above.
+        if any(after[each] or (before[each] and (options.notes or not run.tally.done)) for each in shown):
             console.print()
-            console.print(_table(run, options))
+            console.print(_table(run, options, shown))
+        if run.before.findings or run.after.findings:
             sizes = [
                 (name, getattr(run.before, name), getattr(run.after, name)) for name in ("rollouts", "tokens")
             ]
-            if words := [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]:
+            words = [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]
+            if words and not run.tally.forked:  # the header says what a fork costs
                 console.print(Text(f"\n{', '.join(words)}"))
         print_list(console, "Notes", list(_sayings(run.tally.notes)))
         not_repaired = list(_sayings(run.tally.declined))
@@ -253,7 +259,9 @@ def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
             not_repaired.append(f"{listed(whole)}: about a log as a whole, which no repair of its rows changes")
         print_list(console, "Not repaired", not_repaired)
         print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
-        written = [visible(f"{target}, from {log} (unchanged)") for log, target in run.written[:_FILES]]
+        # One file is named in the header.
+        several = [] if [str(target) for _, target in run.written] == [run.out] else run.written
+        written = [visible(f"{target}, from {log} (unchanged)") for log, target in several[:_FILES]]
         if len(run.written) > _FILES:
             written.append(f"… and {many(len(run.written) - _FILES, 'more file')}")
         if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
@@ -263,7 +271,7 @@ def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
         print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
         print_commands(console, "Next", list(_next(run)))
         console.print()
-        console.print(_verdict(run), soft_wrap=True)
+        console.print(_verdict(run, shown), soft_wrap=True)
 
 
 REPORTS: dict[str, Callable[[RepairRun, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
@@ -278,10 +286,8 @@ def _header(run: RepairRun) -> Iterator[Text]:
     yield Text("tito-audit repair ", style="bold").append(visible(f"{named} → {to}"))
     parts = [many(tally.rows, "row"), f"{tally.repaired:,} repaired"]
     if tally.forked:
-        forked = "all" if tally.forked == tally.repaired else f"{tally.forked:,}"
-        parts[-1] += (
-            f" ({forked} forked, into {tally.forked_into:,}: {tally.more_tokens:,} more tokens to compute)"
-        )
+        forked = "" if tally.forked == tally.repaired else f"{tally.forked:,} "
+        parts[-1] += f" ({forked}forked into {tally.forked_into:,}: {tally.more_tokens:,} more tokens to compute)"
     parts.append(f"{tally.as_they_were:,} as they were")
     if tally.quarantined:
         parts.append(f"{tally.quarantined:,} in quarantine")
@@ -307,7 +313,7 @@ def _done_table(tally: RowTally) -> Table:
     return table
 
 
-def _verdict(run: RepairRun) -> Text:
+def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     """The verdict in one line; what was not audited is never called fixed or free of faults."""
     if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
@@ -317,6 +323,8 @@ def _verdict(run: RepairRun) -> Text:
         for severity in sorted(Severity, reverse=True)
         if before[severity] or after[severity]
     ]
+    if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
+        changes.pop()
     unjudged = list(_unjudged(run))
     if not run.before.compared and not (before[Severity.ERROR] or before[Severity.WARNING]):
         return Text("; ".join([*unjudged, *([", ".join(changes)] if changes else [])]), style="bold yellow")
@@ -370,18 +378,21 @@ def _totals(summary: Summary) -> Counter[Severity]:
     return totals
 
 
-def _table(run: RepairRun, options: ReportOptions) -> Table:
-    """Errors, warnings and notes of each code, before → after, and their totals."""
+def _table(run: RepairRun, options: ReportOptions, severities: Sequence[Severity]) -> Table:
+    """Findings of each code and severity, before → after, and their totals."""
     table = ruled_table()
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12)
-    for severity in sorted(Severity, reverse=True):
+    for severity in severities:
         table.add_column(f"{severity.word}s", justify="right", no_wrap=True)
-    codes = sorted({*run.before.findings, *run.after.findings})
     none = RuleCount()
-    counts = [(run.before.findings.get(code, none), run.after.findings.get(code, none)) for code in codes]
+    both = [
+        (code, run.before.findings.get(code, none), run.after.findings.get(code, none))
+        for code in sorted({*run.before.findings, *run.after.findings})
+    ]
+    both = [row for row in both if any(getattr(count, each.word) for count in row[1:] for each in severities)]
+    codes, counts = [code for code, *_ in both], [(old, new) for _, old, new in both]
     totals = [_totals(summary) for summary in (run.before, run.after)]
-    severities = sorted(Severity, reverse=True)
     changes = [[(getattr(old, each.word), getattr(new, each.word)) for each in severities] for old, new in counts]
     # `12 → 0` for every pair, with aligned arrows; blank where both are 0.
     rows = [*changes, [(totals[0][each], totals[1][each]) for each in severities]]

@@ -30,6 +30,7 @@ def repair(
     out: str | None,
     dry_run: bool,
     diff: bool,
+    notes: bool,
     provider: str | None,
     worst: int,
     report: list[str],
@@ -78,9 +79,8 @@ def repair(
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = worst if diff else 0
     run.before.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
-    page = ReportOptions(
-        color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}
-    )
+    titles = {rule.code: rule.title for rule in all_rules()}
+    page = ReportOptions(color=colors(sys.stdout), width=page_width(), notes=notes, titles=titles)
     # Lines printed one by one and the progress line would overwrite each other.
     silent = quiet or (diff and sys.stdout.isatty())
     with closing(with_progress(run, silent=silent, counted="rows", pace=pace)) as outcomes:

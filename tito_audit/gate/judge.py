@@ -594,12 +594,14 @@ class Judge:
                 book.seen.add(finding, book.name(finding.place.file))
             return replace(finding, known=True)
         if bar.counts is None or finding.severity < bar.counts:
+            if book is not None and self._gate.update_baseline and self._gate.notes:
+                self._new.add(finding, book.name(finding.place.file))
             return finding
         rated = self._rates.of(finding.code)
         if rated is not None:
             rated.findings += finding.times
         # If no finding fails by itself, a baseline accepts everything above a note.
-        least = Severity.WARNING if bar.fails is None else bar.fails
+        least = Severity.NOTE if self._gate.notes else Severity.WARNING if bar.fails is None else bar.fails
         if book is not None and self._gate.update_baseline and finding.severity >= least:
             (self._new if rated is None else rated.new).add(finding, book.name(finding.place.file))
         elif rated is None and bar.fails is not None:

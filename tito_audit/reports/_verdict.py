@@ -12,7 +12,7 @@ from tito_audit.terminal.cut import cut
 from tito_audit.terminal.words import code_ranges, many, percent, rate_number
 
 _REASONS = 3
-"""Maximum reasons named for an empty audit or a failed gate."""
+"""Maximum reasons named for an empty audit or a failed gate, and causes of each severity."""
 _NOTHING = ("nothing audited", "nothing compared")
 _BY_TOKENIZER = frozenset(("REC007", "REC011", "TPL213"))
 """Rules that hold the first rows of a log against a tokenizer; as they are about no rollout, none has a skip."""
@@ -20,6 +20,11 @@ _REASON = 300
 """Maximum characters of a reason."""
 LINES = 8
 """Maximum causes listed."""
+NOT_APPEND_ONLY = "TPL213"
+OF_REASONING = frozenset(("TPL204", "TPL205", NOT_APPEND_ONLY))
+"""What a template that is not append-only does to reasoning: one cause."""
+_RETOKENIZED = "{n} re-tokenized"
+"""The headline of tokens that a later prompt holds otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +40,17 @@ class ScanVerdict:
 
     @property
     def line(self) -> str:
-        """`failed: 91 errors in 11 of 72 rollouts (15 %); 142 notes in 39 (54 %)`."""
+        """`failed: errors in 11 of 72 rollouts (15 %): 20 prompts re-tokenized; 142 notes in 39 (54 %)`."""
         return f"{self.word}: {'; '.join(self.parts)}"
 
 
-def verdict(summary: Summary) -> ScanVerdict:
-    """The verdict on a whole scan. Findings in the baseline are known and do not count."""
+def verdict(summary: Summary, see_notes: str = "") -> ScanVerdict:
+    """The verdict on a whole scan. Findings in the baseline are known and do not count.
+
+    `see_notes` follows the number of notes.
+    """
     word = verdict_word(summary)
-    counts = _failures_and_findings(summary, judged=word not in ("failed", *_NOTHING))
+    counts = _failures_and_findings(summary, see_notes, judged=word not in ("failed", *_NOTHING))
     words = (*_because(word, summary), *counts, *open_words(summary), *_not_audited(word, summary))
     return ScanVerdict(word, words)
 
@@ -86,7 +94,7 @@ def _ran_nowhere(summary: Summary) -> bool:
     return bool(summary.codes) and summary.codes <= skipped
 
 
-def _failures_and_findings(summary: Summary, *, judged: bool) -> list[str]:
+def _failures_and_findings(summary: Summary, see_notes: str, *, judged: bool) -> list[str]:
     """What was found by severity and what else made the gate fail; failures first. Not `judged`: never "no
     errors".
     """
@@ -100,6 +108,8 @@ def _failures_and_findings(summary: Summary, *, judged: bool) -> list[str]:
         severity: summary.new[severity] for severity in sorted(Severity, reverse=True) if _some(summary, severity)
     }
     words = _counted(counts, summary, new=baseline)
+    if Severity.NOTE in words:
+        words[Severity.NOTE] += see_notes
     blamed = [
         words[severity]
         for severity in words
@@ -112,7 +122,9 @@ def _failures_and_findings(summary: Summary, *, judged: bool) -> list[str]:
     reasons = _reasons(gate) if gate is not None else []
     counted = [*lead, *rest]
     if baseline and gate is not None:
-        (blamed or counted)[0] += f" ({gate.known:,} known)"
+        first = blamed or counted
+        count, colon, causes = first[0].partition(":")
+        first[0] = f"{count} ({gate.known:,} known){colon}{causes}"
     spared = _why_errors_pass(gate) if gate is not None and _some(summary, Severity.ERROR) else []
     return [*blamed, *reasons, *spared, *counted]
 
@@ -153,16 +165,49 @@ def _clean(summary: Summary) -> str:
 
 
 def _counted(counts: dict[Severity, New], summary: Summary, *, new: bool) -> dict[Severity, str]:
-    """By severity: `4 errors in 2 of 6 rollouts (33 %)`; after the first, `1 warning in 1 (17 %)`."""
+    """By severity: `errors in 2 of 6 rollouts (33 %): 2 prompts re-tokenized`; then `4 notes in 1 (17 %)`."""
     rows = summary.rollouts + summary.rows_unreadable
     words: dict[Severity, str] = {}
     of = f" of {many(rows, 'rollout')}"
     for severity, count in counts.items():
         noun = f"new {severity.word}" if new else severity.word
         where, in_rollouts = _where(count, rows, of)
-        words[severity] = f"{many(count.findings, noun)} {where}"
+        ranked = [each for each in summary.ranked_headlines() if each.text and each.severity is severity]
+        causes = [_brief(each, severity, count) for each in ranked]
+        if severity is Severity.NOTE or not causes:
+            words[severity] = f"{many(count.findings, noun)} {where}"
+        else:
+            # Not how many: several findings may have one cause.
+            more = f" and {many(len(causes) - _REASONS, 'more cause')}" if len(causes) > _REASONS else ""
+            some = f"1 {noun}" if count.findings == 1 else f"{noun}s"
+            words[severity] = f"{some} {where}: {', '.join(causes[:_REASONS])}{more}"
         of = "" if in_rollouts else of
     return words
+
+
+def _brief(headline: Headline, severity: Severity, count: New) -> str:
+    """`60 prompts with a tool call rewritten by the template (22 rollouts)`; what `count` says is left out."""
+    times, text = getattr(headline, severity.word), headline.text
+    if (headline.unit, headline.rollouts) == ("rollout", count.rollouts) or (headline.unit, times) == ("log", 1):
+        text = text.removeprefix("{n} with ")
+    of_turn = _of_turn(headline)
+    words = of_turn or text.replace("{n}", many(times, headline.unit))
+    # Milder findings of the same cause may be in other rollouts.
+    implied = headline.rollouts in (0, count.rollouts, None if of_turn else times) or times != headline.times
+    return words + ("" if implied else f" ({many(headline.rollouts, 'rollout')})")
+
+
+def _of_turn(headline: Headline) -> str | None:
+    """`turn 2 of each was re-tokenized in the next prompt`; None if rollouts have it at different turns."""
+    if headline.place is None or headline.unit not in ("prompt", "completion"):
+        return None
+    turn, later = headline.place
+    if later is None or headline.unit == "completion":
+        return headline.text.replace("{n}", f"turn {turn} of each")
+    if later <= turn or headline.text != _RETOKENIZED:
+        return headline.text.replace("{n}", f"turn {later}'s prompt in each")
+    prompt = "the next prompt" if later == turn + 1 else f"the prompt of turn {later}"
+    return f"turn {turn} of each was re-tokenized in {prompt}"
 
 
 def _where(count: New, rows: int, of: str) -> tuple[str, bool]:
@@ -239,12 +284,25 @@ class CauseLine:
     """The rules that found it, the one with the most findings first."""
 
 
-def cause_lines(summary: Summary, limit: int = LINES) -> list[CauseLine]:
-    """The causes, the most severe and most frequent first; known findings are left out."""
-    ranked = summary.ranked_headlines()
-    lines = [_line(headline, summary) for headline in ranked[:limit]]
-    if len(ranked) > limit:
-        lines.append(CauseLine(None, f"and {many(len(ranked) - limit, 'more cause')}"))
+def cause_lines(summary: Summary, limit: int = LINES, least: Severity = Severity.NOTE) -> list[CauseLine]:
+    """The causes from `least` up, the most severe and most frequent first; known findings are left out.
+
+    What a template that is not append-only does to reasoning is one cause.
+    """
+    lines: list[CauseLine] = []
+    of_template: dict[Severity, int] = {}
+    for headline in summary.ranked_headlines():
+        line, at = _line(headline, summary), len(lines)
+        if not OF_REASONING.isdisjoint(line.codes):
+            explains = line.codes == (NOT_APPEND_ONLY,)  # whatever else the template did
+            at = of_template.setdefault(max(of_template) if explains and of_template else headline.severity, at)
+        if at < len(lines):
+            words, codes = f"{lines[at].words}, {line.words}", (*lines[at].codes, *line.codes)
+            lines[at] = CauseLine(lines[at].severity, words, tuple(dict.fromkeys(codes)))
+        elif headline.severity >= least:
+            lines.append(line)
+    if len(lines) > limit:
+        lines[limit:] = [CauseLine(None, f"and {many(len(lines) - limit, 'more cause')}")]
     return lines
 
 
@@ -254,6 +312,8 @@ def _line(headline: Headline, summary: Summary) -> CauseLine:
     if not headline.rollouts or not rows:
         return CauseLine(headline.severity, headline.words, codes)
     share = percent(headline.rollouts / rows)
+    if (of_turn := _of_turn(headline)) is not None:
+        return CauseLine(headline.severity, f"{many(headline.rollouts, 'rollout')} ({share}): {of_turn}", codes)
     where = share if headline.unit == "rollout" else f"{many(headline.rollouts, 'rollout')}, {share}"
     return CauseLine(headline.severity, f"{headline.words} ({where})", codes)
 
@@ -264,11 +324,23 @@ def skip_lines(summary: Summary) -> list[str]:
     return [f"{because}: {codes} ({many(number, 'rollout')})" for because, codes, number in reasons]
 
 
+def skip_words(summary: Summary) -> str:
+    """The most common reasons: `no loss mask (MSK401-MSK404); no trainer (LPR509); --not-checked lists 2 more`."""
+    reasons = skips_by_reason(summary)
+    words = []
+    for because, codes, number in reasons[:_REASONS]:
+        rules = codes if number >= summary.rollouts else f"{codes} in {many(number, 'rollout')}"
+        reason = cut(because, 90)  # which may quote the log
+        words.append(f"{reason}: {rules}" if reason.endswith(")") else f"{reason} ({rules})")
+    more = len(reasons) - _REASONS
+    return "; ".join([*words, *([f"--not-checked lists {more:,} more"] if more > 0 else [])])
+
+
 def skips_by_reason(summary: Summary) -> list[tuple[str, str, int]]:
-    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts; the most common reason first."""
+    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts; first what most rollouts and rules lack."""
     codes: dict[tuple[str, int], list[str]] = {}
     for code, skipped in sorted(summary.skipped.items()):
         for because, number in skipped.because.items():
             codes.setdefault((because, number), []).append(code)
-    ranked = sorted(codes.items(), key=lambda item: (-item[0][1], item[0][0]))
+    ranked = sorted(codes.items(), key=lambda item: (-item[0][1], -len(item[1]), item[0][0]))
     return [(because, code_ranges(those), number) for (because, number), those in ranked]

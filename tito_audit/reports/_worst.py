@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
+from tito_audit.reports._verdict import NOT_APPEND_ONLY, OF_REASONING
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import show_command, with_options, with_tokenizer
@@ -24,8 +25,8 @@ _UNREADABLE = "REC001"
 """The code of rows that cannot be read."""
 _VALUES = re.compile(r"near .*\Z|\d[\d,]*|'[^']*'|\"[^\"]*\"", re.DOTALL)
 """What differs between messages of one reason: numbers, names and what is near."""
-PER_HEADLINE = 2
-"""Maximum findings shown of one headline; one if they are notes."""
+_UNREADABLE_SHOWN = 2
+"""Maximum findings shown of rows that cannot be read, which have many reasons; one of every other headline."""
 _KEPT = 8
 """Findings kept of one headline, one per cause and log, while the logs are read: memory stays bounded."""
 _COUNTED = 4_096
@@ -101,20 +102,23 @@ class Worst:
                 group.add(finding)
             _keep(self._kept.setdefault(_group(finding), {}), key, finding)
 
-    def pick(self, number: int) -> list[WorstEntry]:
-        """At most `number` findings: errors, then warnings, then notes, alternating between headlines.
+    def pick(self, number: int, least: Severity = Severity.NOTE) -> list[WorstEntry]:
+        """At most `number` findings from `least` up: errors, warnings, notes, alternating between headlines.
 
         Findings about what wrote the log come first.
         """
-        left = dict.fromkeys(self._kept, PER_HEADLINE)
+        left = dict.fromkeys(self._kept, _UNREADABLE_SHOWN)
         picked: list[WorstEntry] = []
         groups = sorted(self._kept, key=self._weight)
-        ranked = [[self._of(group, severity) for group in groups] for severity in sorted(Severity, reverse=True)]
+        shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
+        ranked = [[self._of(group, severity) for group in groups] for severity in shown]
         for columns in ([self._of(group, None) for group in groups], *ranked):
             for finding in chain.from_iterable(zip_longest(*columns)):
                 group = None if finding is None else _group(finding)
-                if finding is not None and group is not None and left[group] > 0 and len(picked) < number:
-                    left[group] -= PER_HEADLINE if finding.severity is Severity.NOTE else 1
+                if finding is None or group is None or finding.severity < least:
+                    continue
+                if left[group] > 0 and len(picked) < number:
+                    left[group] -= 1 if finding.code == _UNREADABLE else _UNREADABLE_SHOWN
                     picked.append(self._entry(finding))
         return picked
 
@@ -167,6 +171,8 @@ def entry_lines(entry: WorstEntry, width: int, *, named: bool = False) -> Iterat
 
 
 def _group(finding: Finding) -> _GroupKey:
+    if finding.code in OF_REASONING:
+        return NOT_APPEND_ONLY, ""
     return finding.headline or finding.code, finding.unit
 
 
@@ -251,8 +257,8 @@ class Curable:
     """New findings: the worst, and whether a repair may fix some."""
 
     worst: Worst = field(default_factory=Worst)
-    again: bool = False
-    """Whether some have a repair that has to be named by --with."""
+    again: Severity | None = None
+    """The worst of those with a repair that has to be named by --with; None without any."""
     _repairable: dict[str, Severity] = field(default_factory=dict)
     """By log, the worst of its findings that another repair fits."""
     _repaired: set[str] = field(default_factory=set)
@@ -265,8 +271,9 @@ class Curable:
         if result.counts.get("repaired"):
             self._repaired.add(result.place.file)
         for finding in new:
-            self.again |= finding.repair == ONCE
-            if finding.repair not in (None, ONCE):
+            if finding.repair == ONCE:
+                self.again = max(self.again or Severity.NOTE, finding.severity)
+            elif finding.repair is not None:
                 worst = self._repairable.get(result.place.file, Severity.NOTE)
                 self._repairable[result.place.file] = max(worst, finding.severity)
 
@@ -290,9 +297,16 @@ class NextCommand:
 
 
 def next_steps(
-    worst: Finding | None, curable: Curable, summary: Summary, *, browse: bool = False
+    worst: Finding | None,
+    curable: Curable,
+    summary: Summary,
+    *,
+    browse: bool = False,
+    least: Severity = Severity.NOTE,
 ) -> Iterator[NextCommand]:
-    """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
+    """Commands that explain and show the worst finding and repair all from `least` up; `browse`: also one that
+    shows all.
+    """
     if worst is not None:
         steps = [NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
         if worst.code == _UNREADABLE or summary.compared or summary.uncompared:  # else there are no tokens to show
@@ -302,22 +316,18 @@ def next_steps(
         return
     log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
     repair = f"tito-audit repair {log} -o OUT{with_options(summary)}"
-    if curable.repairable is not None:
+    if curable.repairable is not None and curable.repairable >= least:
         # By default a repair leaves warnings alone.
         bar = "" if curable.repairable is Severity.ERROR else " --fail-on warning"
         yield NextCommand(f"{repair}{bar}", "repairs what it can prove; --dry-run tells what, and writes nothing")
-    if curable.again:
+    if curable.again is not None and curable.again >= least:
         yield NextCommand(f"{repair} --with {ONCE}", "takes repeated training out of the loss where it is certain")
     if worst is not None and browse:
         yield NextCommand("tito-audit scan … --report html=report.html", "every finding, in a browser")
     gate = summary.gate
-    if gate is None or not (gate.failing or any(rate.failed for rate in gate.rates)):
-        return  # a baseline cannot accept what was not checked
-    if gate.baseline is not None:
+    # What was not checked, a baseline cannot accept.
+    if gate is not None and gate.baseline and (gate.failing or any(rate.failed for rate in gate.rates)):
         yield NextCommand("tito-audit scan … --update-baseline", "accept what is new")
-    else:
-        command = "tito-audit scan … --baseline tito-baseline.json --update-baseline"
-        yield NextCommand(command, "accept these; only new ones fail")
 
 
 def _look(finding: Finding, summary: Summary) -> NextCommand:

@@ -1,8 +1,7 @@
-"""The `text` report, for people: what was audited, the causes, the rules, the worst findings, the verdict."""
+"""The `text` report, for people: what was audited, the causes, an example of each, what to do, the verdict."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import CauseLine, cause_lines, rate_words, skip_lines, verdict
+from tito_audit.reports._verdict import CauseLine, cause_lines, rate_words, skip_lines, skip_words, verdict
 from tito_audit.reports._worst import Curable, WorstEntry, by_weight, more_words, next_steps
 from tito_audit.summary import Summary
 from tito_audit.terminal.coverage import coverage_words
@@ -23,8 +22,6 @@ from tito_audit.terminal.words import many, percent
 
 _FILES = 3
 """Maximum files named in the header."""
-_FORMATS = 4
-"""Maximum formats named in the header."""
 _TAKEN = 4
 """Maximum lines about the formats of files."""
 _KEYS = 8
@@ -32,7 +29,7 @@ _KEYS = 8
 _WIDE = 80
 """Terminal columns from which all numbers of the table fit."""
 _CAUSES = 3
-"""Maximum causes named of one rule."""
+"""Maximum causes that a verdict names: where there are more, a table counts each rule."""
 _NOTICES = 20
 _FIXED = 5
 """Maximum fixed findings listed."""
@@ -56,28 +53,40 @@ class _PageCounts:
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, then write one page; only the worst findings are kept in memory."""
+    """Read all results, then write one page; only the worst findings are kept in memory.
+
+    Notes are shown where `options` say so or where they decide whether the scan fails.
+    """
     gathered = _PageCounts()
     for result in results:
         gathered.add(result)
+    gate = summary.gate
+    counting = gate is not None and (gate.fail_on == Severity.NOTE.word or any(rate.failed for rate in gate.rates))
+    least = Severity.NOTE if options.notes or counting else Severity.WARNING
+    causes = cause_lines(summary, least=least)
     with page_to(out, options) as console:
         for line in (*_header(summary), *_known_lines(summary, gathered.in_baseline)):
             console.print(line)
-        _print_causes(console, cause_lines(summary))
-        if summary.findings:
+        _print_causes(console, causes)
+        if len(causes) > _CAUSES or (options.notes and causes):
             console.print()
-            console.print(_table(summary, options))
-        worst = gathered.curable.worst.pick(options.worst)
+            console.print(_table(summary, options, least))
+        worst = gathered.curable.worst.pick(options.worst, least)
         _print_worst(console, worst)
         for title, lines in _gate_lists(summary):
             print_list(console, title, lines)
-        if summary.compared or summary.uncompared:  # else one notice is enough
-            print_list(console, "Not checked", [visible(line) for line in skip_lines(summary)])
+        if summary.skipped and (summary.compared or summary.uncompared):  # else one notice is enough
+            if options.not_checked:
+                print_list(console, "Not checked", [visible(line) for line in skip_lines(summary)])
+            else:
+                console.print()
+                console.print(Text.assemble(("Not checked: ", "bold"), visible(skip_words(summary))))
         print_list(console, "Notices", _notice_lines(summary))
-        steps = next_steps(worst[0].finding if worst else None, gathered.curable, summary, browse=True)
+        first, browse = (worst[0].finding if worst else None), len(causes) > _CAUSES
+        steps = next_steps(first, gathered.curable, summary, browse=browse, least=least)
         print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
         console.print()
-        judged = verdict(summary)
+        judged = verdict(summary, see_notes="" if least is Severity.NOTE else ": see --notes")
         line = Text(judged.word, style=_VERDICTS.get(judged.word, "bold yellow"))
         line.append(f": {visible('; '.join(judged.parts))}", style="not bold default")
         console.print(line, soft_wrap=True)
@@ -88,14 +97,10 @@ def _header(summary: Summary) -> Iterator[Text]:
     if len(summary.files) > _FILES:
         files += f" and {many(len(summary.files) - _FILES, 'more file')}"
     yield Text("tito-audit ", style="bold").append(visible(files))
-    by_count = summary.formats.most_common()
-    formats = ", ".join(f"{name} {number:,}" for name, number in by_count[:_FORMATS])
-    if len(by_count) > _FORMATS:
-        formats += f" and {len(by_count) - _FORMATS} other formats"
     yield from _read_as_lines(summary)
     for sentence in summary.joined:
         yield Text(visible(sentence))
-    parts = [many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
+    parts = [many(summary.rollouts, "rollout")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
     parts.append(many(summary.turns, "turn"))
@@ -107,7 +112,7 @@ def _header(summary: Summary) -> Iterator[Text]:
     pace = f"{summary.seconds:.1f} s"
     if summary.seconds > 0 and summary.tokens:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
-    encoder = f" · encoder {summary.encoder}" if summary.encoder else ""
+    encoder = f" · encoder {summary.encoder}" if summary.encoder not in (None, "tokenizers") else ""
     yield Text(visible(f"tokenizer {summary.tokenizer_words or 'none'}{encoder} · {pace}"))
 
 
@@ -178,12 +183,14 @@ def _print_causes(console: Console, causes: list[CauseLine]) -> None:
             console.print(Text.assemble(lead, part), soft_wrap=True)
 
 
-def _table(summary: Summary, options: ReportOptions) -> Table:
+def _table(summary: Summary, options: ReportOptions, least: Severity) -> Table:
     table = ruled_table()
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12 if options.width >= _WIDE else 8)
     any_known = any(count.known for count in summary.findings.values())
-    columns = ["errors", "warn", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
+    shown = [severity for severity in _WORST_FIRST if severity >= least]
+    heads = ["errors", "warn", "notes"][: len(shown)]
+    columns = [*heads, *(["known"] if any_known else []), "rollouts", "tokens"]
     if options.width < _WIDE:
         columns.pop()
     for name in columns:
@@ -191,33 +198,18 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
     for code in by_weight(summary.findings):
         count = summary.findings[code]
         worst = max((severity for severity in Severity if count.new[severity]), default=Severity.NOTE)
-        what = Text(visible(options.titles.get(code, "")))
-        causes = _causes(summary.causes.get(code, Counter()))
-        if causes:
-            what.append(("\n" if what else "") + causes, style="dim")
+        if worst < least:
+            continue
+        what = visible(options.titles.get(code, ""))
         of_them = [count.known] if any_known else []
-        numbers = (*(count.new[severity] for severity in _WORST_FIRST), *of_them, count.rollouts, count.tokens)
+        numbers = (*(count.new[severity] for severity in shown), *of_them, count.rollouts, count.tokens)
         table.add_row(
             Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])
         )
     return table
 
 
-def _causes(causes: Counter[str]) -> str:
-    named = sorted(
-        ((cause, number) for cause, number in causes.items() if cause), key=lambda item: (-item[1], item[0])
-    )
-    words = [f"{visible(cause)} ({number:,})" for cause, number in named[:_CAUSES]]
-    if len(named) > _CAUSES:
-        return f"{', '.join(words)} and {many(len(named) - _CAUSES, 'other cause')}"
-    return ", ".join(words)
-
-
 def _print_worst(console: Console, worst: list[WorstEntry]) -> None:
-    if not worst:
-        return
-    console.print()
-    console.print(Text("The worst of each cause", style="bold"))
     for entry in worst:
         console.print()
         for line in finding_lines(entry.finding, console):
@@ -234,4 +226,4 @@ def _notice_lines(summary: Summary) -> list[str]:
     return lines
 
 
-TEXT = Report("text", "a page for people: the causes, a table by rule, the worst findings, the verdict", write)
+TEXT = Report("text", "a page for people: the causes, the worst findings, what to do next, the verdict", write)

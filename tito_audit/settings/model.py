@@ -93,6 +93,8 @@ class GateSettings:
     """A file of known findings, which do not fail."""
     update_baseline: bool = False
     """Rewrite that file with the findings of this run."""
+    notes: bool = False
+    """Let that file also accept notes, which fail nothing, as they are shown."""
     required: tuple[Requirement, ...] = ()
     """Rules that have to cover the rollouts, or a share of them."""
     min_audited: float | None = None

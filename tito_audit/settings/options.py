@@ -490,7 +490,7 @@ _RULES = under(
         "baseline", metavar="FILE", key_takes=values.path("the path of a file"), unset="no findings are known"
     )("A file of known findings, which do not fail."),
     _of_gate("update_baseline", takes=bool, flag_only=FlagOnly.KNOWN)(
-        "Rewrite the baseline: add what would fail, drop what is fixed."
+        "Rewrite the baseline: add what would fail, and with --notes the notes; drop what is fixed."
     ),
 )
 
@@ -618,6 +618,13 @@ _RUNNING = under(
     ),
     numbered("worst", ("scan",), "a number of findings", 0, default=10, panel="Reports")(
         "Findings shown in full by the text report."
+    ),
+    flag("notes", ("scan", "repair"), takes=bool, fills=GateSettings, key_takes=values.FLAG, panel="Reports")(
+        "Show notes in full on the page, with a table of all rules; otherwise it counts them.",
+        repair="Also show the rules that found only notes.",
+    ),
+    flag("not_checked", ("scan",), takes=bool, key_takes=values.FLAG, panel="Reports")(
+        "List everything that was not checked, with the reasons; otherwise the page names the most common."
     ),
     flag("quiet", ("scan", "repair", "convert", "rescore"), short="-q", takes=bool, key_takes=values.FLAG)(
         "No progress line, and only the reports that you name.",
