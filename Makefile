@@ -1,4 +1,4 @@
-# make demo           install into .venv, scan the example logs, repair them and scan them again
+# make demo           install into .venv, scan a log that fails, repair it and scan it again; ALL=1: logs of every format
 # make test           everything a change has to pass, in a few minutes
 # make deep           the same with every example; SINCE=origin/main: only for what changed since then
 # make live           train a toy model and run an agent through the gateway and through a plain server; scan both logs
@@ -27,12 +27,20 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 
 TOY := fixtures/tokenizers/toy_bpe
+FAILING := fixtures/docs/first_scan.jsonl
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
 .PHONY: audit demo test deep vllm bench bench-joining bench-batch bench-ray bench-large planted torture lint torch docs package sizes \
 	pictures
 
 demo: $(VENV)/.installed
+ifndef ALL
+	@mkdir -p build/demo
+	@$(call shown,scan $(FAILING) -t $(TOY) --worst 1) || test $$? -eq 1
+	@$(call shown,repair $(FAILING) -o build/demo/repaired.jsonl --force -t $(TOY))
+	@echo '$$ tito-audit scan build/demo/repaired.jsonl -t $(TOY) | tail -1'
+	@page=$$($(BIN)/tito-audit scan build/demo/repaired.jsonl -t $(TOY)); failed=$$?; echo "$$page" | tail -1; exit $$failed
+else
 	@echo "Example logs of every format, written by hand, with planted faults. The findings below are those faults:"
 	@echo
 	@$(call shown,scan fixtures/formats -t $(TOY) --worst 3 --fail-on never)
@@ -49,6 +57,7 @@ demo: $(VENV)/.installed
 	@echo "The repaired logs, scanned again:"
 	@echo
 	@$(call shown,scan build/demo -t $(TOY) --worst 0 --fail-on never)
+endif
 
 # Needs no GPU, and no network except for pip: the model trains in half a minute and is kept in build/live.
 live: $(VENV)/.installed-live

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 from tests.command import run
 from tests.report_results import finding, result
 from tests.test_gate import clean, merged
-from tests.world import TOY, json_lines
+from tests.world import ROOT, TOY, json_lines
 from tito_audit.record.finding import Result, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.reports._verdict import cause_lines, verdict
@@ -166,3 +170,26 @@ def test_a_repair_counts_no_notes_unless_asked_to(tmp_path: Path) -> None:
     assert "TOK101  " not in pages[0]
     assert pages[1].splitlines()[-1] == "fixed: 12 errors → 0, 6 notes → 12"
     assert "TOK101" in pages[1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_demo_shows_a_failing_log_its_repair_and_the_clean_rescan_in_forty_lines(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "tito-audit"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tito_audit "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / ".installed").touch()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "MAKEFLAGS": ""}
+    asked = ["make", "-s", "-C", str(ROOT), "demo", f"VENV={tmp_path}"]
+    done = subprocess.run(asked, env=env, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40
+    assert [line.split(":")[0] for line in lines if line.startswith(("failed", "fixed", "passed"))] == [
+        "failed",
+        "fixed",
+        "passed",
+    ]
+    commands = [line.split()[2] for line in lines if line.startswith("$ tito-audit ")]
+    assert commands == ["scan", "repair", "scan"]
+    whole = subprocess.run([*asked, "-n", "ALL=1"], env=env, capture_output=True, text=True, check=True)
+    assert "scan fixtures/formats " in whole.stdout
