@@ -52,7 +52,7 @@ def test_a_passed_log_is_a_dozen_lines_and_one_of_them_counts_its_notes(width: s
 def test_notes_are_shown_when_asked_for_and_when_they_decide(tmp_path: Path) -> None:
     for options in (["--notes"], ["--fail-on", "note"], ["--fail-on", "never", "--max-rate", "TOK=0"]):
         lines = page(tmp_path, NOTED, *options)
-        assert any(line.startswith("note     6 rollouts (100 %): turn 2 of each that would") for line in lines)
+        assert any(line.startswith("note     6 rollouts (100 %): turn 2 of each, which would") for line in lines)
         assert any(line.startswith("note TOK101 ") for line in lines)
         assert "see --notes" not in lines[-1]
 

@@ -43,7 +43,7 @@ def report_named(name: str) -> Report:
 
 
 def verdict_line(summary: Summary) -> str:
-    """The verdict on a whole scan in one line: `findings: 4 errors in 2 of 6 rollouts (33 %)`."""
+    """The verdict on a whole scan in one line: `findings: errors in 2 of 6 rollouts (33 %): …`."""
     from tito_audit.reports._verdict import verdict
     from tito_audit.terminal.escape import visible
 

@@ -202,12 +202,12 @@ def _of_turn(headline: Headline) -> str | None:
     if headline.place is None or headline.unit not in ("prompt", "completion"):
         return None
     turn, later = headline.place
-    if later is None or headline.unit == "completion":
-        return headline.text.replace("{n}", f"turn {turn} of each")
-    if later <= turn or headline.text != _RETOKENIZED:
-        return headline.text.replace("{n}", f"turn {later}'s prompt in each")
-    prompt = "the next prompt" if later == turn + 1 else f"the prompt of turn {later}"
-    return f"turn {turn} of each was re-tokenized in {prompt}"
+    if later is not None and later > turn and headline.text == _RETOKENIZED:
+        where = "the next prompt" if later == turn + 1 else f"the prompt of turn {later}"
+        return f"turn {turn} of each was re-tokenized in {where}"
+    prompt = turn if later is None else later
+    each = f"turn {prompt}'s prompt in each" if headline.unit == "prompt" else f"turn {turn} of each"
+    return headline.text.replace("{n} that", f"{each}, which").replace("{n}", each)
 
 
 def _where(count: New, rows: int, of: str) -> tuple[str, bool]:
