@@ -166,9 +166,9 @@ def test_a_repair_counts_no_notes_unless_asked_to(tmp_path: Path) -> None:
         )
         assert code == 0
         pages.append(out)
-    assert pages[0].splitlines()[-1] == "fixed: 12 errors → 0"
+    assert pages[0].splitlines()[-1] == "fixed: errors in 6 of 12 rollouts → 0"
     assert "TOK101  " not in pages[0]
-    assert pages[1].splitlines()[-1] == "fixed: 12 errors → 0, 6 notes → 12"
+    assert pages[1].splitlines()[-1] == "fixed: errors in 6 of 12 rollouts → 0, 6 notes → 12"
     assert "TOK101" in pages[1]
 
 

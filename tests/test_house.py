@@ -155,7 +155,7 @@ BUDGETS = {
     "(root)": 2_089,
     "align": 780,
     "chains": 1_465,
-    "cli": 6_194,
+    "cli": 6_204,
     "convert": 2_086,
     "evidence": 6_639,
     "formats": 11_389,

@@ -78,7 +78,9 @@ def test_a_note_that_is_a_warning_without_the_calls_before_it_refuses_no_fork(tm
     assert (report["rows"]["forked"], report["rows"]["forked_into"]) == (2, 4)
     assert report["before"]["findings"]["TPL204"]["warning"] == 0
     assert report["after"]["findings"]["TPL204"]["warning"] == 2
-    assert page.splitlines()[-1].startswith("no errors left: 4 errors → 0, 0 warnings → 2")
+    assert page.splitlines()[-1].startswith(
+        "no errors left: errors in 2 of 2 rollouts → 0, warnings in 0 of 2 rollouts → 2 of 4"
+    )
 
 
 def test_a_fork_that_leaves_warnings_is_not_forked_again(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_a_dry_run_fixes_nothing_and_says_what_would_be(tmp_path: Path) -> None:
     log.write_text(json.dumps(broken_after_reasoning("")) + "\n")
     code, page, _ = run("repair", log, "--dry-run", *TOY)
     assert code == 0
-    assert page.splitlines()[-1].startswith("would be fixed: 2 errors → 0")
+    assert page.splitlines()[-1].startswith("would be fixed: errors in 1 of 1 rollout → 0")
 
 
 def test_rows_in_quarantine_are_not_called_fixed(tmp_path: Path) -> None:
@@ -104,14 +106,14 @@ def test_rows_in_quarantine_are_not_called_fixed(tmp_path: Path) -> None:
     kept = ("--quarantine", tmp_path / "bad.jsonl")
     code, page, _ = run("repair", log, "-o", tmp_path / "out.jsonl", *kept, *TOY)
     assert code == 0
-    assert page.splitlines()[-1].startswith("no errors left: 3 errors → 0; 1 row in quarantine")
+    assert page.splitlines()[-1].startswith("no errors left: errors in 2 of 2 rollouts → 0; 1 row in quarantine")
     assert "; 1 row in quarantine" in page.splitlines()[-1]
 
 
 def test_a_log_with_warnings_that_no_repair_was_asked_for_has_nothing_to_repair(tmp_path: Path) -> None:
     repaired(tmp_path, [broken_after_reasoning(THOUGHT)], *TOY)
     page = run("repair", tmp_path / "out.jsonl", "--dry-run", *TOY)[1]
-    assert page.splitlines()[-1].startswith("nothing to repair: 1 warning → 1")
+    assert page.splitlines()[-1].startswith("nothing to repair: warnings in 1 of 2 rollouts → 1")
 
 
 def page_of(before: Summary, after: Summary) -> str:

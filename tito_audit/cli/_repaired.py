@@ -21,7 +21,7 @@ from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, summary_object
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.summary import RuleCount, Summary
+from tito_audit.summary import New, RuleCount, Summary
 from tito_audit.terminal.coverage import open_words
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, page_to, print_commands, print_list, ruled_table
@@ -318,10 +318,9 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
     before, after = _totals(run.before), _totals(run.after)
+    worst_first = sorted(Severity, reverse=True)
     changes = [
-        f"{many(before[severity], severity.word)} → {after[severity]:,}"
-        for severity in sorted(Severity, reverse=True)
-        if before[severity] or after[severity]
+        _change(run, each, before[each], after[each]) for each in worst_first if before[each] or after[each]
     ]
     if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
         changes.pop()
@@ -336,6 +335,17 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     words, style = _outcome_words(run, before, after)
     line = Text(words, style=style).append(": " + "; ".join(parts))
     return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
+
+
+def _change(run: RepairRun, severity: Severity, before: int, after: int) -> str:
+    """`errors in 2 of 5 rollouts → 0`; the findings of notes, and where some are about a whole log."""
+    old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
+    elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
+    if severity is Severity.NOTE or elsewhere:
+        return f"{many(before, severity.word)} → {after:,}"
+    rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
+    of = f" of {now:,}" if new.rollouts and now != rows else ""
+    return f"{severity.word}s in {old.rollouts:,} of {many(rows, 'rollout')} → {new.rollouts:,}{of}"
 
 
 def _unjudged(run: RepairRun) -> Iterator[str]:
