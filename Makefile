@@ -35,11 +35,11 @@ shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
 demo: $(VENV)/.installed
 ifndef ALL
-	@mkdir -p build/demo
+	@mkdir -p build
 	@$(call shown,scan $(FAILING) -t $(TOY) --worst 1) || test $$? -eq 1
-	@$(call shown,repair $(FAILING) -o build/demo/repaired.jsonl --force -t $(TOY))
-	@echo '$$ tito-audit scan build/demo/repaired.jsonl -t $(TOY) | tail -1'
-	@page=$$($(BIN)/tito-audit scan build/demo/repaired.jsonl -t $(TOY)); failed=$$?; echo "$$page" | tail -1; exit $$failed
+	@$(call shown,repair $(FAILING) -o build/repaired.jsonl --force -t $(TOY))
+	@echo '$$ tito-audit scan build/repaired.jsonl -t $(TOY) | tail -1'
+	@page=$$($(BIN)/tito-audit scan build/repaired.jsonl -t $(TOY)); failed=$$?; echo "$$page" | tail -1; exit $$failed
 else
 	@echo "Example logs of every format, written by hand, with planted faults. The findings below are those faults:"
 	@echo
