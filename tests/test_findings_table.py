@@ -98,11 +98,11 @@ def test_everything_that_a_notebook_asks_for_audits_once(whole: pyarrow.Table) -
     }
     for first in asks:
         scan, rows = counted()
-        assert repr(scan) == "<Scan: not run yet>"
+        assert repr(scan) == "<Scan: not run yet; print it or call run()>"
         assert asks[first](scan), first
         for name, ask in asks.items():
             assert ask(scan), f"{name} after {first}"
-        assert repr(scan).startswith("<Scan: findings: errors in 2 of 5 rollouts")
+        assert repr(scan).startswith("<Scan: failed: 4 errors in 2 of 5 rollouts")
         assert rows.read == 5
 
 
@@ -126,7 +126,7 @@ def test_a_scan_that_was_left_early_is_run_to_its_end(whole: pyarrow.Table) -> N
     scan, _ = counted()
     for _ in scan:
         break
-    assert repr(scan) == "<Scan: not run yet>"
+    assert repr(scan) == "<Scan: not run yet; print it or call run()>"
     assert scan.findings_table().equals(whole)
     assert scan.metrics()["tito_audit/rollouts"] == 5
     for _ in scan:

@@ -373,7 +373,7 @@ def test_columns_to_join_on_are_named_with_on(tmp_path: Path) -> None:
     text = notices_of(tmp_path, [log], [{**said, "uid": None}], on={"uid": "uid"})
     assert "0 of 1 rollouts" in text
     assert "1 without an id, of its 1 rows" in text
-    with pytest.raises(SetupError, match=r"--on uid: .*said\.jsonl has no such column"):
+    with pytest.raises(SetupError, match=r"Settings\(on=\{\"uid\": …\}\): .*said\.jsonl has no such column"):
         notices_of(tmp_path, [log], [said], on={"uid": "uid"})
     with pytest.raises(SetupError, match="no id column in common"):
         notices_of(tmp_path, [{"calls": log["calls"]}], [said])
@@ -474,7 +474,7 @@ def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
     )
     for bad in ("[]", '{"rows": 1}', "[1]"):
         (tmp_path / "bad.json").write_text(bad)
-        with pytest.raises(SetupError, match=r"--tools .*bad\.json"):
+        with pytest.raises(SetupError, match=r"Settings\(tools=.*bad\.json"):
             names(tmp_path / "bad.json")
 
 

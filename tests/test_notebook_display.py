@@ -143,16 +143,29 @@ def test_a_notebook_displays_a_scan() -> None:
         f"scan = scan_rollouts({str(LOG)!r}, Settings(tokenizer={str(TOY)!r}))\nscan",
         "scan.to_pandas().groupby('code').size().to_dict()",
         "scan_rollouts('no/such/log.jsonl')",
+        "print(scan)\nprint(scan_rollouts(scan.logs).verdict)",
+        "from tito_audit import inspect_rollouts\n"
+        "ids = [[1200 - 37 * i, 2, 30 * i + 5, 400 - i] for i in range(6)]\n"
+        "rows = [{'toks': each, 'm': [0, 1, 1, 1], 'lp': [0, -0.5, -0.2, -0.3]} for each in ids]\n"
+        "inspect_rollouts(rows)",
+        "scan_rollouts(rows, Settings(chat_template='x')).run()",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
     try:
-        nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+        nbclient.NotebookClient(book, timeout=120, kernel_name="python3", allow_errors=True).execute()
     finally:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
-    display, counts, refused = (cell.outputs[0].data for cell in book.cells[1:])
+    display, counts, refused, printed, inspected, raised = (cell.outputs[0] for cell in book.cells[1:])
+    display, counts, refused = (output.data for output in (display, counts, refused))
     assert "│·Skin│ny │" in Seen(display["text/html"]).text
-    assert display["text/plain"].startswith("<Scan: findings: errors in 2 of 5")
+    assert display["text/plain"].startswith("<Scan: failed: 4 errors")
+    assert printed.text.startswith("failed: 4 errors")
+    assert printed.text.endswith("failed\n")
+    assert "Settings(map={" in Seen(inspected.data["text/html"]).text
+    assert raised.ename == "SetupError"
+    assert raised.traceback[-1].startswith("Pass Settings(tokenizer=")
+    assert len(raised.traceback) < 8
     assert "'TOK101': " in counts["text/plain"]
     assert "Scan: not run" in Seen(refused["text/html"]).text

@@ -472,7 +472,7 @@ def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.jsonl"
     os.mkfifo(pipe)
     run = repair_rollouts(pipe, None, Settings(), ONCE)
-    with pytest.raises(SetupError, match=r"--with once: .* is a pipe"):
+    with pytest.raises(SetupError, match=r"strategies=\(\"once\",\)\): .* is a pipe"):
         next(iter(run))
 
 

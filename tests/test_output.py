@@ -322,7 +322,7 @@ def test_parquet_in_which_nothing_changed_is_copied(tmp_path):
 
 def test_rows_that_cannot_be_carried_over_stop_the_run(tmp_path):
     source = write(tmp_path / "log", b'{"a": 1}\n{"a": "' + b"x" * 100 + b'"}\n')
-    with pytest.raises(StorageError, match=r"row 1 cannot be carried over.*--max-row-bytes"):
+    with pytest.raises(StorageError, match=r"row 1 cannot be carried over.*Settings.max_row_bytes"):
         rewritten(source, tmp_path / "out", lambda raw: None, max_row_bytes=50)
     assert rewritten(source, tmp_path / "out", as_rows(lambda row: [], 1), max_row_bytes=50) == b'{"a": 1}\n'
     lines = b"".join(b'{"a": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(20000))

@@ -93,7 +93,7 @@ def sampled(rendering):
 def test_a_tokenizer_without_a_template_is_refused_with_a_way_out():
     tokenizer = load_tokenizer(str(TOYS / "toy_bpe"))
     tokenizer.chat_templates = {}
-    with pytest.raises(SetupError, match=r"no chat template\.\n.*\nPass --chat-template"):
+    with pytest.raises(SetupError, match=r"no chat template\.\n.*\nPass Settings\(chat_template="):
         make_renderer(tokenizer)
 
 

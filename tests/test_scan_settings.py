@@ -177,7 +177,7 @@ def test_a_setting_that_cannot_be_is_refused_only_where_a_log_has_it(tmp_path: P
         ({"extend_select": ("NOPE",)}, "No rule matches 'NOPE'"),
         ({"format": "nope"}, 'Unknown format "nope"'),
         ({"tokenizer": str(tmp_path / "gone")}, "gone"),
-        ({"chat_template": str(tmp_path / "gone")}, "--chat-template was given without a tokenizer"),
+        ({"chat_template": str(tmp_path / "gone")}, "was given without a tokenizer"),
     ):
         assert len(scanned(log, overrides=(over("/gone/*", **changes),))[0]) == 1
         with pytest.raises(SetupError, match=says):

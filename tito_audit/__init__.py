@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tito_audit.errors import TokenizerError as TokenizerError
     from tito_audit.gate import GatedScan as GatedScan
     from tito_audit.gate import gate_rollouts as gate_rollouts
+    from tito_audit.inspect.page import InspectedLog as InspectedLog
+    from tito_audit.inspect.page import inspect_rollouts as inspect_rollouts
     from tito_audit.provider import GenerationChunk as GenerationChunk
     from tito_audit.provider import GenerationResult as GenerationResult
     from tito_audit.provider import ProviderOptions as ProviderOptions
@@ -126,6 +128,7 @@ _HOMES = {
         "TokenizerError",
     ),
     "gate": ("GatedScan", "gate_rollouts"),
+    "inspect.page": ("InspectedLog", "inspect_rollouts"),
     "align.mask_drift": ("mask_drift",),
     "chains.fork": ("ForkedRow", "fork_cost", "fork_rows"),
     "chains.splice": ("splice_prefix",),

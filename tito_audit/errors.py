@@ -14,7 +14,8 @@
 
 `SetupError`, `StorageError` and `PluginError` end a run. `RecordError`, `RenderError` and, in an audit,
 `EncodeError` never do: they become findings. `SpliceError` and `ChoiceError` come only from functions that a
-program calls itself, and are for it to catch. A message says where, what, why it matters and what to do.
+program calls itself, and are for it to catch. A message says where, what, why it matters and what to do: with the
+flags to pass on the command line, with arguments in a Python program.
 
 To add one, subclass the branch with the same exit code and document it here.
 """
@@ -24,11 +25,32 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from tito_audit.voice import spoken
+
 _PACKAGE = Path(__file__).parent
 
 
 class TitoAuditError(Exception):
     """Base of every error that tito-audit raises on purpose."""
+
+    _ends_run = False
+    """Whether a person reads the message; others are quoted in findings, which are the same everywhere."""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return spoken(message) if self._ends_run else message
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook displays: the message, below the lines that are not of this package."""
+        frames = [
+            frame
+            for frame in traceback.extract_tb(self.__traceback__)
+            if _PACKAGE not in Path(frame.filename).parents and "IPython" not in Path(frame.filename).parts
+        ]
+        lines = "".join(traceback.format_list(frames)) + f"{type(self).__name__}: {self}"
+        # A message may quote a log.
+        shown = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in lines)
+        return "".join(shown).split("\n")
 
 
 class SetupError(TitoAuditError):
@@ -36,6 +58,8 @@ class SetupError(TitoAuditError):
 
     flag   the flag whose value is wrong; None where the message names it, or where no flag is to blame
     """
+
+    _ends_run = True
 
     def __init__(self, message: str, *, flag: str | None = None) -> None:
         super().__init__(message)
@@ -53,6 +77,8 @@ class EncodeError(TokenizerError):
 class StorageError(TitoAuditError):
     """A file that cannot be read as a log at all."""
 
+    _ends_run = True
+
 
 class RecordError(TitoAuditError):
     """One row that cannot be read as a rollout; becomes finding REC001."""
@@ -64,6 +90,8 @@ class RenderError(TitoAuditError):
 
 class PluginError(TitoAuditError):
     """A rule, repair or report that failed on a row: a bug, told with the row and how to go on."""
+
+    _ends_run = True
 
 
 class ChoiceError(TitoAuditError, ValueError):

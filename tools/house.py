@@ -31,6 +31,7 @@ FLOW = {
         "summary",
         "unknown",
         "errors",
+        "voice",
         "signals",
     ),
 }

@@ -39,6 +39,7 @@ from tito_audit.cli._exits import HUNG_UP, INTERRUPTED, READER_GONE, TERMINATED,
 from tito_audit.cli._help import SUMMARIES, Command, UsageError, mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
 from tito_audit.signals import end_by_signals
+from tito_audit.voice import naming_flags
 
 __all__ = ["app", "main"]
 
@@ -75,7 +76,8 @@ class _Commands(TyperGroup):
 def _ended(ctx: Any) -> Iterator[None]:
     """A block whose expected ends become a message and typer.Exit with their code."""
     try:
-        yield
+        with naming_flags():
+            yield
     except TitoAuditError as error:
         _complain(error, ctx)
         raise typer.Exit(UNMADE) from None
@@ -181,6 +183,7 @@ def _complain(error: TitoAuditError, ctx: Any) -> None:
     from tito_audit.cli._options import blamed_file
     from tito_audit.terminal.escape import inert, visible
 
-    blamed = blamed_file(ctx, error) if ctx is not None else []
-    lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
+    with naming_flags():
+        blamed = blamed_file(ctx, error) if ctx is not None else []
+        lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
     complain("\n".join(lines))

@@ -18,8 +18,7 @@ def inspect(
     shape: str,
 ) -> None:
     """Show what a log holds: its format, its columns and how they relate, and the command to run next."""
-    from tito_audit.cli._inspected import as_object, mapping_lines, page_lines
-    from tito_audit.inspect import inspect_log
+    from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
     from tito_audit.report_objects import as_json
     from tito_audit.terminal.page import print_page
 

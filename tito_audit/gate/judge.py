@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,13 +18,14 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place
 from tito_audit.rules import FAMILIES, all_rules
 from tito_audit.run.auditor import selected_codes
+from tito_audit.run.log_findings import Failing
 from tito_audit.settings.model import GateSettings, MaxRate, Requirement, Settings
 from tito_audit.storage import Name, find_logs, output_path
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.remote import is_url, remote_file
 from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Summary
 from tito_audit.terminal.coverage import coverage_reason
-from tito_audit.terminal.words import limit_number, listed, many, rate_number
+from tito_audit.terminal.words import limit_number, many, rate_number
 from tito_audit.unknown import unknown
 
 # Which findings of a run are in the baseline, and which entries of the baseline are gone.
@@ -417,10 +417,6 @@ def _refuse_uncountable(required: Requirement) -> None:
         )
 
 
-_CODES = 6
-"""Maximum codes named in a reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """The minimum severities for findings of a log."""
@@ -523,12 +519,7 @@ class Judge:
             )
         self._new = EntryCounts()
         self._known = 0
-        self._failing: Counter[Severity] = Counter()
-        self._codes: Counter[str] = Counter()
-        self._rollouts = 0
-        """Rollouts with a finding that fails."""
-        self._between = 0
-        """Rollouts with a failing finding of a rule that compares rows; may overlap with these."""
+        self._failing = Failing()
 
     def judged(self, result: Result) -> Result:
         """The result, with findings that are in the baseline marked `known`."""
@@ -542,10 +533,9 @@ class Judge:
             self._book.known.look(result, self._book.name(file))
         if not result.findings:
             return result
-        before = self._failing.total()
-        findings = tuple(self._judged(finding, bar) for finding in result.findings)
-        self._rollouts += self._failing.total() > before and not result.of_log
-        self._between += self._failing.total() > before and result.between_rows
+        failing: list[Finding] = []
+        findings = tuple(self._judged(finding, bar, failing) for finding in result.findings)
+        self._failing.add(result, failing)
         if findings == result.findings:
             return result
         self._summary.count_new(result, -1)
@@ -565,7 +555,9 @@ class Judge:
             baseline = str(Path(baseline).relative_to(here))
         counts = self._rates.counts()
         limits = zip(self._gate.max_rates, counts, strict=True)
-        because = [self._failing_words()] if self._failing else []
+        failing = self._failing.findings.total()
+        in_none = f" that {'is' if failing == 1 else 'are'} in no baseline" if self._book is not None else ""
+        because = [self._failing.words(in_none)] if failing else []
         because += [limit_reason(limit, count) for limit, count in limits if count.failed]
         required, min_audited = self._coverage.required(), self._coverage.min_audited()
         coverage_counts = (*required, *([] if min_audited is None else [min_audited]))
@@ -574,7 +566,7 @@ class Judge:
             failed=bool(because),
             because=tuple(because),
             fail_on=self._settings.fail_on,
-            failing=self._failing.total(),
+            failing=failing,
             rates=counts,
             baseline=baseline,
             known=self._known,
@@ -585,7 +577,8 @@ class Judge:
             min_audited=min_audited,
         )
 
-    def _judged(self, finding: Finding, bar: Thresholds) -> Finding:
+    def _judged(self, finding: Finding, bar: Thresholds, failing: list[Finding]) -> Finding:
+        """The finding, marked if it is known; one that fails by itself is added to `failing`."""
         book = self._book
         if book is not None and book.known.holds(finding, book.name(finding.place.file)):
             self._known += finding.times
@@ -605,19 +598,5 @@ class Judge:
         if book is not None and self._gate.update_baseline and finding.severity >= least:
             (self._new if rated is None else rated.new).add(finding, book.name(finding.place.file))
         elif rated is None and bar.fails is not None:
-            self._failing[finding.severity] += finding.times
-            self._codes[finding.code] += finding.times
+            failing.append(finding)
         return finding
-
-    def _failing_words(self) -> str:
-        """`3 errors and 1 warning in 2 rollouts that are in no baseline: SEQ301 (3), TOK101 (1)`."""
-        total = self._failing.total()
-        kinds = [many(self._failing[severity], severity.word) for severity in sorted(self._failing, reverse=True)]
-        which = f" that {'is' if total == 1 else 'are'} in no baseline" if self._book is not None else ""
-        codes = [f"{code} ({number:,})" for code, number in self._codes.most_common(_CODES)]
-        more = len(self._codes) - _CODES
-        rest = f" and {many(more, 'more rule')}" if more > 0 else ""
-        rollouts = self._rollouts or self._between
-        where = f"in {many(rollouts, 'rollout')}" if rollouts else "of the log as a whole"
-        where += " and between rows" if self._rollouts and self._between else ""
-        return f"{listed(kinds)} {where}{which}: {', '.join(codes)}{rest}"

@@ -56,6 +56,7 @@ class GatedScan(Shown):
         self.scan = scan
         self.gate = gate
         self._criteria = Criteria(scan.settings, gate)
+        self._judged = False
 
     @property
     def summary(self) -> Summary:
@@ -64,18 +65,20 @@ class GatedScan(Shown):
 
     def __iter__(self) -> Iterator[Result]:
         self.scan.restart()
+        self._judged = False
         self._criteria = Criteria(self.scan.settings, self.gate)
         judge = Judge(list(self.scan.logs), self.scan.settings, self.gate, self._criteria, self.summary)
         for result in self.scan:
             yield judge.judged(result)
         self.summary.gate = judge.verdict()
+        self._judged = True
 
     def codes(self, file: str) -> frozenset[str]:
         """The codes selected for a log."""
         return self._criteria.codes(file)
 
     def _counted(self) -> Summary | None:
-        return None if self.summary.gate is None else self.summary
+        return self.summary if self._judged else None
 
     def _refusal(self) -> str:
         return "Iterating it rewrites the baseline." if self.gate.update_baseline else ""

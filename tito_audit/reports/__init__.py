@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tito_audit.registry import plugin_of_module, plugins
 from tito_audit.report import Report
 from tito_audit.unknown import unknown
+from tito_audit.voice import spoken
 
 if TYPE_CHECKING:
     from tito_audit.reports._notebook import NotebookPage as NotebookPage
@@ -22,6 +23,7 @@ __all__ = [
     "report_named",
     "verdict_line",
     "verdict_lines",
+    "verdict_word",
 ]
 
 
@@ -47,7 +49,14 @@ def verdict_line(summary: Summary) -> str:
     from tito_audit.reports._verdict import verdict
     from tito_audit.terminal.escape import visible
 
-    return visible(verdict(summary).line)
+    return visible(spoken(verdict(summary).line))
+
+
+def verdict_word(summary: Summary) -> str:
+    """`passed`, `failed`, `nothing audited` or `nothing compared`; without a gate `findings` or `clean`."""
+    from tito_audit.reports._verdict import verdict_word
+
+    return verdict_word(summary)
 
 
 def verdict_lines(summary: Summary) -> list[str]:

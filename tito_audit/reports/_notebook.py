@@ -15,6 +15,7 @@ from tito_audit.reports._worst import Worst, by_weight, entry_lines
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
+from tito_audit.voice import spoken
 
 _WORST = 6
 """Maximum findings shown in full."""
@@ -45,6 +46,13 @@ class NotebookPage:
     def add(self, findings: Iterable[Finding]) -> None:
         """Keep those findings of a rollout that may be shown."""
         self._worst.add(finding for finding in findings if not finding.known)
+
+    def lines(self, summary: Summary) -> Iterator[str]:
+        """The same without the verdict, as text: the worst of each cause, then the notices."""
+        for entry in self._worst.pick(_WORST):
+            yield from ("", *entry_lines(entry, _WIDTH, named=True))
+        if summary.notices:
+            yield from ("", *(visible(spoken(notice)) for notice in summary.notices[:_LINES]))
 
     def html(self, summary: Summary, note: str = "") -> str:
         """The display; `note` is one more line at the end."""
@@ -167,4 +175,4 @@ def _dim(line: str) -> str:
 
 def _text(text: str) -> str:
     """The text on one line, every character visible, as HTML."""
-    return escape(visible(text))
+    return escape(visible(spoken(text)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, groupby, starmap
 from typing import Any
 
@@ -24,7 +25,8 @@ from tito_audit.record.testimony import PLACES, EndsOf, Tally, Testimony
 from tito_audit.record.trainings import ONCE, TrainedAgain
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.headlines import headed
-from tito_audit.summary import Summary
+from tito_audit.settings.model import Settings
+from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.words import listed, listed_or, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
@@ -36,15 +38,51 @@ _SAME = 0.9
 """The share of these rows that have to be as many rows from their calls to say that the join is off."""
 _MOST_STRANGERS = 1 << 17
 """How many such rows are looked for."""
+_CODES = 6
+"""Maximum codes named in a verdict."""
 _LogFinding = tuple[str, Severity, str, str, Tally]
 """Code, severity, cause, message and the rows that it is about."""
+
+
+class Failing:
+    """The findings of a run that each fail it, counted as they come."""
+
+    def __init__(self) -> None:
+        self.findings: Counter[Severity] = Counter()
+        self._codes: Counter[str] = Counter()
+        self._rollouts = 0
+        """Rollouts with such a finding."""
+        self._between = 0
+        """Rollouts with one of a rule that compares rows; may overlap with these."""
+
+    def add(self, result: Result, findings: Sequence[Finding]) -> None:
+        """Count the failing findings of one result."""
+        for finding in findings:
+            self.findings[finding.severity] += finding.times
+            self._codes[finding.code] += finding.times
+        self._rollouts += bool(findings) and not result.of_log
+        self._between += bool(findings) and result.between_rows
+
+    def words(self, which: str = "") -> str:
+        """`3 errors and 1 warning in 2 rollouts: SEQ301 (3), TOK101 (1)`; `which` stands before the colon."""
+        kinds = [many(number, severity.word) for severity, number in sorted(self.findings.items(), reverse=True)]
+        codes = [f"{code} ({number:,})" for code, number in self._codes.most_common(_CODES)]
+        more = len(self._codes) - _CODES
+        rest = f" and {many(more, 'more rule')}" if more > 0 else ""
+        rollouts = self._rollouts or self._between
+        where = f"in {many(rollouts, 'rollout')}" if rollouts else "of the log as a whole"
+        where += " and between rows" if self._rollouts and self._between else ""
+        return f"{listed(kinds)} {where}{which}: {', '.join(codes)}{rest}"
 
 
 class RunCounts:
     """What the results of a run add up to: what each log shows as a whole, and what the rows of all train."""
 
-    def __init__(self, summary: Summary) -> None:
+    def __init__(self, summary: Summary, settings: Settings | None = None) -> None:
+        """With `settings` the findings that fail by them are counted, for `gate`."""
         self.summary = summary
+        self.failing = Failing()
+        self._bar = None if settings is None else cache(lambda file: Severity.bar(settings.at(file).fail_on))
         self.testimonies: dict[str, Testimony] = {}
         """By log, what the rows so far together say about how they were written."""
         self.ledger = Ledger()
@@ -55,6 +93,8 @@ class RunCounts:
     def add(self, result: Result) -> None:
         """Count a result of a row."""
         self.summary.add(result)
+        if result.findings:
+            self._judge(result)
         if result.witness is not None:
             self.testimonies.setdefault(result.place.file, Testimony()).add(result.witness, result.place)
         self.ledger.note(result)
@@ -88,9 +128,20 @@ class RunCounts:
         of_logs = [result for file in self.testimonies for result in self.of_log(file, codes[file])]
         return (*of_logs, *(self.of_run() if run else ()))
 
+    def gate(self, fail_on: str) -> Gate:
+        """The verdict on all results, without limits and baseline."""
+        number = self.failing.findings.total()
+        return Gate(number > 0, (self.failing.words(),) if number else (), fail_on, number)
+
     def _counted(self, result: Result) -> Result:
         self.summary.add(result)
+        self._judge(result)
         return result
+
+    def _judge(self, result: Result) -> None:
+        bar = None if self._bar is None else self._bar(result.place.file)
+        if bar is not None:
+            self.failing.add(result, [finding for finding in result.findings if finding.severity >= bar])
 
 
 def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:

@@ -501,6 +501,7 @@ def _closing_scan(run: Repairs, flow: RowFlow, journal: Journal | None) -> None:
     if scan.logs or not run.written:
         run.failing += sum(failing(flow, logs[result.place.file], result) for result in scan)
     run.after = scan.summary
+    run.after.gate = None  # `failing` is the verdict on a repair
     for target, why in refused.items():
         log = logs[str(target)]
         result = unreadable(Place(str(target), 0), why, flow.groups[log].auditor.codes)

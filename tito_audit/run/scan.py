@@ -55,8 +55,8 @@ class Scan(Shown):
     than one job (`Settings.jobs`) the rollout of a result keeps only its place and format. With `observe` results
     come with their measures, and the first rollouts of each code with a view.
 
-    In a notebook it displays its verdict, causes and worst findings, running if it has not. Iterating again audits
-    again.
+    `print(scan)`, the last line of a notebook's cell and `scan.verdict` show what it found, and run it if it has
+    not run; `run()` runs it. Iterating again audits again.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Scan(Shown):
         with ExitStack() as stack:
             recorder = self._recorder(flow, states, stack)
             flow.choose_encoders()
-            file, started, counted, counts = None, time.perf_counter(), Counted(), RunCounts(summary)
+            file, started, counted, counts = None, time.perf_counter(), Counted(), RunCounts(summary, settings)
             flow.executor = stack.enter_context(engine_of(settings))
             results = stack.enter_context(closing(self._results(flow, counted, recorder)))
             for result in flow.noted(results):
@@ -131,6 +131,7 @@ class Scan(Shown):
         flow.say_joined(summary)
         summary.sampled = counted.sampled(share_of(settings))
         conclude(summary)
+        summary.gate = counts.gate(settings.fail_on)
         self._ended = True
 
     def restart(self) -> None:
@@ -248,7 +249,7 @@ def unread_notices(summary: Summary) -> Iterator[str]:
             else f"{len(columns)} columns look like {looks} and were not read{where}"
         )
         if is_in_memory(files[0]):
-            yield f"{unread}: {paths}{more}. `Settings(columns={{ours: theirs}})` names columns to read."
+            yield f"{unread}: {paths}{more}. `inspect_rollouts(rows)` shows them and suggests `Settings(map=…)`."
             continue
         shows = f"tito-audit inspect {shell_word(files[0])} shows {'it' if len(columns) == 1 else 'them'}"
         maps = " and suggests a mapping" if "generic" in summary.taken.get(files[0], {}) else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from tito_audit.errors import SetupError
+from tito_audit.unknown import close_names, unknown
 
 FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
@@ -24,6 +25,34 @@ RECORDED: Literal["recorded"] = "recorded"
 """The value of `Settings.clock` that renders each prompt with the date that it holds."""
 NO_TOOLS = "none"
 """The value of `Settings.tools` for prompts rendered without tools."""
+_CHOICES = {
+    "fail_on": get_args(FailOn),
+    "tool_arguments": get_args(ToolArguments),
+    "encoder": get_args(Encoder),
+    "engine": get_args(Engine),
+}
+_T = TypeVar("_T")
+_HOMES: dict[str, str] = {}
+"""Arguments of all classes of settings: the class that takes each."""
+
+
+def _named(cls: type[_T]) -> type[_T]:
+    """The dataclass, whose constructor names what a wrong keyword may have meant, or the class that takes it."""
+    construct = cls.__init__
+    names = construct.__annotations__.keys() - {"return"}
+    _HOMES.update(dict.fromkeys(names, cls.__name__))
+
+    @wraps(construct)
+    def __init__(self: Any, *values: Any, **keywords: Any) -> None:
+        for name in keywords.keys() - names:
+            close = close_names(name, names) or [each for each in names if name.startswith(each)]
+            hint = f"did you mean {' or '.join(close)}?" if close else f"it takes {', '.join(sorted(names))}."
+            hint = f"{_HOMES[name]} takes it." if name in _HOMES else hint
+            raise TypeError(f"{cls.__name__}() takes no argument {name!r}: {hint}")
+        construct(self, *values, **keywords)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +112,7 @@ def share_text(share: float) -> str:
     return f"{share * 100:.12g}%"
 
 
+@_named
 @dataclass(frozen=True, slots=True)
 class GateSettings:
     """What a gate requires besides `Settings.fail_on`, and what it lets pass."""
@@ -101,6 +131,7 @@ class GateSettings:
     """The least share of rollouts that has to be audited, above 0 and at most 1; None: any."""
 
 
+@_named
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of a run; the command line and Python callers fill the same fields."""
@@ -180,10 +211,29 @@ class Settings:
 
     overrides: tuple[Override, ...] = ()
     """Settings for some of the logs; where several match a log, the last one wins."""
+    map: InitVar[Mapping[str, str] | None] = None
+    """`columns` by the name of its flag: what is passed as `map` is added to them."""
 
-    def __post_init__(self) -> None:
-        if self.format == "auto":
-            object.__setattr__(self, "format", None)
+    def __post_init__(self, map: Mapping[str, str] | None) -> None:
+        changes: dict[str, Any] = {"format": None} if self.format == "auto" else {}
+        for name, columns in (("columns", self.columns), ("map", map or {})):
+            if not isinstance(columns, Mapping):
+                raise SetupError(f'{name}: not a dict of our columns and the log\'s: {{"token_ids": "tokens"}}')
+        if map:
+            changes["columns"] = {**self.columns, **map}
+        for name, words in _CHOICES.items():
+            if getattr(self, name) not in words:
+                raise unknown(name, str(getattr(self, name)), words)
+        for name in ("tokenizer", "chat_template", "messages", "tools"):
+            if isinstance(path := getattr(self, name), Path):
+                changes[name] = str(path)
+        for name in ("select", "extend_select", "ignore", "sampled_roles"):
+            if isinstance(text := getattr(self, name), str):
+                changes[name] = tuple(part.strip() for part in text.split(",") if part.strip())
+        if isinstance(self.clock, str) and self.clock != RECORDED:
+            changes["clock"] = datetime.fromisoformat(self.clock)
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
 
     @property
     def tools_file(self) -> str | None:
@@ -207,6 +257,7 @@ class Settings:
         return replace(self, **changes, overrides=())
 
 
+@_named
 @dataclass(frozen=True, slots=True)
 class RepairChoices:
     """Choices for single repairs."""
@@ -223,6 +274,7 @@ class RepairChoices:
     """For `rescore`: gives a model's `ModelScores` of a rollout's `Evidence`, or None; None: there is no model."""
 
 
+@_named
 @dataclass(frozen=True, slots=True)
 class RepairSettings:
     """The settings of a repair, in addition to the Settings of its audit."""

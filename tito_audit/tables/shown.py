@@ -5,11 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.record.finding import Result
-from tito_audit.reports import notebook_comparison, notebook_error, notebook_page, verdict_line
+from tito_audit.reports import (
+    notebook_comparison,
+    notebook_error,
+    notebook_page,
+    verdict_line,
+    verdict_lines,
+    verdict_word,
+)
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
 from tito_audit.tables.findings import FindingsBuilder
@@ -32,6 +39,16 @@ class ShownRepairs:
     after: Summary
     _ended = False
 
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]:
+        """Run, and yield each outcome."""
+
+    def run(self) -> Self:
+        """Run it to its end, writing what it writes, and return it."""
+        for _ in self:
+            pass
+        return self
+
     def __repr__(self) -> str:
         name = type(self).__name__
         if not self._ended:
@@ -41,8 +58,13 @@ class ShownRepairs:
     def _repr_html_(self) -> str:
         """What a notebook displays: the verdict before and after, and the findings of each rule."""
         if not self._ended:
-            return notebook_error(f"{type(self).__name__}: not run yet", "Iterate it, or read `repaired`.")
+            return notebook_error(
+                f"{type(self).__name__}: not run yet", "Call run(), iterate it, or read `repaired`."
+            )
         return notebook_comparison(self.before, self.after)
+
+
+_NOT_KEPT = "The findings were not kept: findings_table() reads the log again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +92,16 @@ class Shown:
     @abstractmethod
     def _counted(self) -> Summary | None:
         """The counts of a run that came to its end; None if there was none."""
+
+    def run(self) -> Self:
+        """Run it, keep its findings, and return it; once they are kept, only return it."""
+        self._run()
+        return self
+
+    @property
+    def verdict(self) -> str:
+        """`passed`, `failed`, `nothing audited` or `nothing compared`; runs the audit unless it was iterated."""
+        return verdict_word(self._counted() or self._run().summary)
 
     def _refusal(self) -> str:
         """Why displaying may not start a run: what the run would write; empty if it writes nothing."""
@@ -103,8 +135,17 @@ class Shown:
 
     def __repr__(self) -> str:
         summary = self._counted() or (None if self._kept is None else self._kept.summary)
-        words = "not run yet" if summary is None else verdict_line(summary)
+        words = "not run yet; print it or call run()" if summary is None else verdict_line(summary)
         return f"<{type(self).__name__}: {words}>"
+
+    def __str__(self) -> str:
+        """The verdict with its causes, the worst findings and the notices. Runs the audit if needed."""
+        summary = self._counted()
+        if self._kept is not None:
+            return "\n".join([*verdict_lines(self._kept.summary), *self._kept.page.lines(self._kept.summary)])
+        if summary is not None:
+            return "\n".join([*verdict_lines(summary), *notebook_page(_titles).lines(summary), "", _NOT_KEPT])
+        return repr(self) if self._refusal() else str(self.run())
 
     def _repr_html_(self) -> str:
         """What a notebook displays: verdict, causes, rules, the worst findings. Runs the audit if needed."""
@@ -112,8 +153,7 @@ class Shown:
         if self._kept is None and summary is None and (refusal := self._refusal()):
             return notebook_error(f"{type(self).__name__}: not run yet", refusal)
         if self._kept is None and summary is not None:
-            note = "The findings were not kept: findings_table() reads the log again."
-            return notebook_page(_titles).html(summary, note)
+            return notebook_page(_titles).html(summary, _NOT_KEPT)
         try:
             run = self._run()
         except TitoAuditError as error:

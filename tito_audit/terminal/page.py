@@ -20,6 +20,7 @@ from tito_audit.terminal.boxes import boxes
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
 from tito_audit.terminal.terminal import colors, page_width
+from tito_audit.voice import spoken
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 INDENT = 2
@@ -31,6 +32,7 @@ def console_for(out: TextIO, options: ReportOptions) -> Console:
         file=out,
         width=options.width,
         force_terminal=options.color,
+        force_jupyter=False,  # in a notebook rich would display what is meant for `out`
         color_system="standard" if options.color else None,
         no_color=not options.color,
         legacy_windows=False,
@@ -135,7 +137,7 @@ def finding_lines(
     for words in (place, "" if hit.turn is None else f"turn {hit.turn}", range_words(finding)):
         head.append(f" {words}" if words else "")
     yield head
-    message = Text(visible(hit.message))
+    message = Text(visible(spoken(hit.message)))
     for line in message.wrap(console, width):
         yield _indented(line)
     for line in boxes(hit, width):

@@ -1,10 +1,11 @@
-"""What `inspect` found: a page that ends with a mapping to paste, or one object."""
+"""What the inspection of a log shows: a page that ends with a mapping to paste, or one object."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -12,29 +13,86 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from tito_audit.inspect import (
-    Column,
-    Inspection,
-    LogprobColumn,
-    Look,
-    Relation,
-    RelationKind,
-    Role,
-    Sentinel,
-    TakenFor,
-    as_flags,
-    as_toml,
-    by_their_names,
-)
+from tito_audit.errors import SetupError
+from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
+from tito_audit.inspect.logprobs import LogprobColumn
+from tito_audit.inspect.look import Inspection, Sentinel, TakenFor, inspect_log
+from tito_audit.inspect.mapping import as_flags, as_toml, by_their_names
+from tito_audit.inspect.roles import Role
 from tito_audit.join import CallsSeen
+from tito_audit.report import ReportOptions
+from tito_audit.settings.model import Settings
+from tito_audit.storage import Logs, RowsInMemory, find_logs, names_of
+from tito_audit.storage.in_memory import NAME
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import heading, open_table
+from tito_audit.terminal.page import heading, open_table, printed
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many, percent
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.voice import in_python
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedLog:
+    """What the first rows of a log show: `print` it, or end a notebook's cell with it."""
+
+    inspection: Inspection
+    """Everything that was seen: columns, roles, formats."""
+    settings: Settings
+    """The settings that read the log: those passed, with the proposed mapping."""
+    vocabulary: Vocabulary | None = None
+
+    @property
+    def mapping(self) -> Mapping[str, str]:
+        """Our column names to the log's, for `Settings(map=…)`; {} if none is needed, or none was found."""
+        return self.settings.columns
+
+    def __repr__(self) -> str:
+        formats = listed([str(rows.format or "no known format") for rows in self.inspection.taken])
+        return f"<InspectedLog: {formats or 'no rows'}; mapping {dict(self.mapping)}>"
+
+    def __str__(self) -> str:
+        return f"{self._columns()}\n{self._next()}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook displays: how to scan the log, then its columns."""
+        pre = "color: inherit; background: none; margin: 4px 0; overflow-x: auto"
+        nexts, columns = (
+            f'<pre style="{pre}">{escape(page.strip())}</pre>' for page in (self._next(), self._columns())
+        )
+        return f"<div>{nexts}<details><summary>Columns</summary>{columns}</details></div>"
+
+    def _columns(self) -> str:
+        return in_python(printed(page_lines(self.inspection, self.vocabulary), ReportOptions()))
+
+    def _next(self) -> str:
+        flags = () if self.settings.tokenizer is None else ("-t", self.settings.tokenizer)
+        lines = mapping_lines(self.inspection, flags, file=False) if self.inspection.columns else ()
+        return "\n".join(in_python(line.plain) for line in lines)
+
+
+def inspect_rollouts(logs: Logs, settings: Settings | None = None, *, rows: int = 100) -> InspectedLog:
+    """What the first rows of a log are: a file, or rows in memory; with the mapping that a scan of them needs.
+
+    `scan_rollouts(logs, inspect_rollouts(logs).settings)` scans with it. SetupError for several logs.
+    """
+    files = find_logs(names_of(logs))
+    if len(files) != 1:
+        raise SetupError(
+            f"inspect_rollouts: {many(len(files), 'log')} instead of one.\nPass one log, or one of them."
+        )
+    settings, vocabulary = Settings.given(settings).at(files[0]), None
+    if settings.tokenizer is not None:
+        vocabulary = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code).vocabulary
+    inspection = inspect_log(files[0], rows, settings, vocabulary)
+    if isinstance(files[0], RowsInMemory):
+        inspection.file = NAME  # what `rows` stands for in calls to paste
+    mapping = {} if by_their_names(inspection.mapping) and not inspection.given else inspection.mapping
+    return InspectedLog(inspection, replace(settings, columns=mapping), vocabulary)
 
 
 _COLUMNS = 60
@@ -397,8 +455,11 @@ _CODES = 4
 """Maximum codes to name."""
 
 
-def mapping_lines(inspection: Inspection, flags: Sequence[str] = ()) -> Iterator[Text]:
-    """The mapping, what a scan with it finds, and last the command to run next; `flags` are those given."""
+def mapping_lines(inspection: Inspection, flags: Sequence[str] = (), *, file: bool = True) -> Iterator[Text]:
+    """The mapping, what a scan with it finds, and last the command to run next; `flags` are those given.
+
+    Without `file`, nothing for a configuration file.
+    """
     scan = ["tito-audit", "scan", shell_word(inspection.file), *map(shell_word, flags)]
     formats = {rows.format for rows in inspection.taken}
     readable = inspection.rows - len(inspection.unreadable)
@@ -427,6 +488,10 @@ def mapping_lines(inspection: Inspection, flags: Sequence[str] = ()) -> Iterator
         yield from (Text(f"  {line}") for line in _why_none(inspection))
         return
     yield from _suggestion(inspection, readable)
+    if file:
+        yield Text("  To keep it, in pyproject.toml (in tito-audit.toml the table is [map]):", style="dim")
+        for line in as_toml(inspection.mapping):
+            yield Text(f"    {line}")
     yield from _next([*scan, *as_flags(inspection.mapping)])
 
 
@@ -458,9 +523,6 @@ def _suggestion(inspection: Inspection, readable: int) -> Iterator[Text]:
         path = short(packed.path)
         words = f"{path} splits each row into samples: a scan does if it is called {packed.name}."
         yield Text(f"  {words}", style="yellow")
-    yield Text("  To keep it, in pyproject.toml (in tito-audit.toml the table is [map]):", style="dim")
-    for line in as_toml(inspection.mapping):
-        yield Text(f"    {line}")
 
 
 def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:

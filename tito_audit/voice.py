@@ -1,0 +1,131 @@
+"""How messages name options: as flags on the command line, elsewhere as what a Python program passes.
+
+Messages are written with flags; `in_python` turns `--tokenizer DIR` into `Settings(tokenizer="DIR")`. Commands
+stay (`tito-audit rescore LOG --resume`), unless a function of the package does the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_CLASSES = {
+    "Settings": "tokenizer chat-template template-name template-arg template-seconds tool-arguments clock "
+    "sampled-role convention assume encoder format map rows-at messages tools on session join no-join select "
+    "extend-select ignore fail-on limit sample max-row-bytes trust-remote-code jobs engine address",
+    "GateSettings": "max-rate require min-audited baseline update-baseline",
+    "RepairSettings": "with unsafe quarantine force",
+    "RepairChoices": "mask-by sentinel mask-style padding",
+}
+"""The flags whose values each class of settings takes."""
+_CLASS_OF = {flag: name for name, flags in _CLASSES.items() for flag in flags.split()}
+_NAMES = {"t": "tokenizer", "max-rate": "max_rates", "require": "required", "with": "strategies"}
+_NAMES |= {flag: flag.replace("-", "_") + "s" for flag in ("template-arg", "sampled-role", "convention")}
+"""Arguments that have another name than their flag."""
+_SWITCHES = ("update-baseline", "trust-remote-code", "unsafe", "force", "join", "no-join")
+_PAIRS = ("map", "template-arg", "on", "convention", "assume")
+_LISTS = ("with", "sampled-role", "select", "extend-select", "ignore")
+_WORDS = (
+    "none|recorded|never|error|warning|note|auto|local|ray|null|fastokens|tokenizers|string|object|splice|mask|fork|"
+    "realign|normalize|once|canonical|rescore|drop|span|turn|first-divergence|labels|binary|float|bool|left|right"
+)
+"""Values in plain letters. All others have a capital, a digit or a sign in them, as NAME, 0.1 and ./folder."""
+_OTHER = r"(?=[^\s`]*[A-Z0-9_=/.…])[^\s`'-][^\s`]*?(?=[.,:;)]*(?:[\s`]|$))"
+_VALUE = rf"(?:'[^']*'|(?:{_WORDS})(?:,(?:{_WORDS}))*(?![\w-])|(?<=--sampled-role )[\w-]+|{_OTHER})"
+_FLAG = rf"(?:--(?:{'|'.join(sorted(_CLASS_OF, key=len, reverse=True))})(?![\w-])|-t(?!\S))(?: {_VALUE})?"
+_COMMAND = (
+    rf"(?:tito-audit [a-z]+(?: [^\s`'-][^\s`]*)?|repair(?= --))(?: (?:--?[a-z][a-z-]*(?: {_VALUE})?|{_VALUE}|-))*"
+)
+_MENTION = re.compile(rf"(?<![\w-])(?:(?P<command>{_COMMAND})|{_FLAG}(?: {_FLAG})*)")
+_FUNCTION = re.compile(rf"tito-audit (?P<name>inspect|scan) (?P<log>'[^']*'|[^\s-]\S*)(?: {_FLAG})*")
+"""Commands that are functions too."""
+_PART = re.compile(rf"(?<!\S)--?(?P<flag>[a-z-]+)(?: (?P<value>{_VALUE}))?")
+_HEAD = re.compile(rf"\A--(?P<flag>{'|'.join(_CLASS_OF)}) (?P<value>[^\n:,]+): ")
+"""What a message about one value begins with: `--on some key: there is no such column`."""
+
+
+class _Voice:
+    running = 0
+    """How many commands run in this process."""
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """Inside, messages name flags, as the command line does."""
+    _Voice.running += 1
+    try:
+        yield
+    finally:
+        _Voice.running -= 1
+
+
+def spoken(message: str) -> str:
+    """The message in the terms of its reader: with flags on the command line, else with arguments of Python."""
+    return message if _Voice.running else in_python(message)
+
+
+def in_python(message: str) -> str:
+    """The message with arguments in place of flags: `pass Settings(tokenizer="DIR")`."""
+    head = _HEAD.match(message)
+    begin = f"{_calls([(head['flag'], head['value'])])}: " if head else ""
+    return begin + _MENTION.sub(_instead, message[head.end() if head else 0 :])
+
+
+def _instead(mention: re.Match[str]) -> str:
+    command = mention["command"]
+    parts = [(part["flag"], part["value"]) for part in _PART.finditer(command or mention[0])]
+    if command is None:
+        return _calls(parts)
+    if command.startswith("repair "):
+        return f"repair_rollouts(…, repairs={_calls(parts)})"
+    function = _FUNCTION.fullmatch(command)
+    if function is None:
+        return str(command)
+    log = function["log"].strip("'")
+    log = "rows" if log == "<rows>" else log if log in ("LOG", "…") else _value(log)
+    return f"{function['name']}_rollouts({', '.join(filter(None, (log, _calls(parts))))})"
+
+
+def _calls(parts: list[tuple[str, str | None]]) -> str:
+    """`Settings(tokenizer="DIR", template_args={"enable_thinking": False})`, of flags and values side by side."""
+    arguments: dict[str, dict[str, Any]] = {}
+    for flag, value in parts:
+        of_class = arguments.setdefault(_CLASS_OF.get(flag, "Settings"), {})
+        name = _NAMES.get(flag, flag.replace("-", "_"))
+        if flag in _SWITCHES:
+            of_class[name.removeprefix("no_")] = repr(not flag.startswith("no-"))
+        elif value is None or flag in ("max-rate", "require"):
+            of_class.setdefault(name, "…")
+        elif flag in _PAIRS:
+            key, equals, text = value.strip("'").partition("=")
+            of_class.setdefault(name, {})[key] = _value(text, as_json=flag == "template-arg") if equals else "…"
+        elif flag in _LISTS:
+            of_class[name] = (*of_class.get(name, ()), *map(_value, value.strip("'").split(",")))
+        else:
+            of_class[name] = _value(value.strip("'"))
+    return ", ".join(
+        f"{of_class}({', '.join(f'{name}={_written(value)}' for name, value in passed.items())})"
+        for of_class, passed in arguments.items()
+    )
+
+
+def _written(value: Any) -> str:
+    """An argument in Python: text as it is, pairs as a dict, several values as a tuple."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_value(key)}: {text}" for key, text in value.items()) + "}"
+    return f"({', '.join(value)}{',' * (len(value) < 2)})" if isinstance(value, tuple) else str(value)
+
+
+def _value(text: str, *, as_json: bool = False) -> str:
+    """A value of a flag as Python writes it; `as_json`: false is False."""
+    if not text or text == "…":
+        return "…"
+    if as_json or re.fullmatch(r"[+-]?[0-9]+(?:\.[0-9]+)?", text):
+        try:
+            return repr(json.loads(text.removeprefix("+")))
+        except ValueError:
+            pass
+    return json.dumps(text, ensure_ascii=False)
