@@ -59,7 +59,7 @@ def _of_yaml(name: str, value: dict[Any, Any]) -> Recipe:
         return Recipe(name, tuple(calls), None, (*artifacts["paths"], *artifacts.get("reports", {}).values()))
     (job,) = value["jobs"].values()
     lines = [line for step in job["steps"] for line in step.get("run", "").split("\n")]
-    used = [step["with"] for step in job["steps"] if step.get("uses", "").startswith("OWNER/tito-audit")]
+    used = [step["with"] for step in job["steps"] if step.get("uses") == "./tito-audit"]
     kept = [step["with"]["path"] for step in job["steps"] if step.get("uses", "").startswith("actions/upload")]
     kept += [word for line in lines for word in re.findall(r"^cat (\S+)", line)]
     calls = [line for line in lines if line.startswith("tito-audit")]

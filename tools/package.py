@@ -1,4 +1,4 @@
-"""Builds the wheel and the sdist, and proves that they work: `python -m tools.package FOLDER`.
+"""Builds the wheel and the sdist, and proves that they work: `python -m tools.package FOLDER [TAG]`.
 
 Nothing may warn, the wheel holds the package alone, the sdist every file of the repository, and a package index
 would take both. The wheel is then installed into a fresh environment and scans logs from outside the checkout.
@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["Package", "build", "installed", "problems"]
+__all__ = ["Package", "build", "installed", "mistagged", "problems"]
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     package, said = build(folder)
-    found = [*said, *problems(package)]
+    found = [*said, *problems(package), *(line for tag in arguments[1:] for line in mistagged(tag, package))]
     if not found:
         with tempfile.TemporaryDirectory() as place:
             found = list(_scans(installed(package.wheel, Path(place)), Path(place)))
@@ -87,6 +87,16 @@ def problems(package: Package) -> Iterator[str]:
     done = subprocess.run([*command, package.wheel, package.sdist], capture_output=True, text=True)
     if done.returncode:
         yield done.stdout + done.stderr
+
+
+def mistagged(tag: str, package: Package) -> Iterator[str]:
+    """Why a tag is not that of this version, ready to be published."""
+    version = package.wheel.name.split("-")[1]
+    if tag != f"v{version}":
+        yield f"The tag {tag} is not v{version}, the version in tito_audit/version.py."
+    newest = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    if not re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", newest):
+        yield f"The newest heading of CHANGELOG.md is {newest!r}, not {version} with its date."
 
 
 def _tracked() -> set[str]:
