@@ -27,6 +27,7 @@ from tests.command import run
 from tests.ready import program
 from tests.tiers import DEEP
 from tito_audit.cli._exits import EXIT_CODES
+from tito_audit.cli.explain import GUIDES
 from tito_audit.evidence import reference
 from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs
@@ -576,6 +577,29 @@ def test_the_index_of_the_docs_leads_to_every_guide() -> None:
     assert set(re.findall(r"\]\(([\w-]+\.md)[)#]", text)) == {path.name for path in DOCS.glob("*.md")} - {
         "index.md"
     }
+
+
+def test_a_question_is_linked_with_the_findings_that_raise_it() -> None:
+    for page, (title, codes) in GUIDES.items():
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# {title}\n")
+        assert text.count("\n") <= 52, f"{page}.md is more than a screen"
+        for code in codes.split():
+            assert f"](_rules.md#{code})" in text, f"{page}.md does not link to {code}"
+            assert f"[{title}](/{page}.md)" in pages()[f"rules/{code}.md"]
+            _, manual, _ = run("explain", code)
+            assert manual.rstrip().partition("Read also: ")[2].count(f"{title} (docs/{page}.md)") == 1
+            assert f'"docs/{page}.md"' in run("explain", code, "-f", "json")[1]
+    assert "Read also" not in run("explain", "REC003")[1]
+
+
+def test_the_search_of_the_site_finds_the_questions(built: dict[Path, Page]) -> None:
+    (index,) = (path for path in {page.parent for page in built} if (path / "searchindex.js").is_file())
+    text = (index / "searchindex.js").read_text(encoding="utf-8")
+    for title, _ in GUIDES.values():
+        assert f'"{title}"' in text, f"the search has no title {title}"
+    for word in ("explod", "ratio", "reason", "strip", "framework", "numer", "drift", "kl"):
+        assert re.search(rf'["{{,]{word}"?:', text), f"the search does not know {word}"
 
 
 def test_every_picture_of_a_page_is_there_and_has_words() -> None:

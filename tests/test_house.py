@@ -156,7 +156,7 @@ BUDGETS = {
     "(root)": 2_235,
     "align": 780,
     "chains": 1_465,
-    "cli": 5_600,
+    "cli": 5_616,
     "convert": 2_086,
     "evidence": 6_639,
     "formats": 11_389,

@@ -15,6 +15,7 @@ from pathlib import Path
 from pages.cases import example_of
 from pages.words import Pages, command_block, fenced, table, toctree
 from tito_audit.cli._repaired import REPORTS as REPAIR_REPORTS
+from tito_audit.cli.explain import GUIDES
 from tito_audit.convert.rows import makers_of
 from tito_audit.format import Format
 from tito_audit.formats import all_formats
@@ -55,6 +56,9 @@ def _rule(rule: Rule) -> str:
         ("Needs", ", ".join(needs) or "nothing but the row"),
         ("Repairs", ", ".join(claims) or "none"),
     ]
+    guides = [f"[{title}](/{page}.md)" for page, (title, codes) in GUIDES.items() if rule.code in codes]
+    if guides:
+        facts.append(("Read also", ", ".join(guides)))
     parts = [f"# {rule.code}: {rule.title}\n", *_facts(facts), _with_repairs(_without_title(rule.doc))]
     return "\n".join([*parts, *_repaired(rule)])
 

@@ -14,6 +14,19 @@ from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
     from tito_audit.rule import Rule
+GUIDES = {
+    "ratios-explode": (
+        "My ratios explode",
+        "TOK101 TOK102 TOK103 SEQ301 LPR501 LPR502 LPR503 LPR504 LPR505 LPR506 LPR507 MSK401",
+    ),
+    "stripped-reasoning": (
+        "The template strips reasoning of earlier turns: what now?",
+        "SEQ302 TPL204 TPL205 TPL213",
+    ),
+    "what-to-log": ("What should my framework log?", "LPR503 LPR505 REC005 REC009 TPL211"),
+    "drift-or-numerics": ("Is it drift or numerics?", "LPR507 LPR508 LPR509 REC008"),
+}
+"""Pages of the docs that answer a question: the question, and the codes of findings that raise it."""
 _FIXES_NOTHING = "Fixes no finding; runs only if named by --with"
 
 
@@ -64,9 +77,12 @@ def explain(
     for rule in rules:
         if wanted.upper() == rule.code or wanted.lower() == rule.name:
             claimed_by = [repair.name for repair in repairs if repair.claims(rule.code)]
+            guides = {f"docs/{page}.md": title for page, (title, codes) in GUIDES.items() if rule.code in codes}
             if as_object:
-                return _print_object({**_rule_object(rule), "repairs": claimed_by, "manual": rule.doc})
-            return _print(_rule_head(rule, claimed_by) + rule.doc)
+                value = {**_rule_object(rule), "repairs": claimed_by, "guides": [*guides], "manual": rule.doc}
+                return _print_object(value)
+            more = "".join(f"\n\nRead also: {title} ({page})" for page, title in guides.items())
+            return _print(_rule_head(rule, claimed_by) + rule.doc.rstrip() + more)
     for repair in repairs:
         if wanted.lower() == repair.name:
             value = {"repair": repair.name, **fields(repair, "safety cures title"), "manual": repair.doc}
