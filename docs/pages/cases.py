@@ -37,6 +37,7 @@ from tito_audit.run.check import check
 from tito_audit.run.row_repair import Applied, Audited, RepairTerms, apply_repairs, strategies
 from tito_audit.terminal.page import console_for, finding_lines
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
+from tito_audit.voice import naming_flags
 
 __all__ = ["Example", "example_of"]
 
@@ -277,4 +278,5 @@ def _drawn(tokens: TokenLine, evidence: Evidence, places: Sequence[tuple[int, in
 
 
 def _printed(lines: Iterator[Text]) -> list[str]:
-    return [line.plain.rstrip() for line in lines]
+    with naming_flags():
+        return [line.plain.rstrip() for line in lines]

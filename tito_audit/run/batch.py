@@ -248,6 +248,9 @@ class BatchAudit(Shown):
     def _counted(self) -> Summary:
         return self.summary
 
+    def _repr_html_(self) -> str:
+        return super(BatchAudit, self.run())._repr_html_()
+
 
 class BatchAuditor:
     """Audits batches; loads rules and tokenizer once."""

@@ -100,7 +100,10 @@ class Shown:
 
     @property
     def verdict(self) -> str:
-        """`passed`, `failed`, `nothing audited` or `nothing compared`; runs the audit unless it was iterated."""
+        """`passed`, `failed`, `nothing audited` or `nothing compared`; of a batch also `findings` or `clean`.
+
+        Runs the audit unless it was iterated.
+        """
         return verdict_word(self._counted() or self._run().summary)
 
     def _refusal(self) -> str:
