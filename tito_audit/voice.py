@@ -39,7 +39,11 @@ _FLAG = rf"(?:--(?:{'|'.join(sorted(_CLASS_OF, key=len, reverse=True))})(?![\w-]
 _COMMAND = (
     rf"(?:tito-audit [a-z]+(?: [^\s`'-][^\s`]*)?|repair(?= --))(?: (?:--?[a-z][a-z-]*(?: {_VALUE})?|{_VALUE}|-))*"
 )
-_MENTION = re.compile(rf"(?<![\w-])(?:(?P<command>{_COMMAND})|{_FLAG}(?: {_FLAG})*)")
+_QUOTED = r"'(?:[^'\\\n]|\\.)*(?:'|\\?$)|\"(?:[^\"\\\n]|\\.)*(?:\"|\\?$)"
+_MENTION = re.compile(
+    rf"(?<![\w-])(?:(?P<quoted>{_QUOTED})|(?P<command>{_COMMAND})|{_FLAG}(?: {_FLAG})*)", re.MULTILINE
+)
+"""Flags and commands; what is quoted may be of a log, and stays."""
 _FUNCTION = re.compile(rf"tito-audit (?P<name>inspect|scan) (?P<log>'[^']*'|[^\s-]\S*)(?: {_FLAG})*")
 """Commands that are functions too."""
 _PART = re.compile(rf"(?<!\S)--?(?P<flag>[a-z-]+)(?: (?P<value>{_VALUE}))?")
@@ -75,6 +79,8 @@ def in_python(message: str) -> str:
 
 
 def _instead(mention: re.Match[str]) -> str:
+    if mention["quoted"] is not None:
+        return mention["quoted"]
     command = mention["command"]
     parts = [(part["flag"], part["value"]) for part in _PART.finditer(command or mention[0])]
     if command is None:
