@@ -90,6 +90,7 @@ def test_every_flag_is_spoken_as_the_argument_that_does_the_same(option: Any) ->
             "tito-audit rescore LOG --provider hf=PATH --resume",
             "tito-audit rescore LOG --provider hf=PATH --resume",
         ),
+        ("`tito-audit identify '<rows>'` tries", "`tito-audit identify LOG` tries"),
         ("start it with --logprobs-mode raw_logprobs", "start it with --logprobs-mode raw_logprobs"),
         (
             "turn 1's: sampled 'ls'+' -t'+' NAME', has \"it's --limit 5\"; pass -t NAME",

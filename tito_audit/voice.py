@@ -89,7 +89,7 @@ def _instead(mention: re.Match[str]) -> str:
         return f"repair_rollouts(…, repairs={_calls(parts)})"
     function = _FUNCTION.fullmatch(command)
     if function is None:
-        return str(command)
+        return str(command).replace("'<rows>'", "LOG")  # no command reads rows in memory
     log = function["log"].strip("'")
     log = "rows" if log == "<rows>" else log if log in ("LOG", "…") else _value(log)
     return f"{function['name']}_rollouts({', '.join(filter(None, (log, _calls(parts))))})"

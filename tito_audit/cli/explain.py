@@ -81,8 +81,9 @@ def explain(
             if as_object:
                 value = {**_rule_object(rule), "repairs": claimed_by, "guides": [*guides], "manual": rule.doc}
                 return _print_object(value)
-            more = "".join(f"\n\nRead also: {title} ({page})" for page, title in guides.items())
-            return _print(_rule_head(rule, claimed_by) + rule.doc.rstrip() + more)
+            more = "; ".join(f"{title} ({page})" for page, title in guides.items())
+            read_also = f"\n\nRead also: {more}" if more else ""
+            return _print(_rule_head(rule, claimed_by) + rule.doc.rstrip() + read_also)
     for repair in repairs:
         if wanted.lower() == repair.name:
             value = {"repair": repair.name, **fields(repair, "safety cures title"), "manual": repair.doc}
