@@ -252,8 +252,9 @@ def test_an_address_where_no_cluster_answers_is_refused_at_once(
         stack.callback(server.shutdown)
         started = time.monotonic()
         port = closed.getsockname()[1]
-        assert f"--address 127.0.0.1:{port}: no Ray cluster answers there (Connection refused)" in refusal(
-            f"127.0.0.1:{port}"
+        address = f"127.0.0.1:{port}"
+        assert f'Settings(address="{address}"): no Ray cluster answers there (Connection refused)' in refusal(
+            address
         )
         assert "what listens there is not Ray" in refusal(f"127.0.0.1:{server.server_port}")
         assert "(not HOST:PORT)" in refusal("here")
@@ -451,5 +452,5 @@ def test_a_model_scores_without_a_cluster() -> None:
     from tito_audit.cli.repair import scored
 
     how = RepairSettings(strategies=("rescore",))
-    with pytest.raises(SetupError, match=r"--engine ray: .*\n.*tito-audit rescore LOG"):
+    with pytest.raises(SetupError, match=r"Settings\(engine=.ray.\): .*\n.*tito-audit rescore LOG"):
         scored(["log.jsonl"], Settings(engine="ray"), how, "hf=model", silent=True)
