@@ -309,7 +309,7 @@ def gone(task: int) -> int:
     [
         (lambda task: {}[task], KeyError, "7"),
         (unpicklable, RuntimeError, "Local: task 7"),
-        (out_of_memory, SetupError, "--jobs 1"),
+        (out_of_memory, SetupError, r"Settings\(jobs=1\)"),
         (killed, SetupError, "number 7: the process working on this was killed by SIGKILL"),
         (gone, SetupError, "number 7: the process working on this ended"),
     ],
