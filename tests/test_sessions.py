@@ -451,7 +451,7 @@ def test_a_key_that_no_row_has_is_refused_with_keys_like_it(tmp_path: Path) -> N
     for wrong in ("sesion_id", "metadata.sesion_id", "extra.session_id"):
         with pytest.raises(SetupError) as error:
             list(scan_rollouts(log, Settings(session=wrong)))
-        assert f"--session {wrong}: no row of {log} names a conversation there." in str(error.value)
+        assert f'Settings(session="{wrong}"): no row of {log} names a conversation there.' in str(error.value)
         assert "Did you mean " in str(error.value)
         assert "metadata.session_id" in str(error.value)
     shown = CliRunner().invoke(app, ["scan", str(log), "--session", "nothing"])

@@ -16,7 +16,7 @@ _CLASSES = {
     "Settings": "tokenizer chat-template template-name template-arg template-seconds tool-arguments clock "
     "sampled-role convention assume encoder format map rows-at messages tools on session join no-join select "
     "extend-select ignore fail-on limit sample max-row-bytes trust-remote-code jobs engine address",
-    "GateSettings": "max-rate require min-audited baseline update-baseline",
+    "GateSettings": "max-rate require min-audited baseline update-baseline notes",
     "RepairSettings": "with unsafe quarantine force",
     "RepairChoices": "mask-by sentinel mask-style padding",
 }
@@ -25,7 +25,7 @@ _CLASS_OF = {flag: name for name, flags in _CLASSES.items() for flag in flags.sp
 _NAMES = {"t": "tokenizer", "max-rate": "max_rates", "require": "required", "with": "strategies"}
 _NAMES |= {flag: flag.replace("-", "_") + "s" for flag in ("template-arg", "sampled-role", "convention")}
 """Arguments that have another name than their flag."""
-_SWITCHES = ("update-baseline", "trust-remote-code", "unsafe", "force", "join", "no-join")
+_SWITCHES = ("update-baseline", "notes", "trust-remote-code", "unsafe", "force", "join", "no-join")
 _PAIRS = ("map", "template-arg", "on", "convention", "assume")
 _LISTS = ("with", "sampled-role", "select", "extend-select", "ignore")
 _WORDS = (
