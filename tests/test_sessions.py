@@ -457,8 +457,8 @@ def test_a_key_that_no_row_has_is_refused_with_keys_like_it(tmp_path: Path) -> N
     shown = CliRunner().invoke(app, ["scan", str(log), "--session", "nothing"])
     assert shown.exit_code == 2
     assert "Text and whole numbers are in metadata.session_id, uid, session_id." in shown.output
-    for more, flag in (({"rows_at": "data"}, "--rows-at"), ({"columns": {"prompt_ids": "p"}}, "--map")):
-        with pytest.raises(SetupError, match=f"cannot be combined with {flag}"):
+    for more, name in (({"rows_at": "data"}, "rows_at"), ({"columns": {"prompt_ids": "p"}}, "map")):
+        with pytest.raises(SetupError, match=rf"cannot be combined with Settings\({name}="):
             list(scan_rollouts(log, Settings(session="session_id", **more)))
 
 
