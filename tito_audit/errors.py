@@ -40,17 +40,18 @@ class TitoAuditError(Exception):
         message = super().__str__()
         return spoken(message) if self._ends_run else message
 
-    def _render_traceback_(self) -> list[str]:
-        """What a notebook displays: the message, below the lines that are not of this package."""
-        frames = [
-            frame
-            for frame in traceback.extract_tb(self.__traceback__)
-            if _PACKAGE not in Path(frame.filename).parents and "IPython" not in Path(frame.filename).parts
-        ]
-        lines = "".join(traceback.format_list(frames)) + f"{type(self).__name__}: {self}"
-        # A message may quote a log.
-        shown = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in lines)
-        return "".join(shown).split("\n")
+
+def _short_traceback(error: TitoAuditError) -> list[str]:
+    """What a notebook displays of a user's mistake: the message, below the lines that are not of this package."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _PACKAGE not in Path(frame.filename).parents and "IPython" not in Path(frame.filename).parts
+    ]
+    lines = "".join(traceback.format_list(frames)) + f"{type(error).__name__}: {error}"
+    # A message may quote a log.
+    shown = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in lines)
+    return "".join(shown).split("\n")
 
 
 class SetupError(TitoAuditError):
@@ -60,6 +61,7 @@ class SetupError(TitoAuditError):
     """
 
     _ends_run = True
+    _render_traceback_ = _short_traceback
 
     def __init__(self, message: str, *, flag: str | None = None) -> None:
         super().__init__(message)
@@ -78,6 +80,7 @@ class StorageError(TitoAuditError):
     """A file that cannot be read as a log at all."""
 
     _ends_run = True
+    _render_traceback_ = _short_traceback
 
 
 class RecordError(TitoAuditError):
