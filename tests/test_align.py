@@ -401,7 +401,7 @@ def test_pairs_that_are_not_looked_into_change_nothing_behind_them(
     align(pieces(left), pieces(right), pairs=pairs)
     a, b = pieces([*left, CONTROL, *more]), pieces([*right, CONTROL, *others])
     known = [pair for pair in pairs if pair[3] < len(left) and pair[5] < len(right)]
-    whole, part = align(a, b).differing(), align(a, b, known=known).differing()
+    whole, part = align(a, b).differing(), align(a, b, looked_into=known).differing()
     skipped = {(pair[2], pair[3]) for pair in known}
     inside = {row for row in whole if any(start <= row[1] <= row[2] <= end for start, end in skipped)}
     assert set(whole) - inside <= set(part)

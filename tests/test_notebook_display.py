@@ -160,8 +160,8 @@ def test_a_notebook_displays_a_scan() -> None:
     display, counts, refused, printed, inspected, raised = (cell.outputs[0] for cell in book.cells[1:])
     display, counts, refused = (output.data for output in (display, counts, refused))
     assert "│·Skin│ny │" in Seen(display["text/html"]).text
-    assert display["text/plain"].startswith("<Scan: failed: 4 errors")
-    assert printed.text.startswith("failed: 4 errors")
+    assert display["text/plain"].startswith("<Scan: failed: errors in 2 of 5")
+    assert printed.text.startswith("failed: errors in 2 of 5")
     assert printed.text.endswith("failed\n")
     assert "Settings(map={" in Seen(inspected.data["text/html"]).text
     assert raised.ename == "SetupError"

@@ -225,13 +225,13 @@ def align(
     *,
     open_end: bool = False,
     after: int = 0,
-    known: Collection[Pair] = (),
+    looked_into: Collection[Pair] = (),
     pairs: list[Pair] | None = None,
 ) -> Blocks:
     """The blocks of two token sequences, a partition of both.
 
-    Pairs of pieces that end before the recorded token `after`, or that are `known`, are not looked into: each is
-    one block. All pairs are added to `pairs`.
+    A pair of pieces that ends before the recorded token `after`, or was `looked_into` before, is one block,
+    whatever it holds. All pairs are added to `pairs`.
 
     `open_end` says that the canonical side continues past the end of the recorded side (a later prompt against
     what was seen before it), so drift at the end must not extend over the continuation.
@@ -259,7 +259,7 @@ def align(
         pair = (i1, i2, *place, *other)
         if pairs is not None:
             pairs.append(pair)
-        if tag != "insert" and (place[1] < after or pair in known):
+        if tag != "insert" and (place[1] < after or pair in looked_into):
             out.block(BlockKind.SAME, place[1] - place[0], other[1] - other[0])
             continue
         if tag == "equal":

@@ -105,22 +105,22 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Alignment:
+class PairedPieces:
     """Recorded ids with those of a text of other bytes, and the pieces of both that were paired."""
 
     recorded: Ids
     canonical: Ids
     pairs: Sequence[Pair]
 
-    def known(self, recorded: Ids, canonical: Ids) -> frozenset[Pair]:
+    def shared_pairs(self, recorded: Ids, canonical: Ids) -> frozenset[Pair]:
         """The pairs that lie in what other ids of both sides begin with, so that they differ as they do here."""
         size, other_size = common_prefix(recorded, self.recorded), common_prefix(canonical, self.canonical)
         return frozenset([pair for pair in self.pairs if pair[3] < size and pair[5] < other_size])
 
 
 def compare_text(
-    text: str, recorded: Ids, before: Comparison | Alignment | None, reference: Reference, pieces: PiecesCache
-) -> tuple[Sequence[Stretch], Comparison | Alignment | None]:
+    text: str, recorded: Ids, before: Comparison | PairedPieces | None, reference: Reference, pieces: PiecesCache
+) -> tuple[Sequence[Stretch], Comparison | PairedPieces | None]:
     """Where recorded ids differ from those of a text, after the part compared `before`, and the new comparison.
 
     Ids with equal bytes are paired by where their tokens end, so nothing before a shared control token affects
@@ -137,10 +137,12 @@ def compare_text(
         return [], comparison_of_equal(text, recorded, reference)
     pieces_recorded, canonical = pieces.of(recorded), pieces.of(encoded)
     pairs: list[Pair] = []
-    known = before.known(recorded, encoded) if isinstance(before, Alignment) else ()
-    found_all = stretches(pieces_recorded, canonical, align(pieces_recorded, canonical, known=known, pairs=pairs))
+    looked_into = before.shared_pairs(recorded, encoded) if isinstance(before, PairedPieces) else ()
+    found_all = stretches(
+        pieces_recorded, canonical, align(pieces_recorded, canonical, looked_into=looked_into, pairs=pairs)
+    )
     if pieces_recorded.data != canonical.data:
-        return found_all, Alignment(recorded, encoded, pairs)
+        return found_all, PairedPieces(recorded, encoded, pairs)
     cuts = reference.tokenizer.cuts
     own, theirs = KnownText(cuts, text, recorded), KnownText(cuts, text, encoded)
     own.read()

@@ -17,8 +17,8 @@ from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import difference, region_of
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prefix_reuse import (
-    Alignment,
     Comparison,
+    PairedPieces,
     PiecesCache,
     SpelledTexts,
     compare_text,
@@ -243,7 +243,7 @@ def rendered_differences(
     """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
     out: list[Difference] = []
     reported: dict[int, set[tuple[int, int, bytes]]] = {}
-    comparisons: dict[int, Comparison | Alignment | None] = {}
+    comparisons: dict[int, Comparison | PairedPieces | None] = {}
     pieces = PiecesCache(reference)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
@@ -316,9 +316,9 @@ def _comparison(
     rollout: Rollout,
     turn: int,
     texts: RenderedTexts,
-    compared: dict[int, Comparison | Alignment | None],
+    compared: dict[int, Comparison | PairedPieces | None],
     reference: Reference,
-) -> Comparison | Alignment | None:
+) -> Comparison | PairedPieces | None:
     """How the prompt of an earlier turn compares with its text; None if that is not known."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:

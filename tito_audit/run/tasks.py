@@ -80,14 +80,24 @@ def bare(result: Result, skips: tuple[Skip, ...] | None = None) -> Result:
     return replace(result, rollout=Rollout(rollout.place, rollout.format, stated=stated), skips=skips)
 
 
-def _pickle_as_arguments(kind: type[Any]) -> None:
-    """Pickle objects of a frozen dataclass as the arguments that make them: five times as fast as its own way."""
-    values = attrgetter(*[each.name for each in fields(kind)])
-    copyreg.pickle(kind, lambda value: (kind, values(value)))
-
-
-for _sent in (Finding, Folded, Hit, Place, Result, Rollout, Side, Skip, Stated, Trainings, Witness):
-    _pickle_as_arguments(_sent)
+_SENT: tuple[type[Any], ...] = (
+    Finding,
+    Folded,
+    Hit,
+    Place,
+    Result,
+    Rollout,
+    Side,
+    Skip,
+    Stated,
+    Trainings,
+    Witness,
+)
+_ARGUMENTS = {kind: attrgetter(*[each.name for each in fields(kind)]) for kind in _SENT}
+"""By class of what answers hold, the arguments that make an object: these pickle several times as fast as a frozen
+dataclass does by itself."""
+for _kind in _SENT:
+    copyreg.pickle(_kind, lambda sent: (type(sent), _ARGUMENTS[type(sent)](sent)))
 
 
 @dataclass(frozen=True, slots=True)
